@@ -1,0 +1,150 @@
+"""Moving tokens: one pass from a flat batch of ids into preallocated rows."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy, memset
+
+cdef enum:
+    IGNORED = -100  # the label that losses skip (the Hugging Face convention)
+
+
+cdef void _fill_segment(
+    const uint32_t* ids, const uint8_t* trained, int32_t length,
+    int32_t* input_ids, int32_t* labels, uint8_t* mask, int32_t* position_ids,
+) noexcept nogil:
+    cdef int32_t i
+    if input_ids != NULL:
+        memcpy(input_ids, ids, length * sizeof(int32_t))
+    if labels != NULL:
+        # the first token of a segment has no context, so nothing may predict it
+        labels[0] = IGNORED
+        if trained == NULL:
+            memcpy(labels + 1, ids + 1, (length - 1) * sizeof(int32_t))
+        else:
+            for i in range(1, length):
+                labels[i] = <int32_t>ids[i] if trained[i] else IGNORED
+    if mask != NULL:
+        memset(mask, 1, length)
+    if position_ids != NULL:
+        for i in range(length):
+            position_ids[i] = i
+
+
+cdef void _fill_padding(
+    int32_t pad_id, int32_t length,
+    int32_t* input_ids, int32_t* labels, uint8_t* mask, int32_t* position_ids,
+) noexcept nogil:
+    cdef int32_t i
+    if length <= 0:
+        return
+    if input_ids != NULL:
+        for i in range(length):
+            input_ids[i] = pad_id
+    if labels != NULL:
+        for i in range(length):
+            labels[i] = IGNORED
+    if mask != NULL:
+        memset(mask, 0, length)
+    if position_ids != NULL:
+        for i in range(length):
+            position_ids[i] = i
+
+
+def fill_rows(
+    const uint32_t[::1] ids, const uint8_t[::1] trained,
+    const int64_t[::1] begin, const int32_t[::1] length,
+    const int64_t[::1] order, const int64_t[::1] row_offsets,
+    int32_t capacity, int32_t pad_id,
+    int32_t[:, ::1] input_ids, int32_t[:, ::1] labels, uint8_t[:, ::1] attention_mask,
+    int32_t[:, ::1] position_ids, int32_t[::1] cu_seqlens, int32_t[::1] cu_offsets,
+):
+    """Write rows; every byte of every output is written, padding included.
+
+    IN  ids          uint32[T], tokens of all documents
+    IN  trained      uint8[T], 1 where the token is trained on; None: everywhere
+    IN  begin        int64[p], first token of each piece in ids
+    IN  length       int32[p], tokens of each piece, 1..capacity
+    IN  order        int64[p'], pieces row after row
+    IN  row_offsets  int64[rows + 1], into order; need not begin at 0
+    OUT input_ids, labels  int32[rows, capacity]; attention_mask uint8[rows, capacity];
+        position_ids int32[rows, capacity]; each may be None: not wanted. Positions
+        restart at 0 in every segment, and in the padding.
+    OUT cu_seqlens   int32[pieces + rows], each row's [0, l0, l0 + l1, ..., used]
+    OUT cu_offsets   int32[rows + 1], where each row's boundaries begin in cu_seqlens
+    """
+    cdef int64_t rows = row_offsets.shape[0] - 1, row, i, piece, boundary = 0
+    cdef int32_t used, size
+    cdef int32_t* ids_row = NULL
+    cdef int32_t* labels_row = NULL
+    cdef int32_t* positions_row = NULL
+    cdef uint8_t* mask_row = NULL
+    cdef const uint8_t* flags = NULL
+    cdef bint want_ids = input_ids is not None, want_labels = labels is not None
+    cdef bint want_mask = attention_mask is not None, want_positions = position_ids is not None
+    cdef bint some_untrained = trained is not None
+    cu_offsets[0] = 0
+    with nogil:
+        for row in range(rows):
+            if want_ids:
+                ids_row = &input_ids[row, 0]
+            if want_labels:
+                labels_row = &labels[row, 0]
+            if want_mask:
+                mask_row = &attention_mask[row, 0]
+            if want_positions:
+                positions_row = &position_ids[row, 0]
+            used = 0
+            cu_seqlens[boundary] = 0
+            boundary += 1
+            for i in range(row_offsets[row], row_offsets[row + 1]):
+                piece = order[i]
+                size = length[piece]
+                if some_untrained:
+                    flags = &trained[begin[piece]]
+                _fill_segment(
+                    &ids[begin[piece]], flags, size,
+                    ids_row + used if want_ids else NULL,
+                    labels_row + used if want_labels else NULL,
+                    mask_row + used if want_mask else NULL,
+                    positions_row + used if want_positions else NULL,
+                )
+                used += size
+                cu_seqlens[boundary] = used
+                boundary += 1
+            _fill_padding(
+                pad_id, capacity - used,
+                ids_row + used if want_ids else NULL,
+                labels_row + used if want_labels else NULL,
+                mask_row + used if want_mask else NULL,
+                positions_row + used if want_positions else NULL,
+            )
+            cu_offsets[row + 1] = <int32_t>boundary
+
+
+def frame_documents(
+    const uint32_t[::1] ids, const int64_t[::1] offsets,
+    const uint32_t[::1] prefix, const uint32_t[::1] suffix,
+    uint32_t[::1] out_ids, int64_t[::1] out_offsets,
+):
+    """Copy a ragged batch, putting `prefix` before and `suffix` after each non-empty document.
+
+    IN  ids uint32[T], offsets int64[n + 1], prefix uint32[a], suffix uint32[b]
+    OUT out_ids uint32[>= T + n * (a + b)], out_offsets int64[n + 1]
+
+    Returns the tokens written. An empty document stays empty.
+    """
+    cdef int64_t n = offsets.shape[0] - 1, i, k, size, end = 0
+    with nogil:
+        out_offsets[0] = 0
+        for i in range(n):
+            size = offsets[i + 1] - offsets[i]
+            if size:
+                for k in range(prefix.shape[0]):
+                    out_ids[end + k] = prefix[k]
+                end += prefix.shape[0]
+                memcpy(&out_ids[end], &ids[offsets[i]], size * sizeof(uint32_t))
+                end += size
+                for k in range(suffix.shape[0]):
+                    out_ids[end + k] = suffix[k]
+                end += suffix.shape[0]
+            out_offsets[i + 1] = end
+    return end

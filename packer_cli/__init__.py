@@ -1,0 +1,43 @@
+"""packer: raw training data in, packed, memory-mappable shards out.
+
+Importing this package loads none of torch, datasets, ray or transformers, and its own
+modules only when a name is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packer_cli.packed import PackedDirectory as PackedDirectory
+    from packer_cli.packed import open_packed as open_packed
+    from packer_cli.packing import PackMetrics as PackMetrics
+    from packer_cli.packing import PackPlan as PackPlan
+    from packer_cli.packing import plan_packing as plan_packing
+    from packer_cli.sequences import PackedRows as PackedRows
+    from packer_cli.sequences import pack_sequences as pack_sequences
+
+_HOMES = {
+    "PackMetrics": "packing",
+    "PackPlan": "packing",
+    "plan_packing": "packing",
+    "PackedRows": "sequences",
+    "pack_sequences": "sequences",
+    "PackedDirectory": "packed",
+    "open_packed": "packed",
+}
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _version("packer-cli")
+    if name in _HOMES:
+        return getattr(import_module(f"packer_cli.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'packer_cli' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

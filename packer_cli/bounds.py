@@ -1,0 +1,35 @@
+"""How few rows any packer could need, so that padding can be blamed on the right party."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from packer_cli.records import Int64
+
+
+def lower_bound_rows(counts: Int64, max_length: int) -> int:
+    """A number of rows below which nothing can pack these lengths.
+
+    counts int64[max_length + 1]: counts[s] documents have s tokens; counts[0] is ignored.
+
+    The larger of ceil(tokens / max_length) and the L2 bound of Martello and Toth 1990
+    ("Lower bounds and reduction procedures for the bin packing problem"): for a threshold a,
+    documents above max_length - a stand alone, those above half a row need one each, and
+    those from a to half a row can only use what the latter leave. Here for all a at once, by
+    prefix sums over lengths: O(max_length).
+    """
+    counts = np.asarray(counts[: max_length + 1], np.int64)
+    lengths = np.arange(len(counts), dtype=np.int64)
+    documents = np.concatenate([[0], np.cumsum(counts)])  # documents[s]: shorter than s
+    tokens = np.concatenate([[0], np.cumsum(counts * lengths)])
+    half = max_length // 2
+    a = np.arange(1, half + 1)
+    alone = documents[-1] - documents[max_length - a + 1]
+    above_half = documents[-1] - documents[half + 1]
+    paired = above_half - alone
+    paired_tokens = tokens[max_length - a + 1] - tokens[half + 1]
+    middle_tokens = tokens[half + 1] - tokens[a]
+    spill = middle_tokens - (paired * max_length - paired_tokens)
+    l2 = above_half + np.maximum(0, -(-spill // max_length))
+    by_volume = -(-int(tokens[-1]) // max_length)
+    return max(by_volume, int(above_half), int(l2.max(initial=0)))

@@ -1,0 +1,71 @@
+"""What can go wrong, by whose fault. The library raises; only `cli.py` prints.
+
+Every error carries one line that names the place, the value found and the expectation,
+and one line (`tip`) that says what to do. The class decides the exit code.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+
+class PackerError(Exception):
+    """Base of all errors that packer raises on purpose."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, tip: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.tip = tip
+
+
+class DataError(PackerError):
+    """The input, a shard or the machine's storage is not as it should be (exit 1)."""
+
+    exit_code = 1
+
+
+class ThresholdMissed(PackerError):
+    """A limit that the user set was not met (exit 1)."""
+
+    exit_code = 1
+
+
+class UsageError(PackerError):
+    """An option or a path that cannot work (exit 2)."""
+
+    exit_code = 2
+
+
+class InternalError(PackerError):
+    """A promise of ours broken by us (exit 3)."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, tip: str = "") -> None:
+        super().__init__(
+            message,
+            tip or "this is a bug in packer: please report it with the command and --debug output",
+        )
+
+
+class Interrupted(PackerError):
+    """Ctrl-C, or a termination signal (exit 130)."""
+
+    exit_code = 130
+
+
+def from_os_error(error: OSError, path: str | os.PathLike[str], doing: str) -> PackerError:
+    """The PackerError for an OSError met while `doing` ("read", "write") `path`."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        tip = "free some space or choose another --output, then run the same command again"
+    elif error.errno == errno.EACCES:
+        tip = f"check its permissions: ls -ld {os.fspath(path)}"
+    elif error.errno == errno.ENOENT:
+        tip = "check the spelling; relative paths start at the current directory"
+    else:
+        tip = "check the disk and the path, then run the same command again"
+    return DataError(f"{os.fspath(path)}: cannot {doing}: {reason}", tip)

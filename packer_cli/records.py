@@ -1,0 +1,123 @@
+"""The things that flow through the pipeline, one frozen dataclass each.
+
+    InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces --plan--> rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+UInt8 = npt.NDArray[np.uint8]
+UInt32 = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One input. `path` is as given by the user ("-" for stdin); `size` in bytes on disk."""
+
+    index: int
+    path: str
+    format: str
+    compression: str | None
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a file that a work unit reads.
+
+    `start` and `stop` count bytes for splittable line formats (a line belongs to the slice
+    in which it begins), row groups for Parquet, record batches for the Arrow file format.
+    `stop` None: to the end. `weight`: about how many bytes of text it is.
+    """
+
+    file: int
+    start: int
+    stop: int | None
+    weight: int
+
+
+@dataclass(frozen=True)
+class WorkUnit:
+    """What one worker packs into one shard: the unit of parallelism, resume and reuse."""
+
+    index: int
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that could not be read. `position` as in TokenBatch."""
+
+    position: int
+    reason: str
+    tip: str = ""
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Documents as flat tokens.
+
+    ids       uint32[T]
+    offsets   int64[n+1]: document i is ids[offsets[i]:offsets[i+1]]; empty documents are allowed
+    trained   uint8[T], 1 where the token is trained on; None: everywhere
+    file      int32[n], index of the input file
+    position  int64[n], byte offset in the uncompressed file, or row number for columnar files
+    """
+
+    ids: UInt32
+    offsets: Int64
+    trained: UInt8 | None
+    file: Int32
+    position: Int64
+
+
+@dataclass(frozen=True)
+class Records:
+    """A batch of records of one file, before encoding: texts, or tokens already.
+
+    positions  int64[n], as in TokenBatch
+    texts      n strings, or None when the records are token ids
+    tokens     (ids, offsets, trained) as in TokenBatch, or None
+    bad        records that could not be read; they are not among the n
+    consumed   bytes of the file (as stored on disk) read so far, for progress
+    """
+
+    positions: Int64
+    texts: list[str] | None = None
+    tokens: tuple[UInt32, Int64, UInt8 | None] | None = None
+    bad: list[BadRecord] = field(default_factory=list)
+    consumed: int = 0
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Documents, or parts of them, that each fit into one row.
+
+    document  int64[p], index into the batch they were cut from
+    begin     int64[p], first token in the batch's ids
+    length    int32[p], 1..max_length
+    start     int32[p], index of the first token in its document
+    """
+
+    document: Int64
+    begin: Int64
+    length: Int32
+    start: Int32
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the records are: "text" in a field, or "tokens" (input_ids and friends)."""
+
+    kind: str
+    field: str

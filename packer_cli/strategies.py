@@ -1,0 +1,37 @@
+"""The packing strategies by name: what each is called and whether it keeps the input order.
+
+The loops are in `_kernels/`; `packing.py` runs them. Adding one: CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+from packer_cli.errors import UsageError
+
+ALIASES = {
+    "best-fit": ("bfd", "obfd", "best-fit-decreasing"),
+    "first-fit": ("ffd", "first-fit-decreasing"),
+    "online-best-fit": ("bf",),
+    "online-first-fit": ("ff",),
+    "worst-fit": ("wf",),
+    "first-fit-shuffle": ("ffs",),
+    "next-fit": ("nf",),
+    "harmonic": ("hk", "harmonic-k"),
+    "mffd": ("modified-first-fit-decreasing",),
+    "wrap": ("wrapped",),
+}
+NAMES = tuple(ALIASES)
+_KEEPS_ORDER = ("next-fit", "wrap")
+_BY_ALIAS = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
+
+
+def canonical_name(name: str) -> str:
+    """The strategy's full name for a name or alias; UsageError for an unknown one."""
+    try:
+        return _BY_ALIAS[name.lower().replace("_", "-")]
+    except KeyError:
+        raise UsageError(f"strategy: {name!r} is not one of {', '.join(NAMES)}") from None
+
+
+def keeps_order(name: str) -> bool:
+    """Whether rows hold the documents in input order, so that a shuffle would undo it."""
+    return name in _KEEPS_ORDER
