@@ -7,11 +7,12 @@ cdef enum:
     IGNORED = -100  # the label that losses skip (the Hugging Face convention)
 
 
-cdef void _fill_segment(
+cdef int32_t _fill_segment(
     const uint32_t* ids, const uint8_t* trained, int32_t length,
     int32_t* input_ids, int32_t* labels, uint8_t* mask, int32_t* position_ids,
 ) noexcept nogil:
-    cdef int32_t i
+    """Returns how many of the segment's tokens are trained on."""
+    cdef int32_t i, count = length - 1
     if input_ids != NULL:
         memcpy(input_ids, ids, length * sizeof(int32_t))
     if labels != NULL:
@@ -27,6 +28,11 @@ cdef void _fill_segment(
     if position_ids != NULL:
         for i in range(length):
             position_ids[i] = i
+    if trained != NULL:
+        count = 0
+        for i in range(1, length):
+            count += trained[i] != 0
+    return count
 
 
 cdef void _fill_padding(
@@ -70,8 +76,10 @@ def fill_rows(
         restart at 0 in every segment, and in the padding.
     OUT cu_seqlens   int32[pieces + rows], each row's [0, l0, l0 + l1, ..., used]
     OUT cu_offsets   int32[rows + 1], where each row's boundaries begin in cu_seqlens
+
+    Returns the number of trained tokens: labels that are not -100, wanted or not.
     """
-    cdef int64_t rows = row_offsets.shape[0] - 1, row, i, piece, boundary = 0
+    cdef int64_t rows = row_offsets.shape[0] - 1, row, i, piece, boundary = 0, trained_tokens = 0
     cdef int32_t used, size
     cdef int32_t* ids_row = NULL
     cdef int32_t* labels_row = NULL
@@ -100,7 +108,7 @@ def fill_rows(
                 size = length[piece]
                 if some_untrained:
                     flags = &trained[begin[piece]]
-                _fill_segment(
+                trained_tokens += _fill_segment(
                     &ids[begin[piece]], flags, size,
                     ids_row + used if want_ids else NULL,
                     labels_row + used if want_labels else NULL,
@@ -118,6 +126,15 @@ def fill_rows(
                 positions_row + used if want_positions else NULL,
             )
             cu_offsets[row + 1] = <int32_t>boundary
+    return trained_tokens
+
+
+cdef bint _same(const uint32_t* a, const uint32_t[::1] b) noexcept nogil:
+    cdef int64_t k
+    for k in range(b.shape[0]):
+        if a[k] != b[k]:
+            return False
+    return True
 
 
 def frame_documents(
@@ -125,26 +142,50 @@ def frame_documents(
     const uint32_t[::1] prefix, const uint32_t[::1] suffix,
     uint32_t[::1] out_ids, int64_t[::1] out_offsets,
 ):
-    """Copy a ragged batch, putting `prefix` before and `suffix` after each non-empty document.
+    """Copy a ragged batch, putting `prefix` before and `suffix` after each document.
+
+    A document that begins with the prefix, or ends with the suffix, does not get it twice;
+    an empty document stays empty.
 
     IN  ids uint32[T], offsets int64[n + 1], prefix uint32[a], suffix uint32[b]
     OUT out_ids uint32[>= T + n * (a + b)], out_offsets int64[n + 1]
 
-    Returns the tokens written. An empty document stays empty.
+    Returns the tokens written.
     """
-    cdef int64_t n = offsets.shape[0] - 1, i, k, size, end = 0
+    cdef int64_t n = offsets.shape[0] - 1, i, k, start, size, end = 0
+    cdef int64_t before = prefix.shape[0], after = suffix.shape[0]
     with nogil:
         out_offsets[0] = 0
         for i in range(n):
-            size = offsets[i + 1] - offsets[i]
+            start = offsets[i]
+            size = offsets[i + 1] - start
             if size:
-                for k in range(prefix.shape[0]):
-                    out_ids[end + k] = prefix[k]
-                end += prefix.shape[0]
-                memcpy(&out_ids[end], &ids[offsets[i]], size * sizeof(uint32_t))
+                if size < before or not _same(&ids[start], prefix):
+                    for k in range(before):
+                        out_ids[end + k] = prefix[k]
+                    end += before
+                memcpy(&out_ids[end], &ids[start], size * sizeof(uint32_t))
                 end += size
-                for k in range(suffix.shape[0]):
-                    out_ids[end + k] = suffix[k]
-                end += suffix.shape[0]
+                if size < after or not _same(&ids[start + size - after], suffix):
+                    for k in range(after):
+                        out_ids[end + k] = suffix[k]
+                    end += after
             out_offsets[i + 1] = end
     return end
+
+
+def gather_pieces(
+    const uint32_t[::1] ids, const int64_t[::1] begin, const int32_t[::1] length,
+    uint32_t[::1] out_ids,
+):
+    """Copy pieces end to end.
+
+    IN  ids uint32[T]; begin int64[p], length int32[p] into ids
+    OUT out_ids uint32[sum(length)]
+    """
+    cdef int64_t i, end = 0
+    with nogil:
+        for i in range(begin.shape[0]):
+            if length[i]:
+                memcpy(&out_ids[end], &ids[begin[i]], length[i] * sizeof(uint32_t))
+            end += length[i]

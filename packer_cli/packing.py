@@ -28,7 +28,9 @@ _Planned = tuple[Int64, Int64]
 _Decide = Callable[[Int32, int, Int32], int]
 
 
-def _by_decisions(decide: _Decide, lengths: Int32, max_length: int, visit: Int64 | None) -> _Planned:
+def _by_decisions(
+    decide: _Decide, lengths: Int32, max_length: int, visit: Int64 | None
+) -> _Planned:
     """Plan with a kernel of `one_by_one`, visiting documents in the order `visit`."""
     row_of = np.empty(len(lengths), np.int32)
     seen = lengths if visit is None else lengths[visit]

@@ -1,6 +1,6 @@
 """The things that flow through the pipeline, one frozen dataclass each.
 
-    InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces --plan--> rows
+InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces --plan--> rows
 """
 
 from __future__ import annotations

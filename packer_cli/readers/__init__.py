@@ -1,0 +1,74 @@
+"""Readers by format: each turns a slice of a file into `Records`. Adding one: CONTRIBUTING.md.
+
+detect_shape(files, config)            what the records are, from the first one
+read(file, slice, shape, config)       batches of records, in bounded memory
+describe(file, position)               a record's place, in words
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Protocol
+
+from packer_cli.config import PackConfig
+from packer_cli.errors import DataError
+from packer_cli.records import InputFile, Records, Shape, Slice
+
+
+class Reader(Protocol):
+    """What a format must offer.
+
+    `splittable`: slices may begin anywhere (bytes of a line format, or row groups). `fields`
+    gives the names in the first record, None when there is none. `read` yields Records in the
+    file's order; with `peek`, what it takes from stdin is read again by the run.
+    """
+
+    splittable: bool
+
+    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None: ...
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+    ) -> Iterator[Records]: ...
+    def describe(self, file: InputFile, position: int) -> str: ...
+
+
+@cache
+def reader_for(file_format: str) -> Reader:
+    """The reader of a format; imports only what that format needs."""
+    if file_format == "jsonl":
+        from packer_cli.readers.jsonl import JsonlReader  # noqa: PLC0415
+
+        return JsonlReader()
+    if file_format == "text":
+        from packer_cli.readers.text import TextReader  # noqa: PLC0415
+
+        return TextReader()
+    if file_format in ("csv", "tsv"):
+        from packer_cli.readers.delimited import DelimitedReader  # noqa: PLC0415
+
+        return DelimitedReader("," if file_format == "csv" else "\t")
+    from packer_cli.readers import columnar  # noqa: PLC0415
+
+    return columnar.ParquetReader() if file_format == "parquet" else columnar.ArrowReader()
+
+
+def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
+    """What the records hold, from the first record there is. DataError when it is unknown."""
+    for file in files:
+        fields = reader_for(file.format).fields(file, config)
+        if fields is None:
+            continue
+        if config.text_field in fields:
+            return Shape("text", config.text_field)
+        if "input_ids" in fields:
+            return Shape("tokens", "input_ids")
+        raise DataError(
+            f"{file.path}: records have neither '{config.text_field}' nor 'input_ids'; "
+            f"fields found: {', '.join(fields) or 'none'}",
+            "name the field that holds the text with --text-field",
+        )
+    raise DataError(
+        f"no records in {len(files)} input file{'s' * (len(files) != 1)}",
+        "check the paths; files may be empty or hold only blank lines",
+    )

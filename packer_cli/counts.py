@@ -1,0 +1,94 @@
+"""What a unit, and by addition a run, read, packed and lost.
+
+Histograms have fixed buckets, so that those of units add up and those of a recount compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from packer_cli.fitting import Loss
+from packer_cli.records import Int32, Int64
+
+ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
+_POWER_BUCKETS = 32  # bucket i: 2**i <= value < 2**(i+1)
+
+
+def powers_histogram(values: Int64 | Int32) -> Int64:
+    """int64[32]: how many values lie in each [2**i, 2**(i+1)); values >= 1."""
+    exponents = np.frexp(values.astype(np.float64))[1] - 1
+    return np.bincount(exponents, minlength=_POWER_BUCKETS).astype(np.int64)
+
+
+def fill_histogram(row_tokens: Int64, max_length: int) -> Int64:
+    """int64[21]: rows by fill in steps of five percent, full rows last."""
+    bucket = row_tokens * (ROW_FILL_BUCKETS - 1) // max_length
+    return np.bincount(bucket, minlength=ROW_FILL_BUCKETS).astype(np.int64)
+
+
+def _powers() -> Int64:
+    return np.zeros(_POWER_BUCKETS, np.int64)
+
+
+@dataclass
+class FileCounts:
+    """Of one input file: what was packed and what was not."""
+
+    documents: int = 0
+    tokens: int = 0
+    empty_documents: int = 0
+    rejected_records: int = 0
+
+
+@dataclass
+class Counts:
+    """Sums over documents and rows. `tokens` are those placed in rows; with the truncated and
+    dropped ones they make `encoded_tokens`. `documents` have at least one token in a row."""
+
+    documents: int = 0
+    empty_documents: int = 0
+    rejected_records: int = 0
+    segments: int = 0
+    rows: int = 0
+    encoded_tokens: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    truncated_documents: int = 0
+    truncated_tokens: int = 0
+    dropped_documents: int = 0
+    dropped_tokens: int = 0
+    document_length: Int64 = field(default_factory=_powers)
+    row_fill: Int64 = field(default_factory=lambda: np.zeros(ROW_FILL_BUCKETS, np.int64))
+    segments_per_row: Int64 = field(default_factory=_powers)
+    piece_length: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
+    files: dict[int, FileCounts] = field(default_factory=dict)
+
+    def file(self, index: int) -> FileCounts:
+        return self.files.setdefault(index, FileCounts())
+
+    def add_loss(self, loss: Loss) -> None:
+        for item in fields(loss):
+            setattr(self, item.name, getattr(self, item.name) + getattr(loss, item.name))
+
+    def add(self, other: Counts) -> None:
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if item.name == "files":
+                for index, counts in theirs.items():
+                    total = self.file(index)
+                    for name, value in vars(counts).items():
+                        setattr(total, name, getattr(total, name) + value)
+            elif isinstance(theirs, np.ndarray):
+                size = max(len(mine), len(theirs))
+                total_array = np.zeros(size, np.int64)
+                total_array[: len(mine)] += mine
+                total_array[: len(theirs)] += theirs
+                setattr(self, item.name, total_array)
+            else:
+                setattr(self, item.name, mine + theirs)
+
+    def conserved(self) -> bool:
+        """Whether every encoded token is accounted for."""
+        return self.encoded_tokens == self.tokens + self.truncated_tokens + self.dropped_tokens

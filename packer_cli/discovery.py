@@ -1,0 +1,201 @@
+"""From what the user names to input files, and from those to work units.
+
+Both depend on the inputs and options only, never on the machine, so that the same command
+makes the same shards everywhere.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from pathlib import Path
+
+from packer_cli.config import GIB, MIB, PackConfig
+from packer_cli.errors import DataError, UsageError, from_os_error
+from packer_cli.readers import reader_for
+from packer_cli.readers.byte_streams import COMPRESSIONS, STDIN
+from packer_cli.records import InputFile, Slice, WorkUnit
+
+FORMATS = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".parquet": "parquet", ".pq": "parquet",
+    ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
+    ".txt": "text", ".text": "text", ".md": "text",
+    ".csv": "csv", ".tsv": "tsv",
+}  # fmt: skip
+_COMPRESSIBLE = ("jsonl", "text", "csv", "tsv")
+# About how much text a compressed file holds; only the sizes of work units depend on it.
+_COMPRESSION_RATIO = 4
+_ROWS_PER_UNIT = 1024
+_BYTES_PER_TOKEN = 4
+
+
+def find_inputs(inputs: list[str], config: PackConfig) -> list[InputFile]:
+    """The files behind files, directories, globs and "-", in the order named, sorted within.
+
+    Raises UsageError for paths that do not exist, unknown formats, and files named twice.
+    """
+    paths = [path for name in inputs for path in _expand(name, config)]
+    seen: dict[str, str] = {}
+    files: list[InputFile] = []
+    for index, path in enumerate(paths):
+        real = path if path == STDIN else os.path.realpath(path)
+        if real in seen:
+            raise UsageError(
+                f"{path}: the same file as {seen[real]}; it would be packed twice",
+                "name each input once",
+            )
+        seen[real] = path
+        files.append(_input_file(index, path, config))
+    if not files:
+        raise UsageError("no input files found", "name at least one file, directory or glob")
+    return files
+
+
+def format_of(path: str) -> tuple[str | None, str | None]:
+    """(format, compression) by the file's name; format None when unknown."""
+    stem, suffix = os.path.splitext(path.lower())
+    compression = COMPRESSIONS.get(suffix)
+    if compression:
+        suffix = os.path.splitext(stem)[1]
+    return FORMATS.get(suffix), compression
+
+
+def _expand(name: str, config: PackConfig) -> list[str]:
+    if name == STDIN:
+        return [name]
+    if "://" in name:
+        raise UsageError(f"{name}: remote inputs are not supported yet", "copy it to a local path")
+    if os.path.isdir(name):
+        return _directory(name, config)
+    if os.path.exists(name):
+        return [name]
+    if glob.has_magic(name):
+        matches = sorted(p for p in glob.glob(name, recursive=True) if os.path.isfile(p))
+        if not matches:
+            raise UsageError(f"{name}: no file matches this pattern")
+        return matches
+    raise UsageError(
+        f"{name}: no such file or directory",
+        "check the spelling; relative paths start at the current directory",
+    )
+
+
+def _directory(name: str, config: PackConfig) -> list[str]:
+    entries = set(os.listdir(name))
+    if "manifest.json" in entries and "state.json" in entries:
+        raise UsageError(f"{name}: is already packed", "pack the original data instead")
+    if "dataset_dict.json" in entries:
+        splits = json.loads(Path(name, "dataset_dict.json").read_text()).get("splits", [])
+        raise UsageError(
+            f"{name}: a dataset with several splits: {', '.join(splits)}",
+            f"name the one to pack, for example {os.path.join(name, (splits or ['train'])[0])}",
+        )
+    if {"state.json", "dataset_info.json"} <= entries:
+        state = json.loads(Path(name, "state.json").read_text())
+        return [os.path.join(name, part["filename"]) for part in state["_data_files"]]
+    found: list[str] = []
+    for folder, folders, names in os.walk(name):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        for file in sorted(names):
+            known = format_of(file)[0] or (config.input_format and not file.startswith("."))
+            if known and not file.startswith("."):
+                found.append(os.path.join(folder, file))
+    if not found:
+        raise UsageError(
+            f"{name}: no input files in this directory",
+            f"files are recognised by their endings: {', '.join(FORMATS)}, also with "
+            f"{', '.join(COMPRESSIONS)}",
+        )
+    return found
+
+
+def _input_file(index: int, path: str, config: PackConfig) -> InputFile:
+    if path == STDIN:
+        return InputFile(index, path, config.input_format or "jsonl", None, 0, 0)
+    file_format, compression = format_of(path)
+    file_format = config.input_format or file_format
+    if file_format is None:
+        raise UsageError(
+            f"{path}: cannot tell the format from the name",
+            "give it with --input-format: jsonl, parquet, arrow, text, csv or tsv",
+        )
+    if compression and file_format not in _COMPRESSIBLE:
+        raise UsageError(f"{path}: {file_format} files are not read through {compression}")
+    try:
+        status = os.stat(path)
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    return InputFile(index, path, file_format, compression, status.st_size, status.st_mtime_ns)
+
+
+def check_unchanged(file: InputFile) -> None:
+    """DataError when a file is not what it was when the run began."""
+    if file.path == STDIN:
+        return
+    try:
+        status = os.stat(file.path)
+    except OSError as error:
+        raise from_os_error(error, file.path, "read") from error
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+        raise DataError(
+            f"{file.path}: changed while it was read ({file.size} bytes, now {status.st_size})",
+            "wait until nothing writes to it, then run again",
+        )
+
+
+def plan_units(files: list[InputFile], config: PackConfig) -> list[WorkUnit]:
+    """Cut the inputs into work units of about equal weight, in input order.
+
+    Units hold about `unit_bytes` of text. By default a thousand rows' worth, so that a unit's
+    unfilled last row is noise, and more for inputs of many gigabytes, so that there are at
+    most about a thousand shards.
+    """
+    weights = {file.index: _weight(file) for file in files}
+    total = sum(weights.values())
+    unit_bytes = config.unit_bytes or _default_unit_bytes(total, config.max_length)
+    target = max(1, -(-total // max(1, -(-total // unit_bytes))))
+    units: list[WorkUnit] = []
+    current: list[Slice] = []
+    room = target
+    for part in (part for file in files for part in _slices(file, weights[file.index], target)):
+        if current and part.weight > room + target // 8:
+            units.append(WorkUnit(len(units), tuple(current)))
+            current, room = [], target
+        current.append(part)
+        room -= part.weight
+    units.append(WorkUnit(len(units), tuple(current)))
+    return units
+
+
+def _default_unit_bytes(total: int, max_length: int) -> int:
+    rows = max(16 * MIB, _ROWS_PER_UNIT * _BYTES_PER_TOKEN * max_length)
+    few = 1 << max(0, (total // 1024 - 1).bit_length())
+    return min(max(rows, few), GIB)
+
+
+def _weight(file: InputFile) -> int:
+    if file.format == "parquet":
+        from packer_cli.readers.columnar import ParquetReader  # noqa: PLC0415
+
+        return max(1, sum(ParquetReader().row_group_bytes(file)))
+    return max(1, file.size * (_COMPRESSION_RATIO if file.compression else 1))
+
+
+def _slices(file: InputFile, weight: int, target: int) -> list[Slice]:
+    whole = [Slice(file.index, 0, None, weight)]
+    if file.path == STDIN or file.compression or weight <= target + target // 8:
+        return whole
+    if file.format == "parquet":
+        from packer_cli.readers.columnar import ParquetReader  # noqa: PLC0415
+
+        groups = ParquetReader().row_group_bytes(file)
+        return [Slice(file.index, i, i + 1, size) for i, size in enumerate(groups)] or whole
+    if not reader_for(file.format).splittable:
+        return whole
+    count = -(-file.size // target)
+    edges = [file.size * i // count for i in range(count + 1)]
+    return [Slice(file.index, a, b, b - a) for a, b in zip(edges, edges[1:], strict=False)]

@@ -1,0 +1,115 @@
+"""manifest.json: what went in, what came out, under which configuration.
+
+Written last, so its presence means that the run is complete. It holds nothing that differs
+between two runs of the same command: no times, no host, no number of workers.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from packer_cli.bounds import lower_bound_rows
+from packer_cli.config import PackConfig
+from packer_cli.counts import Counts
+from packer_cli.errors import DataError, from_os_error
+from packer_cli.records import InputFile, Shape, WorkUnit
+from packer_cli.shards_info import FORMAT_VERSION, Shard
+
+MANIFEST = "manifest.json"
+_TOTALS = (
+    "documents", "segments", "tokens", "trained_tokens", "truncated_documents",
+    "truncated_tokens", "dropped_documents", "dropped_tokens", "rejected_records",
+    "empty_documents",
+)  # fmt: skip
+
+
+def build(
+    config: PackConfig,
+    shape: Shape,
+    tokenizer: dict[str, object] | None,
+    files: list[InputFile],
+    digests: list[tuple[int, str]],
+    units: list[WorkUnit],
+    shards: list[Shard],
+    counts: Counts,
+) -> dict[str, Any]:
+    """The manifest of a finished run, ready for JSON."""
+    slots = counts.rows * config.max_length
+    return {
+        "format_version": FORMAT_VERSION,
+        "packer_version": version("packer-cli"),
+        "config": config.as_json() | {"shape": shape.kind},
+        "tokenizer": tokenizer,
+        "rows": counts.rows,
+        **{name: getattr(counts, name) for name in _TOTALS},
+        "padding_tokens": slots - counts.tokens,
+        "utilization": counts.tokens / slots if slots else 0.0,
+        "lower_bound_rows": lower_bound_rows(counts.piece_length, config.max_length),
+        "histograms": {
+            name: getattr(counts, name).tolist()
+            for name in ("document_length", "row_fill", "segments_per_row")
+        },
+        "inputs": [
+            {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
+            for file, (size, sha256) in zip(files, digests, strict=True)
+        ],
+        "units": [
+            {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
+            for unit in units
+        ],
+        "shards": [shard.as_json() for shard in shards],
+    }
+
+
+def to_bytes(manifest: dict[str, Any]) -> bytes:
+    """Indented two levels deep: diffs stay readable, a million shards stay one line each."""
+    lines = []
+    for key, value in manifest.items():
+        if isinstance(value, list) and value:
+            items = ",\n  ".join(msgspec.json.encode(item).decode() for item in value)
+            text = f"[\n  {items}\n ]"
+        else:
+            text = msgspec.json.encode(value).decode()
+        lines.append(f' "{key}": {text}')
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether this is a manifest of ours, of any version."""
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return isinstance(content, dict) and {"format_version", "packer_version"} <= content.keys()
+
+
+def load(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The manifest of a finished directory. DataError when there is none, or it is not usable."""
+    path = Path(directory) / MANIFEST
+    if not Path(directory).is_dir():
+        raise DataError(f"{directory}: no such directory", "check the path")
+    if not path.is_file():
+        unfinished = (Path(directory) / ".packer").is_dir()
+        raise DataError(
+            f"{directory}: has no {MANIFEST}: "
+            + ("the run that writes it has not finished" if unfinished else "not packed by packer"),
+            "run packer pack again" if unfinished else "give the --output of a packer pack run",
+        )
+    try:
+        manifest = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON: {error}", "pack the data again") from error
+    found = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if found != FORMAT_VERSION:
+        raise DataError(
+            f"{path}: format version {found!r}, this packer reads {FORMAT_VERSION}",
+            "use the packer that wrote it, or pack the data again",
+        )
+    return dict(manifest)

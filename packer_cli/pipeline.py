@@ -1,0 +1,204 @@
+"""A whole run: discover, pack every unit, finalize. Returns the manifest.
+
+Units go to a pool of threads: everything heavy (tokenizing, planning, filling, writing,
+hashing) frees the GIL. The first failure stops all; nothing that looks finished is left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from packer_cli import manifest, output
+from packer_cli.config import PackConfig, RunOptions
+from packer_cli.counts import Counts
+from packer_cli.discovery import find_inputs, plan_units
+from packer_cli.errors import DataError, InternalError, Interrupted
+from packer_cli.progress import Progress
+from packer_cli.readers import detect_shape, reader_for
+from packer_cli.readers.byte_streams import STDIN
+from packer_cli.records import InputFile, Shape, Slice
+from packer_cli.shards import schema
+from packer_cli.shards_info import digest
+from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
+from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
+from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, locate
+from packer_cli.unit import Job, UnitResult, pack_unit
+
+Notify = Callable[[str], None]
+
+
+def pack(
+    inputs: list[str],
+    destination: Path,
+    config: PackConfig,
+    options: RunOptions,
+    tokenizer_name: str | None = None,
+    notify: Notify = lambda message: None,
+) -> dict[str, Any]:
+    """Pack `inputs` into the directory `destination`.
+
+    `notify` hears one-line messages for the user. Raises PackerError: UsageError before
+    anything is written, DataError for bad records or storage, Interrupted for Ctrl-C.
+    """
+    files = find_inputs(inputs, config)
+    shape = detect_shape(files, config)
+    tokenizer, tokenizer_files = _tokenizer(files, shape, config, options, tokenizer_name, notify)
+    pad = tokenizer.info.pad_token_id if tokenizer else 0
+    units = plan_units(files, config)
+    with output.claimed(destination, files, overwrite=options.overwrite, notify=notify) as work:
+        job = Job(
+            files,
+            config,
+            shape,
+            tokenizer,
+            pad,
+            schema(config, pad, tokenizer.info.sha256 if tokenizer else ""),
+            work,
+            Progress(sum(file.size for file in files), show=options.progress),
+        )
+        results: list[UnitResult | None] = [None] * len(units)
+        digests: list[tuple[int, str]] = [(0, "")] * len(files)
+
+        def run_unit(index: int) -> None:
+            result = pack_unit(units[index], job)
+            for shard in result.shards:
+                output.publish(work / shard.file, destination / shard.file)
+            results[index] = result
+
+        def run_digest(index: int) -> None:
+            if files[index].path != STDIN:
+                digests[index] = digest(files[index].path, job.stop.is_set)
+
+        tasks = [(run_unit, i) for i in range(len(units))]
+        tasks += [(run_digest, i) for i in range(len(files))]
+        try:
+            _run_all(tasks, options.workers, job)
+        finally:
+            job.progress.close()
+        done = [result for result in results if result is not None]
+        result = _finalize(destination, job, done, digests, tokenizer_files)
+        # last of all, so that its presence means that everything else is there
+        output.sync(destination)
+        output.write_file(destination / manifest.MANIFEST, manifest.to_bytes(result))
+    return result
+
+
+def _tokenizer(
+    files: list[InputFile],
+    shape: Shape,
+    config: PackConfig,
+    options: RunOptions,
+    name: str | None,
+    notify: Notify,
+) -> tuple[Tokenizer | None, TokenizerFiles | None]:
+    """The tokenizer and its files; (None, None) for ids that come without one."""
+    chosen, origin = choose(name)
+    if shape.kind == "tokens" and origin == "default":
+        notify("input_ids found: no tokenizer needed; padding is id 0")
+        return None, None
+    if chosen == BYTES:
+        if origin == "default":
+            notify("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
+        return bytes_tokenizer(config.add_eos), None
+    located = locate(chosen)
+    tokenizer = load_tokenizer(
+        located,
+        backend=options.tokenizer_backend,
+        add_eos=config.add_eos and shape.kind == "text",
+        eos_token=config.eos_token,
+        first_documents=_first_documents(files, shape, config),
+        notify=notify,
+    )
+    return tokenizer, located
+
+
+def _first_documents(files: list[InputFile], shape: Shape, config: PackConfig) -> list[str]:
+    """Some texts from the beginning of the input, for checking the fast engine."""
+    part = Slice(files[0].index, 0, FIRST_DOCUMENTS_CHARACTERS, 0)
+    if shape.kind != "text":
+        return []
+    if files[0].format == "parquet":
+        part = Slice(files[0].index, 0, None, 0)
+    for records in reader_for(files[0].format).read(files[0], part, shape, config, peek=True):
+        return records.texts or []
+    return []
+
+
+def _run_all(tasks: list[tuple[Callable[[int], None], int]], workers: int, job: Job) -> None:
+    """Run the tasks on threads; on the first failure or Ctrl-C stop the others and raise."""
+    queue: Iterator[tuple[Callable[[int], None], int]] = iter(tasks)
+    with ThreadPoolExecutor(workers, thread_name_prefix="packer") as pool:
+        running: set[Future[None]] = set()
+        try:
+            while True:
+                while len(running) < workers and (task := next(queue, None)):
+                    running.add(pool.submit(*task))
+                if not running:
+                    return
+                # a timeout lets the main thread see signals while it waits
+                finished, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    future.result()
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted", "run the same command again to start over") from None
+        finally:
+            job.stop.set()
+
+
+def _finalize(
+    destination: Path,
+    job: Job,
+    results: list[UnitResult],
+    digests: list[tuple[int, str]],
+    tokenizer_files: TokenizerFiles | None,
+) -> dict[str, Any]:
+    """Write the side files and give the manifest, once every unit is done."""
+    counts = Counts()
+    for result in results:
+        counts.add(result.counts)
+    if not counts.conserved():
+        raise InternalError(
+            f"{counts.encoded_tokens} tokens were encoded, but {counts.tokens} placed, "
+            f"{counts.truncated_tokens} truncated and {counts.dropped_tokens} dropped"
+        )
+    if not counts.rows:
+        raise DataError(
+            f"nothing to pack: {counts.empty_documents} empty, {counts.dropped_documents} dropped "
+            f"and {counts.rejected_records} rejected records, no tokens",
+            "check --text-field, --overlong and the input",
+        )
+    shards = [shard for result in results for shard in result.shards]
+    rejected = [result.rejected for result in results if result.rejected]
+    if rejected:
+        content = b"".join(path.read_bytes() for path in rejected)
+        output.write_file(destination / "rejected.jsonl", content)
+    for name, content in _side_files(shards, tokenizer_files).items():
+        output.write_file(destination / name, content)
+    info = job.tokenizer.info.as_json() if job.tokenizer else None
+    units = [result.unit for result in results]
+    return manifest.build(job.config, job.shape, info, job.files, digests, units, shards, counts)
+
+
+def _side_files(shards: list[Any], tokenizer_files: TokenizerFiles | None) -> dict[str, bytes]:
+    """What makes the directory a `datasets.load_from_disk` directory, and the tokenizer."""
+    state = {
+        "_data_files": [{"filename": shard.file} for shard in shards],
+        "_fingerprint": shards[0].sha256[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    found = {
+        "state.json": json.dumps(state, indent=1).encode(),
+        "dataset_info.json": json.dumps({"description": "", "features": None}, indent=1).encode(),
+    }
+    if tokenizer_files is not None:
+        found["tokenizer.json"] = tokenizer_files.json
+        found.update(tokenizer_files.companions)
+    return found

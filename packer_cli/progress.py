@@ -1,0 +1,71 @@
+"""How far a run is, on stderr: a tqdm bar on a terminal, one line every 30 seconds otherwise."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from tqdm import tqdm
+
+_EVERY_SECONDS = 30.0
+
+
+class Progress:
+    """Thread-safe. `total`: bytes of all inputs as stored, 0 when unknown (stdin)."""
+
+    def __init__(self, total: int, *, show: bool) -> None:
+        self._lock = threading.Lock()
+        self._documents = self._tokens = self._slots = self._bytes = 0
+        self._total = total
+        self._begun = self._said = time.monotonic()
+        self._show = show
+        self._bar = None
+        if show and sys.stderr.isatty():
+            self._bar = tqdm(
+                total=total or None, unit="B", unit_scale=True, unit_divisor=1024,
+                desc="packing", dynamic_ncols=True, smoothing=0.1, file=sys.stderr,
+            )  # fmt: skip
+
+    def read(self, size: int, documents: int) -> None:
+        """`size` stored bytes were read, `documents` records with them."""
+        with self._lock:
+            self._bytes += size
+            self._documents += documents
+            if self._bar is not None:
+                self._bar.update(size)
+            self._say()
+
+    def wrote(self, tokens: int, slots: int) -> None:
+        """Rows with `slots` places for tokens were written, `tokens` of them used."""
+        with self._lock:
+            self._tokens += tokens
+            self._slots += slots
+            self._say()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _say(self) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._figures(), refresh=False)
+        elif self._show and time.monotonic() - self._said >= _EVERY_SECONDS:
+            self._said = time.monotonic()
+            share = f" of {_size(self._total)}" if self._total else ""
+            print(f"packing: {_size(self._bytes)}{share}, {self._figures()}", file=sys.stderr)  # noqa: T201
+
+    def _figures(self) -> str:
+        seconds = max(time.monotonic() - self._begun, 1e-9)
+        figures = f"{self._documents:,} docs, {_count(self._tokens / seconds)} tokens/s"
+        if self._slots:
+            figures += f", {self._tokens / self._slots:.2%} used"
+        return figures
+
+
+def _size(count: float) -> str:
+    return str(tqdm.format_sizeof(count, "B", 1024))
+
+
+def _count(count: float) -> str:
+    return str(tqdm.format_sizeof(count))

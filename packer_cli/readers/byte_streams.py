@@ -1,0 +1,190 @@
+"""Bytes of a file: opening, decompressing, and cutting into whole lines within bounded memory."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, NamedTuple, Protocol
+
+from packer_cli.errors import DataError, from_os_error
+from packer_cli.records import InputFile
+
+STDIN = "-"
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
+BLOCK_BYTES = 4 << 20
+_TESTERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "xz": "xz", "lz4": "lz4"}
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Source:
+    """An opened file: `read` gives its plain bytes, `consumed` the stored bytes used for them."""
+
+    def __init__(self, raw: IO[bytes], stream: _Readable) -> None:
+        self._raw = raw
+        self._reported = raw.tell()
+        self.read = stream.read
+
+    def consumed(self) -> int:
+        """Bytes of the stored (perhaps compressed) file read since the last call."""
+        try:
+            position = self._raw.tell()
+        except ValueError:  # closed by the decompressor at its end
+            return 0
+        new, self._reported = position - self._reported, position
+        return new
+
+
+class _Stdin(io.RawIOBase):
+    """stdin, whose first bytes are read twice: to see what they are, and then by the run."""
+
+    def __init__(self) -> None:
+        self._seen = io.BytesIO()
+        self._position = 0
+        self.remember = True
+
+    def rewind(self) -> None:
+        self._seen.seek(0)
+        self._position = 0
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._seen.read(size)
+        if not data:
+            data = sys.stdin.buffer.read(size)
+            if self.remember:
+                self._seen.write(data)
+        self._position += len(data)
+        return data
+
+
+_stdin = _Stdin()
+
+
+@contextmanager
+def open_source(file: InputFile, start: int = 0, *, peek: bool = False) -> Iterator[Source]:
+    """Open at byte `start` (0 for compressed files). I/O errors become DataErrors.
+
+    `peek`: what is read of stdin now will be read again by the run.
+    """
+    try:
+        if file.path == STDIN:
+            _stdin.rewind()
+            _stdin.remember = peek
+            yield Source(_stdin, _stdin)  # type: ignore[arg-type]
+            return
+        with open(file.path, "rb", buffering=0) as raw:
+            raw.seek(start)
+            yield Source(raw, _decompressed(file.compression, raw))
+    except EOFError as error:
+        raise _cut_short(file) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise from_os_error(error, file.path, "read") from error
+        if "truncated" in str(error).lower():
+            raise _cut_short(file) from error
+        raise _damaged(file, error) from error
+    except Exception as error:
+        if type(error).__name__ != "LZMAError":
+            raise
+        raise _damaged(file, error) from error
+
+
+def _cut_short(file: InputFile) -> DataError:
+    return DataError(
+        f"{file.path}: the {file.compression} data ends too early; the file was cut short",
+        f"fetch or write it again; to check it: {_TESTERS[file.compression or 'gzip']} -t FILE",
+    )
+
+
+def _damaged(file: InputFile, error: Exception) -> DataError:
+    return DataError(
+        f"{file.path}: not valid {file.compression} data: {error}",
+        f"fetch or write it again; to check it: {_TESTERS[file.compression or 'gzip']} -t FILE",
+    )
+
+
+def _decompressed(compression: str | None, raw: IO[bytes]) -> _Readable:
+    if compression is None:
+        return raw
+    if compression == "xz":
+        import lzma  # noqa: PLC0415
+
+        return lzma.open(raw)
+    import pyarrow as pa  # noqa: PLC0415
+
+    # Arrow's streams raise on data cut short, read concatenated members, and free the GIL.
+    stream: _Readable = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
+    return stream
+
+
+class Lines(NamedTuple):
+    """Whole lines: `data` begins at byte `offset` of the uncompressed file.
+
+    `data` None: one line longer than the limit, passed over.
+    """
+
+    offset: int
+    data: bytes | None
+
+
+def read_lines(
+    source: Source, start: int, stop: int | None, max_line_bytes: int
+) -> Iterator[Lines]:
+    """The lines that begin in [start, stop), in blocks; the file's last may lack its newline.
+
+    The source must stand at max(start - 1, 0): the byte before the slice tells whether a line
+    begins exactly at `start`. Memory is bounded by the block and the longest line accepted;
+    lines up to a block may exceed `max_line_bytes`, which the caller checks line by line.
+    """
+    offset, held, skipping = start, list[bytes](), False
+    for position, chunk in _own_bytes(source, start, stop):
+        if skipping:
+            newline = chunk.find(b"\n") + 1
+            if not newline or newline == len(chunk):
+                skipping = not newline
+                continue
+            position, chunk, skipping = position + newline, chunk[newline:], False  # noqa: PLW2901
+        if not held:
+            offset = position
+        newline = chunk.rfind(b"\n") + 1
+        if newline:
+            yield Lines(offset, b"".join([*held, chunk[:newline]]))
+            offset = position + newline
+            held = [chunk[newline:]] if newline < len(chunk) else []
+        else:
+            held.append(chunk)
+        if sum(map(len, held)) > max_line_bytes:
+            yield Lines(offset, None)
+            held, skipping = [], True
+    if held:
+        yield Lines(offset, b"".join(held))
+
+
+def _own_bytes(source: Source, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
+    """(position, chunk) from the first line that begins at or after `start` to the end of the
+    last line that begins before `stop`."""
+    position = max(start - 1, 0)
+    seeking = start > 0
+    while chunk := source.read(BLOCK_BYTES):
+        begin = 0
+        if seeking:
+            begin = chunk.find(b"\n") + 1
+            seeking = not begin
+            if not seeking and stop is not None and position + begin >= stop:
+                return
+        if not seeking:
+            if stop is not None and position + len(chunk) >= stop:
+                newline = chunk.find(b"\n", max(begin, stop - 1 - position))
+                if newline >= 0:
+                    yield position + begin, chunk[begin : newline + 1]
+                    return
+            if begin < len(chunk):
+                yield position + begin, chunk[begin:]
+        position += len(chunk)

@@ -1,0 +1,119 @@
+"""CSV and TSV with a header line, read by Python's csv module."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+
+import numpy as np
+
+from packer_cli.config import PackConfig
+from packer_cli.errors import DataError
+from packer_cli.readers.byte_streams import Source, open_source, read_lines
+from packer_cli.readers.line_positions import LinePositions
+from packer_cli.records import BadRecord, InputFile, Records, Shape, Slice
+
+_BATCH_CHARACTERS = 4 << 20
+_MEND = "mend the line, or use --on-error skip"
+
+
+class _Lines:
+    """Decoded lines for the csv module, counting the bytes given out so far."""
+
+    def __init__(self, source: Source, config: PackConfig, path: str) -> None:
+        self.position = 0
+        self._path = path
+        self._blocks = read_lines(source, 0, None, config.max_line_bytes)
+        self._lines: Iterator[bytes] = iter(())
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines, None)
+        while line is None:
+            block = next(self._blocks)
+            if block.data is None:
+                raise DataError(
+                    f"{self._path}, byte {block.offset}: a line longer than --max-line-bytes",
+                    "raise --max-line-bytes, or check that the file has line ends",
+                )
+            self._lines = iter(block.data.splitlines(keepends=True))
+            line = next(self._lines, None)
+        begin = self.position
+        self.position += len(line)
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            # The record's extent is unknown, so this cannot be one bad record.
+            raise DataError(
+                f"{self._path}, byte {begin + error.start}: invalid UTF-8: 0x{line[error.start]:02x}",
+                "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
+            ) from None
+
+
+class DelimitedReader(LinePositions):
+    """A record may span lines inside quotes, so a file is one slice."""
+
+    splittable = False
+
+    def __init__(self, delimiter: str) -> None:
+        self._delimiter = delimiter
+
+    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+        with open_source(file, peek=True) as source:
+            return self._header(self._rows(_Lines(source, config, file.path), config), file)
+
+    def _rows(self, lines: _Lines, config: PackConfig) -> Iterator[list[str]]:
+        csv.field_size_limit(max(config.max_line_bytes, csv.field_size_limit()))
+        # Not a generator: csv.reader goes on after an error, a generator would end.
+        return csv.reader(lines, delimiter=self._delimiter, strict=True)
+
+    def _header(self, rows: Iterator[list[str]], file: InputFile) -> list[str] | None:
+        try:
+            header = next(rows, None)
+        except csv.Error as error:
+            raise DataError(f"{file.path}, line 1: not valid CSV: {error}", _MEND) from error
+        return header and [header[0].removeprefix("\ufeff"), *header[1:]]
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+    ) -> Iterator[Records]:
+        with open_source(file, peek=peek) as source:
+            lines = _Lines(source, config, file.path)
+            rows = self._rows(lines, config)
+            header = self._header(rows, file) or []
+            if shape.field not in header:
+                raise DataError(
+                    f"{file.path}: no column '{shape.field}'; columns found: {', '.join(header)}",
+                    "name the right one with --text-field",
+                )
+            column = header.index(shape.field)
+            positions: list[int] = []
+            texts: list[str] = []
+            bad: list[BadRecord] = []
+            size = 0
+            while True:
+                begin = lines.position
+                try:
+                    row = next(rows, None)
+                except csv.Error as error:
+                    bad.append(BadRecord(begin, f"not valid CSV: {error}", _MEND))
+                    continue
+                if row is not None and len(row) == len(header):
+                    positions.append(begin)
+                    texts.append(row[column])
+                    size += len(row[column])
+                elif row:
+                    reason = f"{len(row)} fields, the header has {len(header)}"
+                    bad.append(BadRecord(begin, reason, _MEND))
+                if row is None or size > _BATCH_CHARACTERS:
+                    yield Records(
+                        np.array(positions, np.int64),
+                        texts=texts,
+                        bad=bad,
+                        consumed=source.consumed(),
+                    )
+                    positions, texts, bad, size = [], [], [], 0
+                if row is None:
+                    return

@@ -1,0 +1,210 @@
+"""JSON lines: one object per line, split at "\\n" only (U+2028 lives inside strings).
+
+Lines are decoded by a typed msgspec decoder, which reads nothing but the fields wanted; only
+when a block holds a blank or bad line is it gone through line by line to find the place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from packer_cli.config import PackConfig
+from packer_cli.errors import DataError
+from packer_cli.readers.byte_streams import Lines, open_source, read_lines
+from packer_cli.readers.line_positions import LinePositions
+from packer_cli.readers.token_columns import check_tokens
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Shape, Slice
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class JsonlReader(LinePositions):
+    """`.jsonl`, `.ndjson` and `.json` files; splittable by bytes unless compressed."""
+
+    splittable = True
+
+    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+        """The field names of the first record, or None when there is none."""
+        with open_source(file, peek=True) as source:
+            for block in read_lines(source, 0, None, config.max_line_bytes):
+                for start, line in _lines(block):
+                    try:
+                        return list(_any_decoder(line))
+                    except _DECODE_ERRORS:
+                        if config.on_error == "skip":
+                            continue
+                        bad = _explain(line, start, _any_decoder)
+                        place = self.describe(file, start)
+                        raise DataError(f"{file.path}, {place}: {bad.reason}", bad.tip) from None
+        return None
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+    ) -> Iterator[Records]:
+        decode = _decoder(shape)
+        with open_source(file, max(part.start - 1, 0), peek=peek) as source:
+            for block in read_lines(source, part.start, part.stop, config.max_line_bytes):
+                positions, decoded, bad = _decode_block(block, decode, config.max_line_bytes)
+                consumed = source.consumed()
+                if shape.kind == "text":
+                    texts = [record.text for record in decoded]
+                    yield Records(positions, texts=texts, bad=bad, consumed=consumed)
+                else:
+                    yield _token_records(positions, decoded, bad, consumed)
+
+
+def _decoder(shape: Shape) -> Callable[[bytes], Any]:
+    if shape.kind == "text":
+        record = msgspec.defstruct("Record", [("text", str)], rename={"text": shape.field})
+    else:
+        numbers = list[int] | None
+        record = msgspec.defstruct(
+            "Record",
+            [
+                ("input_ids", list[int]),
+                ("labels", numbers, None),
+                ("attention_mask", numbers, None),
+            ],
+        )
+    return msgspec.json.Decoder(record).decode
+
+
+_MEND = "mend the line, or use --on-error skip"
+_any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _lines(block: Lines) -> Iterator[tuple[int, bytes]]:
+    """(position, line) of the lines that are not blank."""
+    position = block.offset
+    for line in (block.data or b"").split(b"\n"):
+        if line.strip():
+            yield position, line
+        position += len(line) + 1
+
+
+def _decode_block(
+    block: Lines, decode: Callable[[bytes], Any], max_line_bytes: int
+) -> tuple[Int64, list[Any], list[BadRecord]]:
+    if block.data is None:
+        return np.empty(0, np.int64), [], [too_long(block.offset, max_line_bytes)]
+    lines = block.data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    sizes = np.fromiter(map(len, lines), np.int64, count=len(lines))
+    if sizes.max(initial=0) <= max_line_bytes:
+        try:
+            decoded = [decode(line) for line in lines]
+            positions = np.cumsum(sizes + 1) - (sizes + 1) + block.offset
+        except _DECODE_ERRORS:
+            pass
+        else:
+            return positions, decoded, []
+    good: list[int] = []
+    decoded, bad = [], []
+    for position, line in _lines(block):
+        if len(line) > max_line_bytes:
+            bad.append(too_long(position, max_line_bytes))
+            continue
+        try:
+            decoded.append(decode(line))
+            good.append(position)
+        except _DECODE_ERRORS:
+            bad.append(_explain(line, position, decode))
+    return np.array(good, np.int64), decoded, bad
+
+
+def too_long(position: int, max_line_bytes: int) -> BadRecord:
+    return BadRecord(
+        position,
+        f"the line is longer than {max_line_bytes} bytes",
+        "raise --max-line-bytes, or check that the file has line ends",
+    )
+
+
+def _explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadRecord:
+    """Why a line cannot be used, in words for the person who has to mend it."""
+    if line.startswith(b"\xef\xbb\xbf"):
+        return BadRecord(
+            position, "a UTF-8 byte order mark", "remove it: sed -i '1s/^\\xEF\\xBB\\xBF//'"
+        )
+    if line.lstrip()[:1] == b"[":
+        return BadRecord(
+            position, "a JSON array, expected one object per line", "convert it: jq -c '.[]' FILE"
+        )
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        return BadRecord(
+            position,
+            f"invalid UTF-8 at byte {error.start} of the line: 0x{line[error.start]:02x}",
+            "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
+        )
+    try:
+        parsed = json.loads(line)
+    except ValueError as error:
+        return BadRecord(position, f"not valid JSON: {error}", _MEND)
+    except RecursionError:
+        return BadRecord(position, "JSON nested too deeply", _MEND)
+    surrogate = _LONE_SURROGATE.search(json.dumps(parsed, ensure_ascii=False))
+    if surrogate:
+        return BadRecord(
+            position,
+            f"the lone surrogate \\u{ord(surrogate.group()):04x} in a string is not valid Unicode",
+            _MEND,
+        )
+    try:
+        decode(line)
+    except _DECODE_ERRORS as error:
+        reason = re.sub(r" - at `\$\.?(.*?)`$", r" in field '\1'", str(error)).replace("`", "'")
+        reason = reason.replace("Object missing", "missing").replace("Expected", "expected")
+        fields = f"; fields found: {', '.join(parsed)}" if isinstance(parsed, dict) else ""
+        return BadRecord(position, reason.replace(" in field ''", "") + fields, _MEND)
+    raise AssertionError("a line failed to decode and then did not")
+
+
+def _token_records(
+    positions: Int64, decoded: list[Any], bad: list[BadRecord], consumed: int
+) -> Records:
+    bad = list(bad)
+    reasons = {i: reason for i, record in enumerate(decoded) if (reason := _uneven(record))}
+    records = [record for i, record in enumerate(decoded) if i not in reasons]
+    bad.extend(BadRecord(int(positions[i]), reason, _MEND) for i, reason in reasons.items())
+    positions = np.delete(positions, list(reasons))
+    offsets = np.zeros(len(records) + 1, np.int64)
+    np.cumsum([len(record.input_ids) for record in records], out=offsets[1:])
+    ids = _flat((record.input_ids for record in records), int(offsets[-1]))
+    labels = mask = None
+    if any(record.labels is not None for record in records):
+        labels = _flat((r.input_ids if r.labels is None else r.labels for r in records), len(ids))
+    if any(record.attention_mask is not None for record in records):
+        masks = (
+            [1] * len(r.input_ids) if r.attention_mask is None else r.attention_mask
+            for r in records
+        )
+        mask = _flat(masks, len(ids))
+    tokens, wrong = check_tokens(ids, offsets, labels, mask)
+    bad.extend(BadRecord(int(positions[i]), reason, _MEND) for i, reason in wrong.items())
+    bad.sort(key=lambda record: record.position)
+    return Records(np.delete(positions, list(wrong)), tokens=tokens, bad=bad, consumed=consumed)
+
+
+def _flat(rows: Iterable[list[int]], count: int) -> Int64:
+    # A number beyond int64 cannot be valid; clipping keeps it invalid without an overflow.
+    limit = 1 << 62
+    values = (min(max(value, -limit), limit) for row in rows for value in row)
+    return np.fromiter(values, np.int64, count=count)
+
+
+def _uneven(record: Any) -> str:
+    for name in ("labels", "attention_mask"):
+        values = getattr(record, name)
+        if values is not None and len(values) != len(record.input_ids):
+            return f"{name} has {len(values)} values, input_ids {len(record.input_ids)}"
+    return ""

@@ -1,0 +1,61 @@
+"""Records that are token ids already: checking them, and the flat arrays they become."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from packer_cli.records import Int64, UInt8, UInt32
+
+IGNORED_LABEL = -100
+_HIGHEST_ID = (1 << 31) - 1
+Tokens = tuple[UInt32, Int64, UInt8 | None]
+
+
+def check_tokens(
+    ids: Int64, offsets: Int64, labels: Int64 | None, mask: Int64 | None
+) -> tuple[Tokens, dict[int, str]]:
+    """Flat ids, labels and masks of n records -> (tokens without the bad records, reasons).
+
+    offsets int64[n + 1] is common to all three. Tokens with attention_mask 0 are padding and
+    are left out. Labels must be -100 or the token itself (unshifted): they say what is trained
+    on. The second result maps the index of each bad record to its reason.
+    """
+    bad: dict[int, str] = {}
+
+    def mark(wrong: np.ndarray, describe: object) -> None:  # type: ignore[type-arg]
+        for at in np.flatnonzero(wrong):
+            record = int(np.searchsorted(offsets, at, side="right")) - 1
+            bad.setdefault(record, describe(int(at), int(at - offsets[record])))  # type: ignore[operator]
+
+    mark(
+        (ids < 0) | (ids > _HIGHEST_ID),
+        lambda at, i: f"input_ids[{i}] is {ids[at]}, not between 0 and {_HIGHEST_ID}",
+    )
+    if mask is not None:
+        mark(
+            (mask != 0) & (mask != 1),
+            lambda at, i: f"attention_mask[{i}] is {mask[at]}, not 0 or 1",
+        )
+    if labels is not None:
+        real = (labels != IGNORED_LABEL) & (True if mask is None else mask == 1)
+        mark(
+            real & (labels != ids),
+            lambda at, i: (
+                f"labels[{i}] is {labels[at]}, neither -100 nor input_ids[{i}] = {ids[at]}; "
+                "labels must be unshifted"
+            ),
+        )
+    trained = None if labels is None else (labels != IGNORED_LABEL).astype(np.uint8)
+    if not bad and mask is None:
+        return (ids.astype(np.uint32), offsets, trained), bad
+    keep = np.ones(len(ids), bool) if mask is None else mask == 1
+    lengths = np.diff(np.concatenate([[0], np.cumsum(keep)])[offsets])
+    good = np.ones(len(lengths), bool)
+    good[list(bad)] = False
+    keep &= np.repeat(good, np.diff(offsets))
+    kept_offsets = np.concatenate([[0], np.cumsum(lengths[good])])
+    return (
+        ids[keep].astype(np.uint32),
+        kept_offsets.astype(np.int64),
+        None if trained is None else trained[keep],
+    ), bad

@@ -1,0 +1,75 @@
+"""Holding the fast engine to the reference: at the start, and by samples throughout.
+
+At the start both encode a battery of nasty strings and the first documents; a difference
+means that the reference is used. Later one excerpt of every batch is compared; a difference
+then stops the run, because rows already written may be wrong.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from packer_cli.errors import InternalError
+from packer_cli.records import Int64, UInt32
+from packer_cli.tokenization.engines import Engine, ReferenceEngine
+
+FIRST_DOCUMENTS_CHARACTERS = 64 << 10
+_EXCERPT_CHARACTERS = 2048
+
+BATTERY = [
+    " ", "  ", "   a", "a   ", "\n", "\n\n\n", "\r\n", "\t\t x", " \n \n ", "a\u00a0b", "\u2028\u2029\u0085",
+    "Hello, world! It's 12345678 o'clock; don't   panic.", "I'LL WE'VE they'Re", "ſ'S 'ſ", "1234567 1,000.5e-3",
+    "naïve café e\u0301 ﬁ Å Å", "ǅ ǆ İ ı ß ẞ", "ΑΒΓ αβγ ς", "Привет, мир", "你好，世界。", "日本語のテキスト",
+    "한국어 텍스트", "ภาษาไทย", "नमस्ते दुनिया", "العربية مع ١٢٣", "עברית", "👩‍👩‍👧‍👦 🇩🇪 👍🏽 ☃️", "a\u200bb\u200d\ufeffc",
+    "\u0000\u0001\u007f", "\u0378\ue000\U0010ffff", "𝒳𝔘 𐍈", "zalgo z̴̡͝a̵l̷g̶o̸", "½ ² Ⅷ ①", "_under_score__x", "CamelCaseHTTPServer",
+    "def f(x):\n    return {'a': [1, 2]}  # ok\n\n\tpass\n", "<html><body class=\"x\">&amp;</body></html>", "$x^2 \\frac{1}{2}$",
+    "<s></s><unk><pad>", "<|endoftext|>", "<|begin_of_text|>a<|eot_id|>", "<|im_start|>user\nhi<|im_end|>\n", "[INST] x [/INST]",
+    " <|endoftext|> ", "▁ ▁▁a", "Ġ Ċ", "<0x0A>", "a" * 400, "ab" * 200, " " * 300, "\n" * 130, "0" * 100, "!?" * 90,
+    "supercalifragilisticexpialidocious" * 8, "word " * 3000,
+]  # fmt: skip
+
+
+def differs_at_start(fast: Engine, reference: ReferenceEngine, documents: list[str]) -> str | None:
+    """The first text on which the engines differ (shortened), or None when they agree."""
+    texts = list(BATTERY)
+    room = FIRST_DOCUMENTS_CHARACTERS
+    for document in documents:
+        texts.append(document[:room])
+        room -= len(texts[-1])
+        if room <= 0:
+            break
+    try:
+        ids, offsets = fast.encode(texts)
+    except Exception as error:  # noqa: BLE001 whatever it raises, it is not usable
+        return f"{type(error).__name__}: {error}"
+    expected_ids, expected_offsets = reference.encode(texts)
+    if np.array_equal(ids, expected_ids) and np.array_equal(offsets, expected_offsets):
+        return None
+    for i, text in enumerate(texts):
+        theirs = expected_ids[expected_offsets[i] : expected_offsets[i + 1]]
+        if not np.array_equal(ids[offsets[i] : offsets[i + 1]], theirs):
+            return repr(text[:80])
+    return "the number of documents"
+
+
+def check_sample(
+    fast: Engine, reference: ReferenceEngine, texts: list[str], ids: UInt32, offsets: Int64
+) -> None:
+    """Compare one document of a batch that `fast` encoded to (ids, offsets).
+
+    A long document is compared by an excerpt from its middle, encoded by both. Raises
+    InternalError when they differ.
+    """
+    if not texts:
+        return
+    index = int(offsets[-1]) % len(texts)  # varies from batch to batch, the same on every run
+    text, found = texts[index], ids[offsets[index] : offsets[index + 1]]
+    if len(text) > _EXCERPT_CHARACTERS:
+        middle = len(text) // 2
+        text = text[middle : middle + _EXCERPT_CHARACTERS]
+        found = fast.encode([text])[0]
+    if not np.array_equal(found, reference.encode_one(text)):
+        raise InternalError(
+            f"the engines {fast.name} and {reference.name} differ on the text {text[:80]!r}",
+            "run again with --tokenizer-backend tokenizers, and please report the text",
+        )

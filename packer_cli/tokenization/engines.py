@@ -1,0 +1,124 @@
+"""The engines behind one call: list of texts in, flat ids out, no special tokens added.
+
+`ReferenceEngine` is Hugging Face tokenizers and defines what is right; `FastEngine` is
+gigatoken, tens of times faster, trusted only while it agrees (see `agreement.py`);
+`BytesEngine` needs nothing installed or downloaded.
+"""
+
+from __future__ import annotations
+
+import threading
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+
+from packer_cli.records import Int64, UInt32
+
+# Cutting batches by bytes keeps the reference's per-document objects within bounds.
+_REFERENCE_BATCH_CHARACTERS = 4 << 20
+# gigatoken 0.10 caches words without bound (its issue 36); a new object drops the cache.
+_RENEW_AFTER_CHARACTERS = 2 << 30
+
+
+class Engine(Protocol):
+    """What every engine offers."""
+
+    name: str
+
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        """(ids uint32[T], offsets int64[n + 1]) of n texts, without special tokens added."""
+
+
+class BytesEngine:
+    """UTF-8 bytes as ids 0..255, and two specials."""
+
+    name = "bytes"
+    EOS, PAD, VOCAB_SIZE = 256, 257, 258
+
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        encoded = [text.encode() for text in texts]
+        ids = np.frombuffer(b"".join(encoded), np.uint8).astype(np.uint32)
+        return ids, _offsets(map(len, encoded), len(texts))
+
+
+class ReferenceEngine:
+    """Hugging Face tokenizers."""
+
+    name = "tokenizers"
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        from tokenizers import Tokenizer  # noqa: PLC0415
+
+        self.tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        # Truncation and padding saved inside tokenizer.json would lose or invent tokens.
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        parts: list[UInt32] = []
+        lengths: list[int] = []
+        for batch in _batches(texts, _REFERENCE_BATCH_CHARACTERS):
+            ids = [e.ids for e in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+            lengths.extend(map(len, ids))
+            flat = chain.from_iterable(ids)
+            parts.append(np.fromiter(flat, np.uint32, count=sum(map(len, ids))))
+        flat_ids = np.concatenate(parts) if parts else np.empty(0, np.uint32)
+        return flat_ids, _offsets(lengths, len(lengths))
+
+    def encode_one(self, text: str) -> UInt32:
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
+
+
+class FastEngine:
+    """gigatoken. Safe to share between threads: encoding is serialized inside the library.
+
+    Raises ValueError when it cannot load the tokenizer.
+    """
+
+    name = "gigatoken"
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        self._json = tokenizer_json
+        self._lock = threading.Lock()
+        self._characters = 0
+        self._backend = self._load()
+
+    def _load(self) -> object:
+        # The public gigatoken.Tokenizer adds 0.1 s of imports around this call.
+        from gigatoken.gigatoken_rs import load_hf_json  # noqa: PLC0415
+
+        try:
+            return load_hf_json(self._json)
+        except Exception as error:  # the library raises bare RuntimeError and panics
+            raise ValueError(f"gigatoken cannot load this tokenizer: {error}") from error
+
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        with self._lock:
+            self._characters += sum(map(len, texts))
+            if self._characters > _RENEW_AFTER_CHARACTERS:
+                self._characters = 0
+                self._backend = self._load()
+            backend = self._backend
+        if not texts:
+            return np.empty(0, np.uint32), np.zeros(1, np.int64)
+        layout = backend.encode_batch(texts, parallel=False).layout  # type: ignore[attr-defined]
+        return layout.content.data, np.asarray(layout.offsets.data, np.int64)
+
+
+def _offsets(lengths: object, count: int) -> Int64:
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(np.fromiter(lengths, np.int64, count=count), out=offsets[1:])  # type: ignore[call-overload]
+    return offsets
+
+
+def _batches(texts: list[str], characters: int) -> list[list[str]]:
+    batches: list[list[str]] = []
+    size = characters
+    for text in texts:
+        if size >= characters:
+            batches.append([])
+            size = 0
+        batches[-1].append(text)
+        size += len(text)
+    return batches

@@ -1,0 +1,152 @@
+"""Finding a tokenizer: a folder, a tokenizer.json, a hub name, or the built-in `bytes`.
+
+Reads files, loads no engine. Special tokens come from tokenizer_config.json (strings or
+objects), then special_tokens_map.json, then well-known names among the added tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from packer_cli.errors import UsageError, from_os_error
+
+BYTES = "bytes"
+ENVIRONMENT_VARIABLE = "PACKER_TOKENIZER"
+_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+# Only used when no configuration names the EOS, and only if exactly one of them exists.
+_KNOWN_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
+_TIP = "give a folder with tokenizer.json, the file itself, a hub name like org/model, or bytes"
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """A tokenizer on disk.
+
+    source      what the user asked for
+    json        contents of tokenizer.json
+    sha256      its digest
+    tokens      content -> id, of the added tokens
+    bos, eos, pad   their contents, where configured
+    companions  file name -> contents, of what else belongs to the tokenizer
+    """
+
+    source: str
+    json: bytes
+    sha256: str
+    tokens: dict[str, int]
+    bos: str | None
+    eos: str | None
+    pad: str | None
+    companions: dict[str, bytes]
+
+
+def choose(option: str | None) -> tuple[str, str]:
+    """The tokenizer to use and where that choice came from: the option, the environment, or bytes."""
+    if option:
+        return option, "--tokenizer"
+    if os.environ.get(ENVIRONMENT_VARIABLE):
+        return os.environ[ENVIRONMENT_VARIABLE], ENVIRONMENT_VARIABLE
+    return BYTES, "default"
+
+
+def locate(source: str) -> TokenizerFiles:
+    """Read the files of a tokenizer. UsageError when there is none under that name."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        path = path / "tokenizer.json"
+        if not path.is_file():
+            raise UsageError(f"tokenizer {source}: the folder has no tokenizer.json", _TIP)
+    elif not path.is_file():
+        if path.suffix == ".json" or source.startswith((".", "/", "~")) or source.count("/") > 1:
+            raise UsageError(f"tokenizer {source}: no such file or folder", _TIP)
+        path = _from_hub(source)
+    try:
+        content = path.read_bytes()
+        companions = {
+            name: (path.parent / name).read_bytes()
+            for name in _COMPANIONS
+            if (path.parent / name).is_file()
+        }
+    except OSError as error:
+        raise from_os_error(error, error.filename or path, "read") from error
+    document = _parse(content, path)
+    if "model" not in document:
+        raise UsageError(f"tokenizer {path}: not a tokenizer.json (it has no 'model')", _TIP)
+    tokens = {str(t["content"]): int(t["id"]) for t in document.get("added_tokens") or []}
+    special = _special_tokens(companions, path.parent)
+    eos = special.get("eos_token")
+    if eos is None:
+        known = [name for name in _KNOWN_EOS if name in tokens]
+        eos = known[0] if len(known) == 1 else None
+    return TokenizerFiles(
+        source,
+        content,
+        hashlib.sha256(content).hexdigest(),
+        tokens,
+        special.get("bos_token"),
+        eos,
+        special.get("pad_token"),
+        companions,
+    )
+
+
+def _parse(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        document = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"tokenizer {path}: not valid JSON: {error}", _TIP) from error
+    if not isinstance(document, dict):
+        raise UsageError(f"tokenizer {path}: a JSON {type(document).__name__}, not an object", _TIP)
+    return document
+
+
+def _special_tokens(companions: dict[str, bytes], folder: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if name not in companions:
+            continue
+        config = _parse(companions[name], folder / name)
+        for key in ("bos_token", "eos_token", "pad_token"):
+            value = config.get(key)
+            if isinstance(value, dict):  # an added-token object
+                value = value.get("content")
+            if isinstance(value, str):
+                found.setdefault(key, value)
+    return found
+
+
+def _from_hub(name: str) -> Path:
+    """tokenizer.json of a hub repository, from the local cache when the hub is out of reach."""
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415
+    from huggingface_hub.errors import (  # noqa: PLC0415
+        EntryNotFoundError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        path = Path(hf_hub_download(name, "tokenizer.json"))
+        for companion in _COMPANIONS:
+            try:
+                hf_hub_download(name, companion)
+            except EntryNotFoundError:
+                continue
+        return path
+    except HFValidationError:
+        reason = "no such file or folder, and not a hub name"
+    except LocalEntryNotFoundError:
+        reason = "not a local path, not in the local hub cache, and the hub cannot be reached"
+    except RepositoryNotFoundError:
+        reason = "no such file or folder, and the hub has no such repository (or it is private)"
+    except EntryNotFoundError:
+        reason = "the hub repository has no tokenizer.json"
+    except OSError as error:
+        reason = f"the hub did not answer: {error}"
+    raise UsageError(f"tokenizer {name}: {reason}", _TIP)

@@ -1,0 +1,176 @@
+"""Packing one work unit: read, encode, fit, plan, fill, write. No unit knows of another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from packer_cli.config import PackConfig
+from packer_cli.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.discovery import check_unchanged
+from packer_cli.encoding import encode
+from packer_cli.errors import DataError, Interrupted, from_os_error
+from packer_cli.fitting import cut_stream, first_overlong, fit
+from packer_cli.progress import Progress
+from packer_cli.readers import reader_for
+from packer_cli.records import BadRecord, InputFile, Int64, Shape, TokenBatch, WorkUnit
+from packer_cli.shards import Shard, ShardWriter, Stock
+from packer_cli.tokenization import Tokenizer
+from packer_cli.window import Window
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all units of a run share. `folder`: where a unit's files are written."""
+
+    files: list[InputFile]
+    config: PackConfig
+    shape: Shape
+    tokenizer: Tokenizer | None
+    pad_token_id: int
+    schema: Any
+    folder: Path
+    progress: Progress
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """A packed unit: its shards in `Job.folder`, its counts, and its rejected records' file."""
+
+    unit: WorkUnit
+    shards: list[Shard]
+    counts: Counts
+    rejected: Path | None
+
+
+def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
+    """Read the unit's slices and write its shards. Raises Interrupted once `job.stop` is set."""
+    rejections = _Rejections(unit, job)
+    writer = ShardWriter(job.folder, unit.index, job.config, job.schema, job.pad_token_id)
+    counts, window, stream_position = Counts(), Window(job.config, unit.index), 0
+    try:
+        for batch in _batches(unit, job, rejections, counts):
+            if job.config.strategy == "wrap":
+                pieces = cut_stream(batch.offsets, job.config.max_length, stream_position)
+                stream_position += int(batch.offsets[-1])
+            else:
+                if job.config.overlong == "error":
+                    _refuse_overlong(batch, job)
+                policy = "split" if job.config.overlong == "error" else job.config.overlong
+                pieces, loss = fit(batch.offsets, job.config.max_length, policy)
+                counts.add_loss(loss)
+            _count_documents(counts, batch, pieces.document, pieces.length)
+            window.add(batch, pieces)
+            if window.tokens >= (job.config.window_tokens or 0):
+                _write(writer, counts, job, *window.rows())
+        if window.tokens:
+            _write(writer, counts, job, *window.rows(last=True))
+        shards = writer.close()
+    finally:
+        writer.abandon()
+        rejections.close()
+    counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
+    return UnitResult(unit, shards, counts, rejections.path)
+
+
+def _batches(
+    unit: WorkUnit, job: Job, rejections: _Rejections, counts: Counts
+) -> Iterator[TokenBatch]:
+    for part in unit.slices:
+        file = job.files[part.file]
+        for records in reader_for(file.format).read(file, part, job.shape, job.config):
+            if job.stop.is_set():
+                raise Interrupted("stopped")
+            if records.bad:
+                rejections.add(file, records.bad)
+                counts.rejected_records += len(records.bad)
+                counts.file(file.index).rejected_records += len(records.bad)
+            job.progress.read(records.consumed, len(records.positions))
+            if len(records.positions):
+                yield encode(records, file.index, job.tokenizer)
+        check_unchanged(file)
+
+
+def _refuse_overlong(batch: TokenBatch, job: Job) -> None:
+    document = first_overlong(batch.offsets, job.config.max_length)
+    if document < 0:
+        return
+    file = job.files[batch.file[document]]
+    place = reader_for(file.format).describe(file, int(batch.position[document]))
+    length = batch.offsets[document + 1] - batch.offsets[document]
+    raise DataError(
+        f"{file.path}, {place}: the document has {length} tokens, "
+        f"--max-length is {job.config.max_length}",
+        "choose --overlong split, truncate or drop, or a larger --max-length",
+    )
+
+
+def _count_documents(counts: Counts, batch: TokenBatch, document: Int64, length: Any) -> None:
+    lengths = np.diff(batch.offsets)
+    placed = np.bincount(document, weights=length, minlength=len(lengths)).astype(np.int64)
+    of_file = counts.file(int(batch.file[0]))
+    empty = int((lengths == 0).sum())
+    documents = int((placed > 0).sum())
+    counts.documents += documents
+    counts.empty_documents += empty
+    counts.encoded_tokens += int(lengths.sum())
+    counts.document_length += powers_histogram(placed[placed > 0])
+    of_file.documents += documents
+    of_file.empty_documents += empty
+    of_file.tokens += int(placed.sum())
+
+
+def _write(
+    writer: ShardWriter, counts: Counts, job: Job, stock: Stock, order: Int64, row_offsets: Int64
+) -> None:
+    if job.stop.is_set():
+        raise Interrupted("stopped")
+    writer.write(stock, order, row_offsets)
+    lengths = stock.length[order]
+    used = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(lengths, out=used[1:])
+    rows, max_length = len(row_offsets) - 1, job.config.max_length
+    more = Counts(
+        segments=len(order),
+        rows=rows,
+        tokens=int(used[-1]),
+        row_fill=fill_histogram(np.diff(used[row_offsets]), max_length),
+        segments_per_row=powers_histogram(np.diff(row_offsets)),
+        piece_length=np.bincount(lengths, minlength=max_length + 1).astype(np.int64),
+    )
+    counts.add(more)
+    job.progress.wrote(more.tokens, rows * max_length)
+
+
+class _Rejections:
+    """Bad records: the first ends the run, or each becomes a line of the unit's own file."""
+
+    def __init__(self, unit: WorkUnit, job: Job) -> None:
+        self._job = job
+        self._name = job.folder / f"rejected-{unit.index:05d}.jsonl"
+        self._file: Any = None
+        self.path: Path | None = None
+
+    def add(self, file: InputFile, bad: list[BadRecord]) -> None:
+        if self._job.config.on_error == "fail":
+            place = reader_for(file.format).describe(file, bad[0].position)
+            raise DataError(f"{file.path}, {place}: {bad[0].reason}", bad[0].tip)
+        try:
+            if self._file is None:
+                self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115
+            for record in bad:
+                line = {"file": file.path, "position": record.position, "reason": record.reason}
+                self._file.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            raise from_os_error(error, self._name, "write") from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
