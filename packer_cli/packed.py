@@ -1,0 +1,86 @@
+"""Reading a packed directory: memory-mapped shards, checked against the manifest.
+
+A stream cut at a message boundary reads short without an error, so the size of every shard is
+compared on open, and its rows when it is mapped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packer_cli.errors import DataError
+from packer_cli.manifest import load
+
+_PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
+
+
+class PackedDirectory:
+    """A finished result. `manifest` is the parsed manifest.json, `path` the directory."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.max_length: int = manifest["config"]["max_length"]
+
+    def __len__(self) -> int:
+        """Rows in all shards."""
+        return int(self.manifest["rows"])
+
+    def batches(self, shard: dict[str, Any]) -> Iterator[Any]:
+        """The Arrow record batches of a shard (an entry of manifest["shards"]), mapped.
+
+        Raises DataError when the shard cannot be read or holds another number of rows.
+        """
+        path, rows = self.path / shard["file"], 0
+        try:
+            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+                for batch in reader:
+                    rows += batch.num_rows
+                    yield batch
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path}: not a readable shard: {error}", _PACK_AGAIN) from error
+        if rows != shard["rows"]:
+            raise DataError(
+                f"{path}: holds {rows} rows, the manifest says {shard['rows']}", _PACK_AGAIN
+            )
+
+
+def open_packed(path: str | os.PathLike[str]) -> PackedDirectory:
+    """Open a directory written by `packer pack`.
+
+    Raises DataError when it is unfinished, of another format version, or when a shard is
+    missing or has another size than the manifest says.
+    """
+    directory = Path(path)
+    manifest = load(directory)
+    for shard in manifest["shards"]:
+        file = directory / shard["file"]
+        try:
+            size = file.stat().st_size
+        except OSError:
+            raise DataError(f"{file}: is missing", _PACK_AGAIN) from None
+        if size != shard["bytes"]:
+            raise DataError(
+                f"{file}: has {size} bytes, the manifest says {shard['bytes']}", _PACK_AGAIN
+            )
+    return PackedDirectory(directory, manifest)
+
+
+def rows_of(column: Any) -> npt.NDArray[Any]:
+    """A fixed-size column of a batch as an array [rows, max_length], without a copy."""
+    width = column.type.list_size
+    flat = column.values.to_numpy()[column.offset * width : (column.offset + len(column)) * width]
+    rows: npt.NDArray[Any] = flat.reshape(len(column), width)
+    return rows
+
+
+def ragged_of(column: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """A list column of a batch as (values, offsets int32[rows + 1]), without a copy."""
+    return column.values.to_numpy(), column.offsets.to_numpy()

@@ -1,0 +1,95 @@
+"""`stats --deep`: the manifest's figures counted again from the shards alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packer_cli.bounds import lower_bound_rows
+from packer_cli.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.errors import DataError
+from packer_cli.invariants import IGNORED
+from packer_cli.packed import PackedDirectory, open_packed, ragged_of, rows_of
+from packer_cli.records import Int64
+
+
+def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
+    """Raise DataError naming every figure in which shards and manifest differ.
+
+    Figures that need a column which was not written (labels, segments) are left out.
+    """
+    packed = open_packed(directory)
+    names = manifest["config"]["columns"]
+    counts = Counts()
+    for _, shards in groupby(manifest["shards"], key=lambda shard: shard["unit"]):
+        # a document's pieces lie in one unit, perhaps in several of its shards
+        parts = [part for shard in shards for part in _count_shard(packed, shard, counts)]
+        if parts and "segments" in names:
+            _count_documents(np.concatenate(parts, axis=1), counts)
+    found: dict[str, Any] = {
+        "rows": counts.rows,
+        "segments": counts.segments,
+        "tokens": counts.tokens,
+        "padding_tokens": counts.rows * packed.max_length - counts.tokens,
+        "utilization": counts.tokens / max(counts.rows * packed.max_length, 1),
+        "lower_bound_rows": lower_bound_rows(counts.piece_length, packed.max_length),
+        "row_fill": counts.row_fill.tolist(),
+        "segments_per_row": counts.segments_per_row.tolist(),
+    }
+    if "labels" in names:
+        found["trained_tokens"] = counts.trained_tokens
+    if "segments" in names:
+        found["documents"] = counts.documents
+        found["document_length"] = counts.document_length.tolist()
+    said = manifest | manifest["histograms"]
+    wrong = [
+        f"{name}: {value} in the shards, {said[name]} in the manifest"
+        for name, value in found.items()
+        if said[name] != value
+    ]
+    if wrong:
+        raise DataError(
+            f"{directory}: the shards and the manifest differ: {'; '.join(wrong)}",
+            "pack the data again with --overwrite",
+        )
+
+
+def _count_shard(packed: PackedDirectory, shard: dict[str, Any], counts: Counts) -> Iterator[Int64]:
+    """Add a shard's rows to `counts`; gives int64[3, segments]: file, position, length."""
+    for batch in packed.batches(shard):
+        boundaries, edges = ragged_of(batch.column("cu_seqlens"))
+        sizes = np.diff(edges)
+        used = boundaries[edges[1:] - 1].astype(np.int64)
+        inner = np.ones(len(boundaries), bool)
+        inner[edges[:-1]] = False
+        length = np.diff(boundaries, prepend=0)[inner].astype(np.int64)
+        more = Counts(
+            rows=batch.num_rows,
+            segments=len(length),
+            tokens=int(used.sum()),
+            row_fill=fill_histogram(used, packed.max_length),
+            segments_per_row=powers_histogram(sizes - 1),
+            piece_length=np.bincount(length, minlength=packed.max_length + 1).astype(np.int64),
+        )
+        if "labels" in batch.schema.names:
+            labels = rows_of(batch.column("labels"))
+            more.trained_tokens = int(np.count_nonzero(labels != IGNORED))
+        counts.add(more)
+        if "segments" in batch.schema.names:
+            segments = batch.column("segments").values
+            file, position = (segments.field(i).to_numpy() for i in (0, 1))
+            yield np.stack([file.astype(np.int64), position, length])
+
+
+def _count_documents(segments: Int64, counts: Counts) -> None:
+    file, position, length = segments
+    order = np.lexsort((position, file))
+    changes = (np.diff(file[order]) != 0) | (np.diff(position[order]) != 0)
+    begins = np.concatenate([[0], np.flatnonzero(changes) + 1])
+    lengths = np.add.reduceat(length[order], begins)
+    counts.documents += len(lengths)
+    counts.document_length += powers_histogram(lengths)
