@@ -96,12 +96,13 @@ class PackConfig:
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise UsageError(f"--{option.replace('_', '-')}: {value} is not positive")
-        normal = {
-            "strategy": canonical_name(self.strategy),
+        strategy = canonical_name(self.strategy)
+        normal: dict[str, object] = {
+            "strategy": strategy,
             "columns": tuple(name for name in COLUMNS if name in self.columns),
         }
         if self.shuffle is None:
-            normal["shuffle"] = not keeps_order(normal["strategy"])
+            normal["shuffle"] = not keeps_order(strategy)
         if self.window_tokens is None:
             # A thousand rows leave best fit next to nothing to improve; four million tokens
             # keep the cost of a window's start and of its carried rows out of sight.

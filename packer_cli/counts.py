@@ -45,7 +45,8 @@ class FileCounts:
 @dataclass
 class Counts:
     """Sums over documents and rows. `tokens` are those placed in rows; with the truncated and
-    dropped ones they make `encoded_tokens`. `documents` have at least one token in a row."""
+    dropped ones they make `encoded_tokens`. `documents` have at least one token in a row.
+    """
 
     documents: int = 0
     empty_documents: int = 0

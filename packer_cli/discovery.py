@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 from packer_cli.config import GIB, MIB, PackConfig
@@ -198,4 +199,4 @@ def _slices(file: InputFile, weight: int, target: int) -> list[Slice]:
         return whole
     count = -(-file.size // target)
     edges = [file.size * i // count for i in range(count + 1)]
-    return [Slice(file.index, a, b, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    return [Slice(file.index, a, b, b - a) for a, b in pairwise(edges)]

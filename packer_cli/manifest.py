@@ -18,7 +18,7 @@ from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.records import InputFile, Shape, WorkUnit
-from packer_cli.shards_info import FORMAT_VERSION, Shard
+from packer_cli.shards import FORMAT_VERSION, Shard
 
 MANIFEST = "manifest.json"
 _TOTALS = (

@@ -126,7 +126,7 @@ def publish(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """fsync a file or a directory."""
+    """Fsync a file or a directory."""
     descriptor: Any = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

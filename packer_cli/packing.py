@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -172,7 +173,7 @@ class PackPlan:
         """Document numbers, one list per row; a document that was cut appears once per piece."""
         flat = self.pieces.document[self.order].tolist()
         edges = self.row_offsets.tolist()
-        return [flat[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        return [flat[a:b] for a, b in pairwise(edges)]
 
     @cached_property
     def row_tokens(self) -> Int64:

@@ -7,8 +7,9 @@ hashing) frees the GIL. The first failure stops all; nothing that looks finished
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape, reader_for
 from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile, Shape, Slice
-from packer_cli.shards import schema
-from packer_cli.shards_info import digest
+from packer_cli.shard_writer import schema
+from packer_cli.shards import digest
 from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, locate
@@ -73,8 +74,8 @@ def pack(
             if files[index].path != STDIN:
                 digests[index] = digest(files[index].path, job.stop.is_set)
 
-        tasks = [(run_unit, i) for i in range(len(units))]
-        tasks += [(run_digest, i) for i in range(len(files))]
+        tasks = [partial(run_unit, i) for i in range(len(units))]
+        tasks += [partial(run_digest, i) for i in range(len(files))]
         try:
             _run_all(tasks, options.workers, job)
         finally:
@@ -128,15 +129,15 @@ def _first_documents(files: list[InputFile], shape: Shape, config: PackConfig) -
     return []
 
 
-def _run_all(tasks: list[tuple[Callable[[int], None], int]], workers: int, job: Job) -> None:
+def _run_all(tasks: list[partial[None]], workers: int, job: Job) -> None:
     """Run the tasks on threads; on the first failure or Ctrl-C stop the others and raise."""
-    queue: Iterator[tuple[Callable[[int], None], int]] = iter(tasks)
+    queue = iter(tasks)
     with ThreadPoolExecutor(workers, thread_name_prefix="packer") as pool:
         running: set[Future[None]] = set()
         try:
             while True:
                 while len(running) < workers and (task := next(queue, None)):
-                    running.add(pool.submit(*task))
+                    running.add(pool.submit(task))
                 if not running:
                     return
                 # a timeout lets the main thread see signals while it waits

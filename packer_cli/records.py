@@ -1,6 +1,7 @@
 """The things that flow through the pipeline, one frozen dataclass each.
 
-InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces --plan--> rows
+InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces
+    Pieces of a window make a Stock, from which planned rows are filled.
 """
 
 from __future__ import annotations
@@ -113,6 +114,27 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self.length)
+
+
+@dataclass(frozen=True)
+class Stock:
+    """The tokens and pieces that rows are filled from.
+
+    ids       uint32[T]
+    trained   uint8[T] or None (all trained)
+    begin     int64[p], first token of each piece in ids
+    length    int32[p], its tokens
+    start     int32[p], index of that token in its document
+    file      int32[p], position int64[p]: where the document came from
+    """
+
+    ids: UInt32
+    trained: UInt8 | None
+    begin: Int64
+    length: Int32
+    start: Int32
+    file: Int32
+    position: Int64
 
 
 @dataclass(frozen=True)

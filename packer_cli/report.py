@@ -58,13 +58,14 @@ def print_report(
     """Print to stdout. `detail`: histograms too; `deep`: say that a recount agreed."""
     console = Console(highlight=False, soft_wrap=True)
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+    times = "x" if plain else "×"
     f = figures(manifest)
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="left", style="dim")
     table.add_column(justify="right", style="bold")
     table.add_column()
     size = f"{f['bytes'] / 1e6:,.1f} MB in {f['shards']} shard{'s' * (f['shards'] != 1)}"
-    table.add_row("utilization", f"{f['utilization']:.2%}", f"of all places hold real tokens")
+    table.add_row("utilization", f"{f['utilization']:.2%}", "of all places hold real tokens")
     table.add_row(
         "rows", f"{f['rows']:,}", f"of {f['max_length']:,} tokens, {f['strategy']}; {size}"
     )
@@ -76,7 +77,7 @@ def print_report(
     )  # fmt: skip
     table.add_row(
         "unpacked", f"{f['unpacked_rows']:,}",
-        f"rows if each were padded alone: {f['unpacked_ratio']:.1f}{'x' if plain else '×'} fewer rows",
+        f"rows if each were padded alone: {f['unpacked_ratio']:.1f}{times} fewer rows",
     )  # fmt: skip
     table.add_row("documents", f"{f['documents']:,}", f"in {f['segments']:,} segments")
     share = f["trained_tokens"] / max(f["tokens"], 1)

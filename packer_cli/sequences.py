@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,12 +180,20 @@ def _fill(
     if labels is not None:
         _given_labels(plan, labels, out_labels, positions, pad)
     cu_seqlens: list[Any] = np.split(boundaries, edges[1:-1]) if len(plan) else []
-    arrays: list[Any] = [out_ids, out_labels, mask, positions]
-    if as_torch:
-        torch: Any = sys.modules["torch"]
-        arrays = [torch.from_numpy(array) for array in arrays]
-        cu_seqlens = [torch.from_numpy(array) for array in cu_seqlens]
-    return PackedRows(*arrays, cu_seqlens, _first_spans(plan) if spans else None, plan)
+    wrap: Callable[[Any], Any] = sys.modules["torch"].from_numpy if as_torch else _as_is
+    return PackedRows(
+        wrap(out_ids),
+        wrap(out_labels),
+        wrap(mask),
+        wrap(positions),
+        [wrap(row) for row in cu_seqlens],
+        _first_spans(plan) if spans else None,
+        plan,
+    )
+
+
+def _as_is(array: Any) -> Any:
+    return array
 
 
 def _given_labels(plan: PackPlan, labels: Int64, out: Int32, positions: Int32, pad: int) -> None:

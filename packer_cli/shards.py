@@ -1,193 +1,46 @@
-"""Writing rows as Arrow IPC streams: fixed schema, no validity bitmaps, no copies.
-
-A shard is written under a temporary name and gets its own by `commit`, after fsync: a file
-called shard-*.arrow is whole.
-"""
+"""What is known of a shard without opening it. Imports no Arrow, so that `stats` is instant."""
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from packer_cli._kernels import filling
-from packer_cli.config import PackConfig
 from packer_cli.errors import from_os_error
-from packer_cli.records import Int32, Int64, UInt8, UInt32
-from packer_cli.shards_info import FORMAT_VERSION, Shard, digest
 
-_BATCH_TOKENS = 1 << 20  # a record batch of about 9 MB: small buffers, still cheap to index
-_PADDED = {
-    "input_ids": np.int32,
-    "labels": np.int32,
-    "attention_mask": np.uint8,
-    "position_ids": np.int32,
-}
+FORMAT_VERSION = 1
+_HASH_BYTES = 1 << 20
 
 
-def schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
-    """The Arrow schema of every shard, with what a reader must know as metadata."""
+@dataclass
+class Shard:
+    """One finished file: what the manifest says of it."""
 
-    def of(name: str) -> Any:
-        if name in _PADDED:
-            item = pa.field("item", pa.from_numpy_dtype(_PADDED[name]), nullable=False)
-            return pa.list_(item, config.max_length)
-        if name == "cu_seqlens":
-            return pa.list_(pa.field("item", pa.int32(), nullable=False))
-        parts = [("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())]
-        struct = pa.struct([pa.field(part, kind, nullable=False) for part, kind in parts])
-        return pa.list_(pa.field("item", struct, nullable=False))
+    file: str
+    unit: int
+    rows: int = 0
+    segments: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    bytes: int = 0
+    sha256: str = ""
 
-    metadata = {
-        "format_version": FORMAT_VERSION,
-        "max_length": config.max_length,
-        "pad_token_id": pad_token_id,
-        "label_shift": "none",
-        "tokenizer_sha256": tokenizer_sha256,
-    }
-    return pa.schema(
-        [pa.field(name, of(name), nullable=False) for name in config.columns],
-        metadata={"packer": json.dumps(metadata)},
-    )
+    def as_json(self) -> dict[str, object]:
+        return dict(vars(self))
 
 
-@dataclass(frozen=True)
-class Stock:
-    """The tokens and pieces that rows are filled from.
-
-    ids       uint32[T]
-    trained   uint8[T] or None (all trained)
-    begin     int64[p], first token of each piece in ids
-    length    int32[p], its tokens
-    start     int32[p], index of that token in its document
-    file      int32[p], position int64[p]: where the document came from
-    """
-
-    ids: UInt32
-    trained: UInt8 | None
-    begin: Int64
-    length: Int32
-    start: Int32
-    file: Int32
-    position: Int64
-
-
-class ShardWriter:
-    """Writes the rows of one unit, in parts of at most about `shard_bytes`."""
-
-    def __init__(
-        self, folder: Path, unit: int, config: PackConfig, schema: Any, pad_token_id: int
-    ) -> None:
-        self._folder = folder
-        self._unit = unit
-        self._config = config
-        self._schema = schema
-        self._pad = pad_token_id
-        self._rows_per_batch = max(1, _BATCH_TOKENS // config.max_length)
-        self._buffers: dict[str, Any] = {
-            name: np.empty((self._rows_per_batch, config.max_length), kind)
-            for name, kind in _PADDED.items()
-            if name in config.columns
-        }
-        self._sink: Any = None
-        self._stream: Any = None
-        self.shards: list[Shard] = []
-
-    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
-        """Append rows: row r holds the pieces order[row_offsets[r]:row_offsets[r + 1]]."""
-        rows = len(row_offsets) - 1
-        for first in range(0, rows, self._rows_per_batch):
-            edges = row_offsets[first : first + self._rows_per_batch + 1]
-            self._write_batch(stock, order, edges)
-
-    def _write_batch(self, stock: Stock, order: Int64, edges: Int64) -> None:
-        rows = len(edges) - 1
-        segments = int(edges[-1] - edges[0])
-        out = {name: buffer[:rows] for name, buffer in self._buffers.items()}
-        boundaries = np.empty(segments + rows, np.int32)
-        boundary_offsets = np.empty(rows + 1, np.int32)
-        trained_tokens = filling.fill_rows(
-            stock.ids, stock.trained, stock.begin, stock.length, order, edges,
-            self._config.max_length, self._pad,
-            out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
-            out.get("position_ids"), boundaries, boundary_offsets,
-        )  # fmt: skip
-        columns = [
-            _fixed(self._schema.field(name).type, out[name])
-            if name in out
-            else _ragged(self._schema.field(name).type, boundary_offsets, [boundaries])
-            if name == "cu_seqlens"
-            else self._segments(stock, order, edges)
-            for name in self._config.columns
-        ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        path = self._folder / (self.shards[-1].file if self.shards else "")
-        try:
-            if self._sink is None or self._sink.tell() >= self._config.shard_bytes:
-                self._finish_part()
-                path = self._start_part()
-            self._stream.write_batch(batch)
-        except OSError as error:
-            raise from_os_error(error, path, "write") from error
-        shard = self.shards[-1]
-        shard.rows += rows
-        shard.segments += segments
-        shard.tokens += int(boundaries[boundary_offsets[1:] - 1].sum())
-        shard.trained_tokens += trained_tokens
-
-    def _segments(self, stock: Stock, order: Int64, edges: Int64) -> Any:
-        pieces = order[edges[0] : edges[-1]]
-        parts = [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
-        offsets = (edges - edges[0]).astype(np.int32)
-        return _ragged(self._schema.field("segments").type, offsets, parts)
-
-    def _start_part(self) -> Path:
-        name = f"shard-{self._unit:05d}-{len(self.shards):03d}.arrow"
-        self.shards.append(Shard(name, self._unit))
-        self._sink = pa.OSFile(str(self._folder / name), "wb")
-        self._stream = pa.ipc.new_stream(self._sink, self._schema)
-        return self._folder / name
-
-    def _finish_part(self) -> None:
-        if self._sink is not None:
-            self._stream.close()
-            self._sink.close()
-            self._sink = self._stream = None
-
-    def close(self) -> list[Shard]:
-        """End the last part; sizes and digests of all parts are known after this."""
-        try:
-            self._finish_part()
-        except OSError as error:
-            raise from_os_error(error, self._folder, "write") from error
-        for shard in self.shards:
-            shard.bytes, shard.sha256 = digest(self._folder / shard.file)
-        return self.shards
-
-    def abandon(self) -> None:
-        """Let go of the file after a failure."""
-        if self._sink is not None:
-            self._sink.close()
-
-
-def _fixed(kind: Any, rows: Any) -> Any:
-    values = pa.Array.from_buffers(kind.value_type, rows.size, [None, pa.py_buffer(rows)])
-    return pa.Array.from_buffers(kind, len(rows), [None], children=[values])
-
-
-def _ragged(kind: Any, offsets: Int32, parts: list[Any]) -> Any:
-    def flat(value_type: Any, array: Any) -> Any:
-        return pa.Array.from_buffers(value_type, len(array), [None, pa.py_buffer(array)])
-
-    if pa.types.is_struct(kind.value_type):
-        children = [flat(kind.value_type.field(i).type, part) for i, part in enumerate(parts)]
-        size = len(parts[0])
-        values = pa.Array.from_buffers(kind.value_type, size, [None], children=children)
-    else:
-        values = flat(kind.value_type, parts[0])
-    buffers = [None, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers, children=[values])
+def digest(
+    path: str | os.PathLike[str], stopped: Callable[[], bool] = lambda: False
+) -> tuple[int, str]:
+    """(size, sha256) of a file; ends early, with a wrong result, once `stopped` says so."""
+    sha, size = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(_HASH_BYTES))
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while (count := file.readinto(buffer)) and not stopped():
+                sha.update(buffer[:count])
+                size += count
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    return size, sha.hexdigest()

@@ -19,8 +19,9 @@ from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.fitting import cut_stream, first_overlong, fit
 from packer_cli.progress import Progress
 from packer_cli.readers import reader_for
-from packer_cli.records import BadRecord, InputFile, Int64, Shape, TokenBatch, WorkUnit
-from packer_cli.shards import Shard, ShardWriter, Stock
+from packer_cli.records import BadRecord, InputFile, Int64, Shape, Stock, TokenBatch, WorkUnit
+from packer_cli.shard_writer import ShardWriter
+from packer_cli.shards import Shard
 from packer_cli.tokenization import Tokenizer
 from packer_cli.window import Window
 

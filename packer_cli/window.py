@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import numpy.typing as npt
 
 from packer_cli._kernels import filling
 from packer_cli.config import PackConfig
 from packer_cli.packing import plan_rows
-from packer_cli.records import Int64, Pieces, TokenBatch, UInt8, UInt32
-from packer_cli.shards import Stock
+from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8
 from packer_cli.strategies import keeps_order
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
@@ -73,7 +73,7 @@ class Window:
         name = f"{self._config.seed}/{self._unit}/{self._plans}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
-    def _carried(self, stock: Stock, order: Int64, row_offsets: Int64) -> np.ndarray:  # type: ignore[type-arg]
+    def _carried(self, stock: Stock, order: Int64, row_offsets: Int64) -> npt.NDArray[np.bool_]:
         """bool[rows]: which rows wait for the next window."""
         rows = len(row_offsets) - 1
         carried = np.zeros(rows, bool)
@@ -116,15 +116,18 @@ def _joined(parts: list[Stock]) -> Stock:
     if len(parts) == 1:
         return parts[0]
     sizes = [len(part.ids) for part in parts]
-    shift = np.repeat(np.cumsum(sizes) - sizes, [len(part.begin) for part in parts])
+    shift = np.repeat(
+        np.cumsum(sizes, dtype=np.int64) - np.array(sizes, np.int64),
+        [len(part.begin) for part in parts],
+    )
     return Stock(
-        _concatenated([part.ids for part in parts], np.uint32),
+        np.concatenate([part.ids for part in parts]),
         _trained(parts),
-        _concatenated([part.begin for part in parts], np.int64) + shift,
-        _concatenated([part.length for part in parts], np.int32),
-        _concatenated([part.start for part in parts], np.int32),
-        _concatenated([part.file for part in parts], np.int32),
-        _concatenated([part.position for part in parts], np.int64),
+        np.concatenate([part.begin for part in parts]) + shift,
+        np.concatenate([part.length for part in parts]),
+        np.concatenate([part.start for part in parts]),
+        np.concatenate([part.file for part in parts]),
+        np.concatenate([part.position for part in parts]),
     )
 
 
@@ -133,7 +136,3 @@ def _trained(parts: list[Stock]) -> UInt8 | None:
         return None
     flags = [np.ones(len(p.ids), np.uint8) if p.trained is None else p.trained for p in parts]
     return np.concatenate(flags)
-
-
-def _concatenated(arrays: list[UInt32], kind: type) -> np.ndarray:  # type: ignore[type-arg]
-    return np.concatenate(arrays) if arrays else np.empty(0, kind)

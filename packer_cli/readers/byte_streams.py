@@ -169,7 +169,8 @@ def read_lines(
 
 def _own_bytes(source: Source, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
     """(position, chunk) from the first line that begins at or after `start` to the end of the
-    last line that begins before `stop`."""
+    last line that begins before `stop`.
+    """
     position = max(start - 1, 0)
     seeking = start > 0
     while chunk := source.read(BLOCK_BYTES):

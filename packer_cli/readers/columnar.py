@@ -194,8 +194,8 @@ def _texts(file: InputFile, column: Any, first_row: int, consumed: int) -> Recor
                 texts.append(None)
                 bad[i] = f"invalid UTF-8 at byte {error.start} of the text"
     if column.null_count:
-        for i in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
-            bad[int(i)] = "the text is null"
+        for i in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+            bad[i] = "the text is null"
     good = [text for text in texts if text is not None]
     if bad:
         positions = np.delete(positions, list(bad))
@@ -211,8 +211,8 @@ def _tokens(file: InputFile, batch: Any, first_row: int, consumed: int) -> Recor
             nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
             bad.update({int(i): f"{name} is null" for i in nulls})
         uneven = pc.not_equal(pc.list_value_length(column), pc.list_value_length(ids))
-        for i in np.flatnonzero(uneven.fill_null(False).to_numpy(zero_copy_only=False)):
-            bad.setdefault(int(i), f"{name} has {len(column[i])} values, input_ids {len(ids[i])}")
+        for i in np.flatnonzero(uneven.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
+            bad.setdefault(i, f"{name} has {len(column[i])} values, input_ids {len(ids[i])}")
         if pc.list_flatten(column).null_count:
             for i, row in enumerate(column):
                 if row.is_valid and row.values.null_count:

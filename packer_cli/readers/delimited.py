@@ -47,7 +47,8 @@ class _Lines:
         except UnicodeDecodeError as error:
             # The record's extent is unknown, so this cannot be one bad record.
             raise DataError(
-                f"{self._path}, byte {begin + error.start}: invalid UTF-8: 0x{line[error.start]:02x}",
+                f"{self._path}, byte {begin + error.start}: invalid UTF-8: "
+                f"0x{line[error.start]:02x}",
                 "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
             ) from None
 

@@ -10,7 +10,7 @@ class LinePositions:
     """Positions are byte offsets in the uncompressed file; people want line numbers."""
 
     def describe(self, file: InputFile, position: int) -> str:
-        """ "line 17 (byte 1234)": counts the lines before, so it is for errors only."""
+        """Such as "line 17 (byte 1234)": counts the lines before, so for errors only."""
         if file.path == STDIN:
             return f"byte {position}"
         line, left = 1, position

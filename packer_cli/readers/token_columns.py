@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import numpy.typing as npt
 
 from packer_cli.records import Int64, UInt8, UInt32
 
@@ -22,10 +25,10 @@ def check_tokens(
     """
     bad: dict[int, str] = {}
 
-    def mark(wrong: np.ndarray, describe: object) -> None:  # type: ignore[type-arg]
+    def mark(wrong: npt.NDArray[np.bool_], describe: Callable[[int, int], str]) -> None:
         for at in np.flatnonzero(wrong):
             record = int(np.searchsorted(offsets, at, side="right")) - 1
-            bad.setdefault(record, describe(int(at), int(at - offsets[record])))  # type: ignore[operator]
+            bad.setdefault(record, describe(int(at), int(at - offsets[record])))
 
     mark(
         (ids < 0) | (ids > _HIGHEST_ID),

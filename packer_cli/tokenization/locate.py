@@ -47,7 +47,7 @@ class TokenizerFiles:
 
 
 def choose(option: str | None) -> tuple[str, str]:
-    """The tokenizer to use and where that choice came from: the option, the environment, or bytes."""
+    """(tokenizer, where that choice came from): the option, the environment, or bytes."""
     if option:
         return option, "--tokenizer"
     if os.environ.get(ENVIRONMENT_VARIABLE):

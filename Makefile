@@ -1,0 +1,101 @@
+# make demo    build an environment, pack sample_data, show the statistics
+# make test    build what it needs and run the core tests
+# make help    the other targets
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PEERS ?= .venv-peers
+EXTRAS ?= .venv-extras
+PIP = -m pip install --quiet --disable-pip-version-check
+SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# The stamp is newer than the kernels and the metadata exactly when the build is up to date.
+$(VENV)/.installed: pyproject.toml setup.py $(SOURCES)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) --upgrade pip
+	$(BIN)/python $(PIP) --editable .
+	@touch $@
+
+$(VENV)/.testing: $(VENV)/.installed
+	$(BIN)/python $(PIP) --group test --group lint
+	@touch $@
+
+demo: $(VENV)/.installed ## pack sample_data and print packer stats
+	$(BIN)/packer pack sample_data/documents.jsonl --max-length 1024 --output build/demo --overwrite --quiet > /dev/null
+	$(BIN)/packer stats build/demo
+
+test: $(VENV)/.testing ## the core tests
+	$(BIN)/pytest -m "not slow" --ignore=tests/extras $(ARGS)
+
+test-slow: $(VENV)/.testing ## every text file of ../shared/data with every tokenizer (minutes)
+	$(BIN)/pytest -m slow --ignore=tests/extras $(ARGS)
+
+$(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
+	$(PYTHON) -m venv $(EXTRAS)
+	$(EXTRAS)/bin/python $(PIP) --upgrade pip
+	$(EXTRAS)/bin/python $(PIP) --requirement tests/extras/requirements.txt
+	$(EXTRAS)/bin/python $(PIP) --group test .
+	@touch $@
+
+test-extras: $(EXTRAS)/.installed ## tests against the real datasets, transformers and torch
+	$(EXTRAS)/bin/pytest tests/extras $(ARGS)
+
+KERNEL_TESTS = tests/test_kernels.py tests/test_packing.py tests/test_sequences.py
+
+build/debug/.installed: setup.py $(SOURCES) $(VENV)/.testing
+	PACKER_KERNELS=debug $(BIN)/python setup.py --quiet build --build-base build/debug --build-lib build/debug/lib
+	@touch $@
+
+build/asan/.installed: setup.py $(SOURCES) $(VENV)/.testing
+	PACKER_KERNELS=asan $(BIN)/python setup.py --quiet build --build-base build/asan --build-lib build/asan/lib
+	@touch $@
+
+test-debug: build/debug/.installed ## kernel tests with bounds checks
+	PYTHONPATH=build/debug/lib $(BIN)/pytest $(KERNEL_TESTS) $(ARGS)
+
+test-asan: build/asan/.installed ## kernel tests under AddressSanitizer
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	PYTHONPATH=build/asan/lib $(BIN)/pytest $(KERNEL_TESTS) $(ARGS)
+
+test-oldest: ## the core tests with the oldest dependencies that pyproject.toml allows
+	$(PYTHON) -m venv build/oldest
+	build/oldest/bin/python $(PIP) --upgrade pip
+	build/oldest/bin/python $(PIP) --group test --constraint tests/oldest.txt .
+	build/oldest/bin/pytest -m "not slow" --ignore=tests/extras $(ARGS)
+
+lint: $(VENV)/.testing ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.testing ## let ruff rewrite the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(PEERS)/.installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python $(PIP) --upgrade pip
+	$(PEERS)/bin/python $(PIP) --requirement benchmarks/peers/requirements.txt
+	-$(PEERS)/bin/python $(PIP) seqpacker
+	@touch $@
+
+peers: $(PEERS)/.installed ## the environment with the packages we measure against
+
+bench: $(VENV)/.testing $(PEERS)/.installed ## every row of the table in README (about 15 minutes)
+	$(BIN)/python benchmarks/run.py --peers-python $(PEERS)/bin/python $(ARGS)
+
+bench-quick: $(VENV)/.testing ## a short form, without peers
+	$(BIN)/python benchmarks/run.py --quick $(ARGS)
+
+wheel: $(VENV)/.testing ## a wheel in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove everything built
+	rm -rf build dist *.egg-info _kernels/*.so $(VENV) $(PEERS) $(EXTRAS)
