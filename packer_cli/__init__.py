@@ -7,7 +7,6 @@ modules only when a name is used.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,7 +32,9 @@ __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return _version("packer-cli")
+        from importlib.metadata import version  # noqa: PLC0415 slow to import
+
+        return version("packer-cli")
     if name in _HOMES:
         return getattr(import_module(f"packer_cli.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'packer_cli' has no attribute {name!r}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 
 
 class PackerError(Exception):
@@ -16,9 +17,12 @@ class PackerError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, tip: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, tip)  # both in args, so that errors survive pickling
         self.message = message
         self.tip = tip
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class DataError(PackerError):
@@ -55,6 +59,13 @@ class Interrupted(PackerError):
     """Ctrl-C, or a termination signal (exit 130)."""
 
     exit_code = 130
+
+
+def named(fields: Iterable[str], most: int = 20) -> str:
+    """Field names for a message: "a, b, c and 7 more", or "none"."""
+    names = list(fields)
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + rest
 
 
 def from_os_error(error: OSError, path: str | os.PathLike[str], doing: str) -> PackerError:

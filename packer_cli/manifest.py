@@ -7,12 +7,12 @@ between two runs of the same command: no times, no host, no number of workers.
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+import packer_cli
 from packer_cli.bounds import lower_bound_rows
 from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
@@ -42,7 +42,7 @@ def build(
     slots = counts.rows * config.max_length
     return {
         "format_version": FORMAT_VERSION,
-        "packer_version": version("packer-cli"),
+        "packer_version": packer_cli.__version__,
         "config": config.as_json() | {"shape": shape.kind},
         "tokenizer": tokenizer,
         "rows": counts.rows,

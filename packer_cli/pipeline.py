@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from packer_cli.errors import DataError, InternalError, Interrupted
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape, reader_for
 from packer_cli.readers.byte_streams import STDIN
-from packer_cli.records import InputFile, Shape, Slice
+from packer_cli.records import InputFile, Shape, Slice, WorkUnit
 from packer_cli.shard_writer import schema
 from packer_cli.shards import digest
 from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
@@ -49,8 +50,10 @@ def pack(
     shape = detect_shape(files, config)
     tokenizer, tokenizer_files = _tokenizer(files, shape, config, options, tokenizer_name, notify)
     pad = tokenizer.info.pad_token_id if tokenizer else 0
-    units = plan_units(files, config)
-    with output.claimed(destination, files, overwrite=options.overwrite, notify=notify) as work:
+    with (
+        closing(tokenizer) if tokenizer else nullcontext(),
+        output.claimed(destination, files, overwrite=options.overwrite, notify=notify) as work,
+    ):
         job = Job(
             files,
             config,
@@ -61,31 +64,39 @@ def pack(
             work,
             Progress(sum(file.size for file in files), show=options.progress),
         )
-        results: list[UnitResult | None] = [None] * len(units)
-        digests: list[tuple[int, str]] = [(0, "")] * len(files)
-
-        def run_unit(index: int) -> None:
-            result = pack_unit(units[index], job)
-            for shard in result.shards:
-                output.publish(work / shard.file, destination / shard.file)
-            results[index] = result
-
-        def run_digest(index: int) -> None:
-            if files[index].path != STDIN:
-                digests[index] = digest(files[index].path, job.stop.is_set)
-
-        tasks = [partial(run_unit, i) for i in range(len(units))]
-        tasks += [partial(run_digest, i) for i in range(len(files))]
-        try:
-            _run_all(tasks, options.workers, job)
-        finally:
-            job.progress.close()
-        done = [result for result in results if result is not None]
-        result = _finalize(destination, job, done, digests, tokenizer_files)
+        results, digests = _run(job, plan_units(files, config), destination, options.workers)
+        result = _finalize(destination, job, results, digests, tokenizer_files)
         # last of all, so that its presence means that everything else is there
         output.sync(destination)
         output.write_file(destination / manifest.MANIFEST, manifest.to_bytes(result))
     return result
+
+
+def _run(
+    job: Job, units: list[WorkUnit], destination: Path, workers: int
+) -> tuple[list[UnitResult], list[tuple[int, str]]]:
+    """Pack all units and hash all inputs; the shards have their final names afterwards."""
+    results: dict[int, UnitResult] = {}
+    digests: dict[int, tuple[int, str]] = {}
+
+    def run_unit(unit: WorkUnit) -> None:
+        result = pack_unit(unit, job)
+        for shard in result.shards:
+            output.publish(job.folder / shard.file, destination / shard.file)
+        results[unit.index] = result
+
+    def run_digest(file: InputFile) -> None:
+        digests[file.index] = (0, "") if file.path == STDIN else digest(file.path, job.stop.is_set)
+
+    tasks: list[partial[None]] = [partial(run_unit, unit) for unit in units]
+    tasks += [partial(run_digest, file) for file in job.files]
+    try:
+        _run_all(tasks, workers, job)
+        if job.tokenizer is not None:
+            job.tokenizer.finish()
+    finally:
+        job.progress.close()
+    return [results[unit.index] for unit in units], [digests[file.index] for file in job.files]
 
 
 def _tokenizer(

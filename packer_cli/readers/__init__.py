@@ -12,19 +12,21 @@ from functools import cache
 from typing import Protocol
 
 from packer_cli.config import PackConfig
-from packer_cli.errors import DataError
+from packer_cli.errors import DataError, named
 from packer_cli.records import InputFile, Records, Shape, Slice
 
 
 class Reader(Protocol):
     """What a format must offer.
 
-    `splittable`: slices may begin anywhere (bytes of a line format, or row groups). `fields`
-    gives the names in the first record, None when there is none. `read` yields Records in the
-    file's order; with `peek`, what it takes from stdin is read again by the run.
+    `splittable`: slices may begin anywhere (bytes of a line format, or row groups).
+    `holds_tokens`: records can be token ids. `fields` gives the names in the first record, None
+    when there is none. `read` yields Records in the file's order; with `peek`, what it takes
+    from stdin is read again by the run.
     """
 
     splittable: bool
+    holds_tokens: bool
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None: ...
     def read(
@@ -56,19 +58,32 @@ def reader_for(file_format: str) -> Reader:
 def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
     """What the records hold, from the first record there is. DataError when it is unknown."""
     for file in files:
-        fields = reader_for(file.format).fields(file, config)
+        reader = reader_for(file.format)
+        fields = reader.fields(file, config)
         if fields is None:
             continue
         if config.text_field in fields:
             return Shape("text", config.text_field)
-        if "input_ids" in fields:
+        if "input_ids" in fields and reader.holds_tokens:
+            _refuse_text_formats(files, file)
             return Shape("tokens", "input_ids")
+        nor = " nor 'input_ids'" if reader.holds_tokens else ""
         raise DataError(
-            f"{file.path}: records have neither '{config.text_field}' nor 'input_ids'; "
-            f"fields found: {', '.join(fields) or 'none'}",
+            f"{file.path}: records have {'neither' if nor else 'no'} '{config.text_field}'{nor}; "
+            f"fields found: {named(fields)}",
             "name the field that holds the text with --text-field",
         )
+    where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
     raise DataError(
-        f"no records in {len(files)} input file{'s' * (len(files) != 1)}",
-        "check the paths; files may be empty or hold only blank lines",
+        f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}",
+        "check the paths; the files are empty or hold only blank lines",
     )
+
+
+def _refuse_text_formats(files: list[InputFile], tokens: InputFile) -> None:
+    for file in files:
+        if not reader_for(file.format).holds_tokens:
+            raise DataError(
+                f"{file.path}: {file.format} holds text, but {tokens.path} holds input_ids",
+                "pack texts and token ids by two commands",
+            )

@@ -46,6 +46,8 @@ def _reading(file: InputFile) -> Iterator[None]:
 class _ColumnarReader:
     """What Parquet and Arrow share once there are record batches."""
 
+    holds_tokens = True
+
     def describe(self, file: InputFile, position: int) -> str:
         return f"row {position}"
 

@@ -57,6 +57,7 @@ class DelimitedReader(LinePositions):
     """A record may span lines inside quotes, so a file is one slice."""
 
     splittable = False
+    holds_tokens = False
 
     def __init__(self, delimiter: str) -> None:
         self._delimiter = delimiter

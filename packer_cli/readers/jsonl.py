@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from packer_cli.config import PackConfig
-from packer_cli.errors import DataError
+from packer_cli.errors import DataError, named
 from packer_cli.readers.byte_streams import Lines, open_source, read_lines
 from packer_cli.readers.line_positions import LinePositions
 from packer_cli.readers.token_columns import check_tokens
@@ -29,20 +29,30 @@ class JsonlReader(LinePositions):
     """`.jsonl`, `.ndjson` and `.json` files; splittable by bytes unless compressed."""
 
     splittable = True
+    holds_tokens = True
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
-        """The field names of the first record, or None when there is none."""
+        """The field names of the first record, or None when there is none.
+
+        Where bad records are skipped: of the first record that can be packed, if any can.
+        """
+        skip, first = config.on_error == "skip", None
         with open_source(file, peek=True) as source:
             for block in read_lines(source, 0, None, config.max_line_bytes):
                 for start, line in _lines(block):
                     try:
-                        return list(_any_decoder(line))
+                        names = list(_any_decoder(line))
                     except _DECODE_ERRORS:
-                        if config.on_error == "skip":
+                        if skip:
                             continue
                         bad = _explain(line, start, _any_decoder)
                         place = self.describe(file, start)
                         raise DataError(f"{file.path}, {place}: {bad.reason}", bad.tip) from None
+                    if not skip or config.text_field in names or "input_ids" in names:
+                        return names
+                    first = first or names
+                if first is not None:
+                    return first
         return None
 
     def read(
@@ -62,7 +72,9 @@ class JsonlReader(LinePositions):
 
 def _decoder(shape: Shape) -> Callable[[bytes], Any]:
     if shape.kind == "text":
-        record = msgspec.defstruct("Record", [("text", str)], rename={"text": shape.field})
+        record = msgspec.defstruct(
+            "Record", [("text", str)], rename={"text": shape.field}, gc=False
+        )
     else:
         numbers = list[int] | None
         record = msgspec.defstruct(
@@ -77,6 +89,12 @@ def _decoder(shape: Shape) -> Callable[[bytes], Any]:
 
 
 _MEND = "mend the line, or use --on-error skip"
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
+_KINDS = {
+    "str": "a string", "int": "an integer", "float": "a number", "bool": "true or false",
+    "array": "an array", "list": "an array", "object": "an object", "null": "null",
+    "NoneType": "null",
+}  # fmt: skip
 _any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -120,10 +138,10 @@ def _decode_block(
     return np.array(good, np.int64), decoded, bad
 
 
-def too_long(position: int, max_line_bytes: int) -> BadRecord:
+def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecord:
     return BadRecord(
         position,
-        f"the line is longer than {max_line_bytes} bytes",
+        f"the {what} is longer than {max_line_bytes} bytes",
         "raise --max-line-bytes, or check that the file has line ends",
     )
 
@@ -132,27 +150,40 @@ def _explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadR
     """Why a line cannot be used, in words for the person who has to mend it."""
     if line.startswith(b"\xef\xbb\xbf"):
         return BadRecord(
-            position, "a UTF-8 byte order mark", "remove it: sed -i '1s/^\\xEF\\xBB\\xBF//'"
+            position, "a UTF-8 byte order mark", "remove it: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"
         )
     if line.lstrip()[:1] == b"[":
         return BadRecord(
             position, "a JSON array, expected one object per line", "convert it: jq -c '.[]' FILE"
         )
+    if line.strip() == b"{":
+        return BadRecord(
+            position,
+            "an object over several lines, expected one object per line",
+            "convert it: jq -c . FILE",
+        )
+    if line.startswith(_COMPRESSED):
+        return BadRecord(
+            position, "compressed data, not JSON", "decompress it, or name the file FILE.jsonl.gz"
+        )
     try:
-        line.decode()
+        parsed = json.loads(line.decode())
+        surrogate = _LONE_SURROGATE.search(json.dumps(parsed, ensure_ascii=False))
     except UnicodeDecodeError as error:
         return BadRecord(
             position,
             f"invalid UTF-8 at byte {error.start} of the line: 0x{line[error.start]:02x}",
             "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
         )
-    try:
-        parsed = json.loads(line)
-    except ValueError as error:
+    except json.JSONDecodeError as error:
+        what = error.msg.removesuffix(" at").removesuffix(" starting")
+        return BadRecord(
+            position, f"not valid JSON: {what} at character {error.pos + 1} of the line", _MEND
+        )
+    except ValueError as error:  # a number of thousands of digits
         return BadRecord(position, f"not valid JSON: {error}", _MEND)
     except RecursionError:
         return BadRecord(position, "JSON nested too deeply", _MEND)
-    surrogate = _LONE_SURROGATE.search(json.dumps(parsed, ensure_ascii=False))
     if surrogate:
         return BadRecord(
             position,
@@ -162,11 +193,22 @@ def _explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadR
     try:
         decode(line)
     except _DECODE_ERRORS as error:
-        reason = re.sub(r" - at `\$\.?(.*?)`$", r" in field '\1'", str(error)).replace("`", "'")
-        reason = reason.replace("Object missing", "missing").replace("Expected", "expected")
-        fields = f"; fields found: {', '.join(parsed)}" if isinstance(parsed, dict) else ""
-        return BadRecord(position, reason.replace(" in field ''", "") + fields, _MEND)
+        return BadRecord(position, _in_words(str(error), parsed), _MEND)
     raise AssertionError("a line failed to decode and then did not")
+
+
+def _in_words(error: str, parsed: Any) -> str:
+    """What msgspec says of a record: "Expected `str`, got `int` - at `$.text`", and the like."""
+    if not isinstance(parsed, dict):
+        return f"{_KINDS.get(type(parsed).__name__, 'a value')}, expected one object per line"
+    missing = re.fullmatch(r"Object missing required field `(.*)`", error)
+    if missing:
+        return f"no field '{missing[1]}'; fields found: {named(parsed)}"
+    wrong = re.fullmatch(r"Expected `(.*)`, got `(.*)` - at `\$\.(.*)`", error)
+    if wrong:
+        expected = " or ".join(_KINDS.get(kind, kind) for kind in wrong[1].split(" | "))
+        return f"field '{wrong[3]}' is {_KINDS.get(wrong[2], wrong[2])}, expected {expected}"
+    return error
 
 
 def _token_records(

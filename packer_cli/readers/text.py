@@ -12,11 +12,14 @@ from packer_cli.readers.jsonl import too_long
 from packer_cli.readers.line_positions import LinePositions
 from packer_cli.records import BadRecord, InputFile, Records, Shape, Slice
 
+_Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
+
 
 class TextReader(LinePositions):
     """`.txt`, `.text` and `.md` files. Lines and paragraphs lose their line end, files do not."""
 
     splittable = False
+    holds_tokens = False
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
         return [config.text_field]
@@ -33,7 +36,7 @@ class TextReader(LinePositions):
                 bad: list[BadRecord] = []
                 for position, data in blocks:
                     if data is None or len(data) > config.max_line_bytes:
-                        bad.append(too_long(position, config.max_line_bytes))
+                        bad.append(too_long(position, config.max_line_bytes, config.sample_by))
                         continue
                     try:
                         texts.append(data.decode())
@@ -42,7 +45,8 @@ class TextReader(LinePositions):
                         bad.append(
                             BadRecord(
                                 position,
-                                f"invalid UTF-8 at byte {error.start}: 0x{data[error.start]:02x}",
+                                f"invalid UTF-8 at byte {error.start} of the "
+                                f"{config.sample_by}: 0x{data[error.start]:02x}",
                                 "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
                             )
                         )
@@ -50,20 +54,19 @@ class TextReader(LinePositions):
                     np.array(positions, np.int64), texts=texts, bad=bad, consumed=source.consumed()
                 )
 
-    def _documents(
-        self, blocks: Iterator[Lines], config: PackConfig
-    ) -> Iterator[list[tuple[int, bytes | None]]]:
+    def _documents(self, blocks: Iterator[Lines], config: PackConfig) -> Iterator[list[_Document]]:
         if config.sample_by == "line":
             for block in blocks:
                 yield _lines(block)
         else:
-            yield from _joined(blocks, config)
+            cut = _paragraphs if config.sample_by == "paragraph" else _whole
+            yield from cut(blocks, config.max_line_bytes)
 
 
-def _lines(block: Lines) -> list[tuple[int, bytes | None]]:
+def _lines(block: Lines) -> list[_Document]:
     if block.data is None:
         return [(block.offset, None)]
-    found: list[tuple[int, bytes | None]] = []
+    found: list[_Document] = []
     position = block.offset
     lines = block.data.split(b"\n")
     for line in lines if lines[-1] else lines[:-1]:
@@ -72,31 +75,43 @@ def _lines(block: Lines) -> list[tuple[int, bytes | None]]:
     return found
 
 
-def _joined(
-    blocks: Iterator[Lines], config: PackConfig
-) -> Iterator[list[tuple[int, bytes | None]]]:
-    """Paragraphs (ended by blank lines) or the whole file, never held beyond the limit."""
-    by_paragraph = config.sample_by == "paragraph"
+def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
+    """Ended by blank lines, never held beyond `limit` bytes."""
     held: list[bytes] = []
     size, begin, overlong = 0, 0, False
 
-    def document() -> tuple[int, bytes | None]:
-        data = b"\n".join(held)
-        return begin, None if overlong else data if by_paragraph else data + b"\n"
+    def document() -> _Document:
+        return begin, None if overlong else b"\n".join(held)
 
     for block in blocks:
-        finished: list[tuple[int, bytes | None]] = []
+        finished: list[_Document] = []
         for position, line in _lines(block):
-            if by_paragraph and line is not None and not line.strip():
+            if line is not None and not line.strip():
                 if held or overlong:
                     finished.append(document())
                 held, size, overlong = [], 0, False
                 continue
             if not held and not overlong:
                 begin = position
-            overlong = overlong or line is None or size + len(line) > config.max_line_bytes
-            held = [] if overlong else [*held, line] if line is not None else held
             size += len(line or b"") + 1
+            if line is None or size - 1 > limit:
+                held, overlong = [], True
+            elif not overlong:
+                held.append(line)
         yield finished
     if held or overlong:
         yield [document()]
+
+
+def _whole(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
+    """The file as it is, if it is not longer than `limit` bytes."""
+    held: list[bytes] = []
+    size = 0
+    for block in blocks:
+        size += len(block.data or b"")
+        if block.data is None or size > limit:
+            yield [(0, None)]
+            return
+        held.append(block.data)
+    if held:
+        yield [(0, b"".join(held))]

@@ -17,9 +17,10 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64, UInt32
-from packer_cli.tokenization.agreement import check_sample, differs_at_start
+from packer_cli.tokenization.agreement import differs_at_start, sample
 from packer_cli.tokenization.engines import BytesEngine, Engine, FastEngine, ReferenceEngine
 from packer_cli.tokenization.locate import TokenizerFiles
+from packer_cli.tokenization.reference_process import ReferenceProcess
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class TokenizerInfo:
 
 
 class Tokenizer:
-    """Encodes documents, special tokens included. Safe to share between threads."""
+    """Encodes documents, special tokens included. Safe to share between threads.
+
+    `finish` confirms all that was encoded; `close` must be called at the end.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class Tokenizer:
         engine: Engine,
         prefix: list[int],
         suffix: list[int],
-        reference: ReferenceEngine | None = None,
+        reference: ReferenceProcess | None = None,
     ) -> None:
         """`reference` is given when `engine` is to be checked against it by samples."""
         self.info = info
@@ -58,11 +62,11 @@ class Tokenizer:
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         """(ids uint32[T], offsets int64[n + 1]). A text without any token stays empty.
 
-        Raises InternalError when the engine is found to differ from the reference.
+        Raises InternalError when an earlier sample of the engine differed from the reference.
         """
         ids, offsets = self.engine.encode(texts)
-        if self._reference is not None:
-            check_sample(self.engine, self._reference, texts, ids, offsets)
+        if self._reference is not None and texts:
+            self._reference.check(*sample(texts, ids, offsets, self.engine))
         extra = len(self._prefix) + len(self._suffix)
         if not extra:
             return ids, offsets
@@ -72,6 +76,15 @@ class Tokenizer:
             ids, offsets, self._prefix, self._suffix, framed, framed_offsets
         )
         return framed[:used], framed_offsets
+
+    def finish(self) -> None:
+        """Wait for the last sample. Raises InternalError when it differed."""
+        if self._reference is not None:
+            self._reference.finish()
+
+    def close(self) -> None:
+        if self._reference is not None:
+            self._reference.close()
 
 
 def bytes_tokenizer(add_eos: bool) -> Tokenizer:
@@ -95,14 +108,64 @@ def load_tokenizer(
     `notify` hears why the reference is used instead. Raises UsageError when the files cannot
     be loaded, or when there is no EOS to append.
     """
-    try:
+    if backend == "tokenizers":
         reference = ReferenceEngine(files.json)
-    except Exception as error:  # tokenizers raises bare Exception
+        info, prefix, suffix = _describe(files, reference, add_eos, eos_token)
+        return Tokenizer(info, reference, prefix, suffix)
+    process = ReferenceProcess(files.json)  # it loads while the fast engine does
+    try:
+        fast, problem = _fast_engine(files.json)
+        info, prefix, suffix = _describe(files, process, add_eos, eos_token)
+        if fast is not None:
+            difference = differs_at_start(fast, process, files.added_tokens, first_documents or [])
+            if difference is None:
+                return Tokenizer(info, fast, prefix, suffix, process)
+            problem = f"gigatoken differs from tokenizers on {difference}"
+    except BaseException:
+        process.close()
+        raise
+    process.close()
+    if backend == "gigatoken":
         raise UsageError(
-            f"tokenizer {files.source}: cannot load tokenizer.json: {error}"
-        ) from error
-    prefix, suffix = _post_processor(reference, files.source)
-    info, eos = _describe(files, reference, eos_token)
+            f"tokenizer {files.source}: {problem}", "use --tokenizer-backend tokenizers or auto"
+        )
+    notify(f"using the slower tokenizers engine: {problem}")
+    return Tokenizer(info, ReferenceEngine(files.json), prefix, suffix)
+
+
+def _fast_engine(tokenizer_json: bytes) -> tuple[FastEngine | None, str]:
+    """(engine, "") or (None, why it cannot be used)."""
+    try:
+        return FastEngine(tokenizer_json), ""
+    except ValueError as error:
+        return None, str(error).splitlines()[0]
+
+
+def _describe(
+    files: TokenizerFiles,
+    reference: ReferenceEngine | ReferenceProcess,
+    add_eos: bool,
+    eos_token: str | None,
+) -> tuple[TokenizerInfo, list[int], list[int]]:
+    """(info, prefix, suffix): what goes around every document, EOS included."""
+    roles = {"BOS": files.bos, "EOS": eos_token or files.eos, "padding": files.pad}
+    try:
+        about = reference.describe([token for token in roles.values() if token is not None])
+    except UsageError as error:
+        raise UsageError(f"tokenizer {files.source}: {error.message}", error.tip) from error
+    if about.prefix is None:
+        raise UsageError(
+            f"tokenizer {files.source}: its post-processor rewrites the text's own tokens"
+        )
+    ids: dict[str, int | None] = {}
+    for role, token in roles.items():
+        ids[role] = None if token is None else about.token_ids[token]
+        if token is not None and ids[role] is None:
+            raise UsageError(
+                f"tokenizer {files.source}: its {role} token {token!r} is not in the vocabulary",
+                f"name a token that exists{' with --eos-token' if role == 'EOS' else ''}",
+            )
+    eos, suffix = ids["EOS"], about.suffix
     if add_eos and eos is None:
         raise UsageError(
             f"tokenizer {files.source}: no configuration names its EOS token",
@@ -110,58 +173,7 @@ def load_tokenizer(
         )
     if add_eos and eos is not None and suffix[-1:] != [eos]:
         suffix = [*suffix, eos]
-    if backend == "tokenizers":
-        return Tokenizer(info, reference, prefix, suffix)
-    try:
-        fast = FastEngine(files.json)
-        difference = differs_at_start(fast, reference, first_documents or [])
-        problem = difference and f"gigatoken differs from tokenizers on {difference}"
-    except ValueError as error:
-        problem = str(error).splitlines()[0]
-    if problem is None:
-        return Tokenizer(info, fast, prefix, suffix, reference)
-    if backend == "gigatoken":
-        raise UsageError(
-            f"tokenizer {files.source}: {problem}", "use --tokenizer-backend tokenizers or auto"
-        )
-    notify(f"using the slower tokenizers engine: {problem}")
-    return Tokenizer(info, reference, prefix, suffix)
-
-
-def _post_processor(reference: ReferenceEngine, source: str) -> tuple[list[int], list[int]]:
-    """What the post-processor puts before and after one document."""
-    bare = reference.tokenizer.encode("a b", add_special_tokens=False).ids
-    full = reference.tokenizer.encode("a b", add_special_tokens=True).ids
-    for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
-            return full[:start], full[start + len(bare) :]
-    raise UsageError(f"tokenizer {source}: its post-processor rewrites the text's own tokens")
-
-
-def _describe(
-    files: TokenizerFiles, reference: ReferenceEngine, eos_token: str | None
-) -> tuple[TokenizerInfo, int | None]:
-    def token_id(token: str | None, role: str) -> int | None:
-        if token is None:
-            return None
-        found: int | None = reference.tokenizer.token_to_id(token)
-        if found is None:
-            raise UsageError(
-                f"tokenizer {files.source}: its {role} token {token!r} is not in the vocabulary",
-                f"name a token that exists{' with --eos-token' if role == 'EOS' else ''}",
-            )
-        return found
-
-    eos = token_id(eos_token or files.eos, "EOS")
-    pad = token_id(files.pad, "padding")
-    if pad is None:
-        pad = eos if eos is not None else 0  # padding is masked by position, never by its id
-    info = TokenizerInfo(
-        files.source,
-        files.sha256,
-        reference.tokenizer.get_vocab_size(with_added_tokens=True),
-        token_id(files.bos, "BOS"),
-        eos,
-        pad,
-    )
-    return info, eos
+    # padding is masked by position, never by its id, so any id will do
+    pad = ids["padding"] if ids["padding"] is not None else eos if eos is not None else 0
+    info = TokenizerInfo(files.source, files.sha256, about.vocab_size, ids["BOS"], eos, pad)
+    return info, about.prefix, suffix

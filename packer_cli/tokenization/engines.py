@@ -2,17 +2,20 @@
 
 `ReferenceEngine` is Hugging Face tokenizers and defines what is right; `FastEngine` is
 gigatoken, tens of times faster, trusted only while it agrees (see `agreement.py`);
-`BytesEngine` needs nothing installed or downloaded.
+`BytesEngine` needs nothing installed or downloaded. Only numpy is imported here before an
+engine is made, because `reference_process.py` starts from this file.
 """
 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
 import numpy as np
 
+from packer_cli.errors import UsageError
 from packer_cli.records import Int64, UInt32
 
 # Cutting batches by bytes keeps the reference's per-document objects within bounds.
@@ -28,6 +31,22 @@ class Engine(Protocol):
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         """(ids uint32[T], offsets int64[n + 1]) of n texts, without special tokens added."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a tokenizer does besides encoding text.
+
+    prefix, suffix  ids that its post-processor puts around a document; None when it does
+                    something else than that
+    token_ids       the ids of the tokens asked for, None for those it does not have
+    vocab_size      added tokens included; ids can be higher
+    """
+
+    prefix: list[int] | None
+    suffix: list[int]
+    token_ids: dict[str, int | None]
+    vocab_size: int
 
 
 class BytesEngine:
@@ -48,12 +67,19 @@ class ReferenceEngine:
     name = "tokenizers"
 
     def __init__(self, tokenizer_json: bytes) -> None:
+        """Raises UsageError when the library cannot load the tokenizer."""
         from tokenizers import Tokenizer  # noqa: PLC0415
 
-        self.tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        try:
+            self.tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        except Exception as error:  # the library raises bare Exception
+            raise UsageError(f"tokenizer.json cannot be loaded: {error}") from error
         # Truncation and padding saved inside tokenizer.json would lose or invent tokens.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        # BPE dropout would give other tokens on every run.
+        if getattr(self.tokenizer.model, "dropout", None):
+            self.tokenizer.model.dropout = None
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         parts: list[UInt32] = []
@@ -66,8 +92,15 @@ class ReferenceEngine:
         flat_ids = np.concatenate(parts) if parts else np.empty(0, np.uint32)
         return flat_ids, _offsets(lengths, len(lengths))
 
-    def encode_one(self, text: str) -> UInt32:
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
+    def describe(self, tokens: list[str]) -> Description:
+        bare = self.tokenizer.encode("a b", add_special_tokens=False).ids
+        full = self.tokenizer.encode("a b", add_special_tokens=True).ids
+        prefix, suffix = None, []
+        for start in range(len(full) - len(bare) + 1):
+            if prefix is None and full[start : start + len(bare)] == bare:
+                prefix, suffix = full[:start], full[start + len(bare) :]
+        ids = {token: self.tokenizer.token_to_id(token) for token in tokens}
+        return Description(prefix, suffix, ids, self.tokenizer.get_vocab_size())
 
 
 class FastEngine:

@@ -21,6 +21,8 @@ ENVIRONMENT_VARIABLE = "PACKER_TOKENIZER"
 _COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 # Only used when no configuration names the EOS, and only if exactly one of them exists.
 _KNOWN_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
+# Engines make tables as long as the highest id: a corrupt one must not take all memory.
+_HIGHEST_ID = 1 << 24
 _TIP = "give a folder with tokenizer.json, the file itself, a hub name like org/model, or bytes"
 
 
@@ -31,7 +33,7 @@ class TokenizerFiles:
     source      what the user asked for
     json        contents of tokenizer.json
     sha256      its digest
-    tokens      content -> id, of the added tokens
+    added_tokens   contents of the added tokens
     bos, eos, pad   their contents, where configured
     companions  file name -> contents, of what else belongs to the tokenizer
     """
@@ -39,7 +41,7 @@ class TokenizerFiles:
     source: str
     json: bytes
     sha256: str
-    tokens: dict[str, int]
+    added_tokens: list[str]
     bos: str | None
     eos: str | None
     pad: str | None
@@ -75,20 +77,17 @@ def locate(source: str) -> TokenizerFiles:
         }
     except OSError as error:
         raise from_os_error(error, error.filename or path, "read") from error
-    document = _parse(content, path)
-    if "model" not in document:
-        raise UsageError(f"tokenizer {path}: not a tokenizer.json (it has no 'model')", _TIP)
-    tokens = {str(t["content"]): int(t["id"]) for t in document.get("added_tokens") or []}
+    added_tokens = _added_tokens(content, path)
     special = _special_tokens(companions, path.parent)
     eos = special.get("eos_token")
     if eos is None:
-        known = [name for name in _KNOWN_EOS if name in tokens]
+        known = [name for name in _KNOWN_EOS if name in added_tokens]
         eos = known[0] if len(known) == 1 else None
     return TokenizerFiles(
         source,
         content,
         hashlib.sha256(content).hexdigest(),
-        tokens,
+        added_tokens,
         special.get("bos_token"),
         eos,
         special.get("pad_token"),
@@ -96,10 +95,39 @@ def locate(source: str) -> TokenizerFiles:
     )
 
 
+class _AddedToken(msgspec.Struct):
+    content: str
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] | None = None  # a list in unigram models
+
+
+class _TokenizerJson(msgspec.Struct):
+    """Only what is wanted here: the merges, megabytes of them, are passed over."""
+
+    model: _Model
+    added_tokens: list[_AddedToken] | None = None
+
+
+def _added_tokens(content: bytes, path: Path) -> list[str]:
+    try:
+        document = msgspec.json.decode(content, type=_TokenizerJson)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"tokenizer {path}: not a tokenizer.json: {error}", _TIP) from error
+    vocabulary = document.model.vocab
+    highest = max(vocabulary.values(), default=0) if isinstance(vocabulary, dict) else 0
+    if highest > _HIGHEST_ID:
+        raise UsageError(
+            f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works", _TIP
+        )
+    return [token.content for token in document.added_tokens or []]
+
+
 def _parse(content: bytes, path: Path) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"tokenizer {path}: not valid JSON: {error}", _TIP) from error
     if not isinstance(document, dict):
         raise UsageError(f"tokenizer {path}: a JSON {type(document).__name__}, not an object", _TIP)
