@@ -281,12 +281,14 @@ def stats(
 
 
 def _print_report(directory: Path, manifest: dict[str, Any], *, as_json: bool, **how: Any) -> None:
-    from packer_cli import report
-
     if as_json:
-        print(report.as_json(directory, manifest, by=how.get("by")))
+        from packer_cli.report import as_json as render
+
+        print(render(directory, manifest, by=how.get("by")))
     else:
-        report.print_report(directory, manifest, **how)
+        from packer_cli.report_table import print_report
+
+        print_report(directory, manifest, **how)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ when a block holds a blank or bad line is it gone through line by line to find t
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,14 +13,12 @@ import msgspec
 import numpy as np
 
 from packer_cli.config import PackConfig
-from packer_cli.errors import DataError, named
+from packer_cli.errors import DataError
 from packer_cli.readers.byte_streams import Lines, open_source, read_lines
+from packer_cli.readers.json_mistakes import DECODE_ERRORS, MEND, explain
 from packer_cli.readers.line_positions import LinePositions
 from packer_cli.readers.token_columns import check_tokens
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Shape, Slice
-
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class JsonlReader(LinePositions):
@@ -42,10 +38,10 @@ class JsonlReader(LinePositions):
                 for start, line in _lines(block):
                     try:
                         names = list(_any_decoder(line))
-                    except _DECODE_ERRORS:
+                    except DECODE_ERRORS:
                         if skip:
                             continue
-                        bad = _explain(line, start, _any_decoder)
+                        bad = explain(line, start, _any_decoder)
                         place = self.describe(file, start)
                         raise DataError(f"{file.path}, {place}: {bad.reason}", bad.tip) from None
                     if not skip or config.text_field in names or "input_ids" in names:
@@ -88,13 +84,6 @@ def _decoder(shape: Shape) -> Callable[[bytes], Any]:
     return msgspec.json.Decoder(record).decode
 
 
-_MEND = "mend the line, or use --on-error skip"
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
-_KINDS = {
-    "str": "a string", "int": "an integer", "float": "a number", "bool": "true or false",
-    "array": "an array", "list": "an array", "object": "an object", "null": "null",
-    "NoneType": "null",
-}  # fmt: skip
 _any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -120,7 +109,7 @@ def _decode_block(
         try:
             decoded = [decode(line) for line in lines]
             positions = np.cumsum(sizes + 1) - (sizes + 1) + block.offset
-        except _DECODE_ERRORS:
+        except DECODE_ERRORS:
             pass
         else:
             return positions, decoded, []
@@ -133,8 +122,8 @@ def _decode_block(
         try:
             decoded.append(decode(line))
             good.append(position)
-        except _DECODE_ERRORS:
-            bad.append(_explain(line, position, decode))
+        except DECODE_ERRORS:
+            bad.append(explain(line, position, decode))
     return np.array(good, np.int64), decoded, bad
 
 
@@ -146,78 +135,13 @@ def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecor
     )
 
 
-def _explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadRecord:
-    """Why a line cannot be used, in words for the person who has to mend it."""
-    if line.startswith(b"\xef\xbb\xbf"):
-        return BadRecord(
-            position, "a UTF-8 byte order mark", "remove it: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"
-        )
-    if line.lstrip()[:1] == b"[":
-        return BadRecord(
-            position, "a JSON array, expected one object per line", "convert it: jq -c '.[]' FILE"
-        )
-    if line.strip() == b"{":
-        return BadRecord(
-            position,
-            "an object over several lines, expected one object per line",
-            "convert it: jq -c . FILE",
-        )
-    if line.startswith(_COMPRESSED):
-        return BadRecord(
-            position, "compressed data, not JSON", "decompress it, or name the file FILE.jsonl.gz"
-        )
-    try:
-        parsed = json.loads(line.decode())
-        surrogate = _LONE_SURROGATE.search(json.dumps(parsed, ensure_ascii=False))
-    except UnicodeDecodeError as error:
-        return BadRecord(
-            position,
-            f"invalid UTF-8 at byte {error.start} of the line: 0x{line[error.start]:02x}",
-            "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
-        )
-    except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at").removesuffix(" starting")
-        return BadRecord(
-            position, f"not valid JSON: {what} at character {error.pos + 1} of the line", _MEND
-        )
-    except ValueError as error:  # a number of thousands of digits
-        return BadRecord(position, f"not valid JSON: {error}", _MEND)
-    except RecursionError:
-        return BadRecord(position, "JSON nested too deeply", _MEND)
-    if surrogate:
-        return BadRecord(
-            position,
-            f"the lone surrogate \\u{ord(surrogate.group()):04x} in a string is not valid Unicode",
-            _MEND,
-        )
-    try:
-        decode(line)
-    except _DECODE_ERRORS as error:
-        return BadRecord(position, _in_words(str(error), parsed), _MEND)
-    raise AssertionError("a line failed to decode and then did not")
-
-
-def _in_words(error: str, parsed: Any) -> str:
-    """What msgspec says of a record: "Expected `str`, got `int` - at `$.text`", and the like."""
-    if not isinstance(parsed, dict):
-        return f"{_KINDS.get(type(parsed).__name__, 'a value')}, expected one object per line"
-    missing = re.fullmatch(r"Object missing required field `(.*)`", error)
-    if missing:
-        return f"no field '{missing[1]}'; fields found: {named(parsed)}"
-    wrong = re.fullmatch(r"Expected `(.*)`, got `(.*)` - at `\$\.(.*)`", error)
-    if wrong:
-        expected = " or ".join(_KINDS.get(kind, kind) for kind in wrong[1].split(" | "))
-        return f"field '{wrong[3]}' is {_KINDS.get(wrong[2], wrong[2])}, expected {expected}"
-    return error
-
-
 def _token_records(
     positions: Int64, decoded: list[Any], bad: list[BadRecord], consumed: int
 ) -> Records:
     bad = list(bad)
     reasons = {i: reason for i, record in enumerate(decoded) if (reason := _uneven(record))}
     records = [record for i, record in enumerate(decoded) if i not in reasons]
-    bad.extend(BadRecord(int(positions[i]), reason, _MEND) for i, reason in reasons.items())
+    bad.extend(BadRecord(int(positions[i]), reason, MEND) for i, reason in reasons.items())
     positions = np.delete(positions, list(reasons))
     offsets = np.zeros(len(records) + 1, np.int64)
     np.cumsum([len(record.input_ids) for record in records], out=offsets[1:])
@@ -232,7 +156,7 @@ def _token_records(
         )
         mask = _flat(masks, len(ids))
     tokens, wrong = check_tokens(ids, offsets, labels, mask)
-    bad.extend(BadRecord(int(positions[i]), reason, _MEND) for i, reason in wrong.items())
+    bad.extend(BadRecord(int(positions[i]), reason, MEND) for i, reason in wrong.items())
     bad.sort(key=lambda record: record.position)
     return Records(np.delete(positions, list(wrong)), tokens=tokens, bad=bad, consumed=consumed)
 

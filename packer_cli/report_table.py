@@ -1,0 +1,137 @@
+"""The figures and histograms of a manifest drawn in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from packer_cli.report import figures
+
+_BAR = 40
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def print_report(
+    directory: Path,
+    manifest: dict[str, Any],
+    *,
+    detail: bool,
+    by: str | None = None,
+    deep: bool = False,
+) -> None:
+    """Print to stdout. `detail`: histograms too; `deep`: say that a recount agreed."""
+    console = Console(highlight=False, soft_wrap=True)
+    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+    times = "x" if plain else "×"
+    f = figures(manifest)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="left", style="dim")
+    table.add_column(justify="right", style="bold")
+    table.add_column()
+    size = f"{f['bytes'] / 1e6:,.1f} MB in {f['shards']} shard{'s' * (f['shards'] != 1)}"
+    table.add_row("utilization", f"{f['utilization']:.2%}", "of all places hold real tokens")
+    table.add_row(
+        "rows", f"{f['rows']:,}", f"of {f['max_length']:,} tokens, {f['strategy']}; {size}"
+    )
+    over = f["rows"] - f["lower_bound_rows"]
+    table.add_row(
+        "lower bound", f"{f['lower_bound_rows']:,}",
+        "rows; no packer can do better" if not over
+        else f"rows; at most {over:,} ({over / f['lower_bound_rows']:.2%}) could be saved",
+    )  # fmt: skip
+    table.add_row(
+        "unpacked", f"{f['unpacked_rows']:,}",
+        f"rows if each were padded alone: {f['unpacked_ratio']:.1f}{times} fewer rows",
+    )  # fmt: skip
+    table.add_row("documents", f"{f['documents']:,}", f"in {f['segments']:,} segments")
+    share = f["trained_tokens"] / max(f["tokens"], 1)
+    table.add_row("tokens", f"{f['tokens']:,}", f"{f['trained_tokens']:,} trained on ({share:.2%})")
+    table.add_row("padding", f"{f['padding_tokens']:,}", "places without a token")
+    for name, count, rest in _losses(f):
+        table.add_row(name, f"{count:,}", rest, style="yellow")
+    console.print(f"[bold]{directory}[/bold]")
+    console.print(table)
+    if detail:
+        _histograms(console, manifest, plain)
+    if by:
+        _breakdown(console, manifest, by)
+    if deep:
+        console.print("\nrecounted from the shards: all figures agree")
+
+
+def _losses(f: dict[str, Any]) -> list[tuple[str, int, str]]:
+    lost = [
+        ("truncated", f["truncated_documents"], f"documents, {f['truncated_tokens']:,} tokens cut"),
+        ("dropped", f["dropped_documents"], f"documents, {f['dropped_tokens']:,} tokens"),
+        ("empty", f["empty_documents"], "documents without a token, not packed"),
+        ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
+    ]
+    return [row for row in lost if row[1]]
+
+
+def _bar(share: float, plain: bool) -> str:
+    if plain:
+        return "#" * round(share * _BAR)
+    eighths = round(share * _BAR * 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip() or ("▏" if share else "")
+
+
+def _histograms(console: Console, manifest: dict[str, Any], plain: bool) -> None:
+    counts = manifest["histograms"]
+    fill = [
+        (f"{5 * i}-{5 * i + 5}%" if i < len(counts["row_fill"]) - 1 else "full", count)
+        for i, count in enumerate(counts["row_fill"])
+    ]
+    _histogram(console, "row fill (rows)", fill, plain)
+    for title, name in (
+        ("document length in tokens (documents)", "document_length"),
+        ("segments per row (rows)", "segments_per_row"),
+    ):
+        bins = [
+            (f"{2**i:,}" if i == 0 else f"{2**i:,}-{2 ** (i + 1) - 1:,}", count)
+            for i, count in enumerate(counts[name])
+        ]
+        _histogram(console, title, bins, plain)
+
+
+def _histogram(console: Console, title: str, bins: list[tuple[str, int]], plain: bool) -> None:
+    used = [i for i, (_, count) in enumerate(bins) if count]
+    if not used:
+        return
+    console.print(f"\n[dim]{title}[/dim]")
+    highest = max(count for _, count in bins)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    table.add_column(style="cyan")
+    for label, count in bins[used[0] : used[-1] + 1]:
+        table.add_row(label, f"{count:,}", _bar(count / highest, plain))
+    console.print(table)
+
+
+def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    if by == "shard":
+        max_length = manifest["config"]["max_length"]
+        for name in ("shard", "rows", "segments", "tokens", "utilization", "bytes"):
+            table.add_column(name, justify="left" if name == "shard" else "right")
+        for s in manifest["shards"]:
+            share = s["tokens"] / (s["rows"] * max_length)
+            table.add_row(
+                s["file"], f"{s['rows']:,}", f"{s['segments']:,}", f"{s['tokens']:,}",
+                f"{share:.2%}", f"{s['bytes']:,}",
+            )  # fmt: skip
+    else:
+        for name in ("input", "documents", "tokens", "empty", "rejected", "bytes"):
+            table.add_column(name, justify="left" if name == "input" else "right")
+        for i in manifest["inputs"]:
+            table.add_row(
+                i["path"], f"{i['documents']:,}", f"{i['tokens']:,}", f"{i['empty_documents']:,}",
+                f"{i['rejected_records']:,}", f"{i['size']:,}",
+            )  # fmt: skip
+    console.print()
+    console.print(table)
