@@ -11,7 +11,7 @@ PIP = -m pip install --quiet --disable-pip-version-check
 SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel clean
+.PHONY: help demo test test-slow test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -95,7 +95,15 @@ bench-quick: $(VENV)/.testing ## a short form, without peers
 	$(BIN)/python benchmarks/run.py --quick $(ARGS)
 
 wheel: $(VENV)/.testing ## a wheel in dist/
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf dist build/lib* build/bdist*
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+wheel-check: wheel ## the wheel holds compiled kernels only, and works in an empty environment
+	! $(BIN)/python -m zipfile --list dist/*.whl | grep -E '\.(c|pyx|pxd) '
+	$(BIN)/python -m zipfile --list dist/*.whl | grep -c '_kernels/.*\.so '
+	$(PYTHON) -m venv --clear build/wheel-check
+	build/wheel-check/bin/python $(PIP) dist/*.whl
+	cd build && wheel-check/bin/packer pack ../sample_data/documents.jsonl --max-length 1024 --output wheel-check/out --overwrite
 
 clean: ## remove everything built
 	rm -rf build dist *.egg-info _kernels/*.so $(VENV) $(PEERS) $(EXTRAS)

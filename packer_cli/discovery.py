@@ -9,8 +9,11 @@ from __future__ import annotations
 import glob
 import json
 import os
+import stat
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from packer_cli.config import GIB, MIB, PackConfig
 from packer_cli.errors import DataError, UsageError, from_os_error
@@ -75,7 +78,10 @@ def _expand(name: str, config: PackConfig) -> list[str]:
     if glob.has_magic(name):
         matches = sorted(p for p in glob.glob(name, recursive=True) if os.path.isfile(p))
         if not matches:
-            raise UsageError(f"{name}: no file matches this pattern")
+            raise UsageError(
+                f"{name}: no file matches this pattern",
+                "check the spelling; patterns start at the current directory",
+            )
         return matches
     raise UsageError(
         f"{name}: no such file or directory",
@@ -84,25 +90,10 @@ def _expand(name: str, config: PackConfig) -> list[str]:
 
 
 def _directory(name: str, config: PackConfig) -> list[str]:
-    entries = set(os.listdir(name))
-    if "manifest.json" in entries and "state.json" in entries:
-        raise UsageError(f"{name}: is already packed", "pack the original data instead")
-    if "dataset_dict.json" in entries:
-        splits = json.loads(Path(name, "dataset_dict.json").read_text()).get("splits", [])
-        raise UsageError(
-            f"{name}: a dataset with several splits: {', '.join(splits)}",
-            f"name the one to pack, for example {os.path.join(name, (splits or ['train'])[0])}",
-        )
-    if {"state.json", "dataset_info.json"} <= entries:
-        state = json.loads(Path(name, "state.json").read_text())
-        return [os.path.join(name, part["filename"]) for part in state["_data_files"]]
-    found: list[str] = []
-    for folder, folders, names in os.walk(name):
-        folders[:] = sorted(f for f in folders if not f.startswith("."))
-        for file in sorted(names):
-            known = format_of(file)[0] or (config.input_format and not file.startswith("."))
-            if known and not file.startswith("."):
-                found.append(os.path.join(folder, file))
+    names = _names(name)
+    if _is_ours(names):
+        raise UsageError(f"{name}: is a result of packer", "pack the original data instead")
+    found = list(_files_below(name, config, ()))
     if not found:
         raise UsageError(
             f"{name}: no input files in this directory",
@@ -112,8 +103,64 @@ def _directory(name: str, config: PackConfig) -> list[str]:
     return found
 
 
+def _files_below(folder: str, config: PackConfig, above: tuple[str, ...]) -> Iterator[str]:
+    """The input files of a folder, then those of the folders in it. Results of ours are not
+    inputs; the files of a Hugging Face dataset are those that it names.
+    """
+    names, real = _names(folder), os.path.realpath(folder)
+    if _is_ours(names) or real in above:  # the latter: a symbolic link to a folder above
+        return
+    if "dataset_dict.json" in names:
+        splits = _json(os.path.join(folder, "dataset_dict.json")).get("splits", [])
+        raise UsageError(
+            f"{folder}: a dataset with several splits: {', '.join(splits)}",
+            f"name the one to pack, for example {os.path.join(folder, (splits or ['train'])[0])}",
+        )
+    if {"state.json", "dataset_info.json"} <= names:
+        parts = _json(os.path.join(folder, "state.json")).get("_data_files", [])
+        yield from (os.path.join(folder, part["filename"]) for part in parts)
+        return
+    paths = [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
+    folders = [path for path in paths if os.path.isdir(path)]
+    yield from (
+        path
+        for path in paths
+        if path not in folders and (config.input_format or format_of(path)[0])
+    )
+    for path in folders:
+        yield from _files_below(path, config, (*above, real))
+
+
+def _names(folder: str) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError as error:
+        raise from_os_error(error, folder, "read") from error
+
+
+def _is_ours(names: set[str]) -> bool:
+    """Whether a folder with these names is a result of packer, finished or not."""
+    return {"manifest.json", "state.json"} <= names or ".packer" in names
+
+
+def _json(path: str) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    except ValueError as error:
+        raise DataError(
+            f"{path}: not valid JSON: {error}", "save the dataset again, or name its files"
+        ) from error
+    return content if isinstance(content, dict) else {}
+
+
 def _input_file(index: int, path: str, config: PackConfig) -> InputFile:
     if path == STDIN:
+        if config.input_format in ("parquet", "arrow"):
+            raise UsageError(
+                f"-: {config.input_format} cannot be read from stdin", "name the file instead"
+            )
         return InputFile(index, path, config.input_format or "jsonl", None, 0, 0)
     file_format, compression = format_of(path)
     file_format = config.input_format or file_format
@@ -123,9 +170,23 @@ def _input_file(index: int, path: str, config: PackConfig) -> InputFile:
             "give it with --input-format: jsonl, parquet, arrow, text, csv or tsv",
         )
     if compression and file_format not in _COMPRESSIBLE:
-        raise UsageError(f"{path}: {file_format} files are not read through {compression}")
+        raise UsageError(
+            f"{path}: {file_format} files are not read through {compression}", "decompress it first"
+        )
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{os.fsencode(path)!r}: the name is not UTF-8, so no manifest can hold it",
+            "rename the file, or name a symbolic link to it",
+        ) from None
     try:
         status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(
+                f"{path}: not a regular file, so it cannot be read twice",
+                "pipe it to stdin: COMMAND | packer pack - ...",
+            )
         with open(path, "rb"):
             pass
     except OSError as error:

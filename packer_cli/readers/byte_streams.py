@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, NamedTuple, Protocol
+from functools import partial
+from typing import IO, Any, NamedTuple, Protocol
 
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.records import InputFile
@@ -14,6 +15,7 @@ from packer_cli.records import InputFile
 STDIN = "-"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
 BLOCK_BYTES = 4 << 20
+_XZ_BYTES = 1 << 16
 _TESTERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "xz": "xz", "lz4": "lz4"}
 
 
@@ -80,6 +82,8 @@ def open_source(file: InputFile, start: int = 0, *, peek: bool = False) -> Itera
             yield Source(_stdin, _stdin)  # type: ignore[arg-type]
             return
         with open(file.path, "rb", buffering=0) as raw:
+            if file.compression and not file.size:
+                raise EOFError  # no bytes at all are not the compressed form of an empty file
             raw.seek(start)
             yield Source(raw, _decompressed(file.compression, raw))
     except EOFError as error:
@@ -91,7 +95,7 @@ def open_source(file: InputFile, start: int = 0, *, peek: bool = False) -> Itera
             raise _cut_short(file) from error
         raise _damaged(file, error) from error
     except Exception as error:
-        if type(error).__name__ != "LZMAError":
+        if type(error).__name__ != "LZMAError":  # lzma is imported only where needed
             raise
         raise _damaged(file, error) from error
 
@@ -114,14 +118,44 @@ def _decompressed(compression: str | None, raw: IO[bytes]) -> _Readable:
     if compression is None:
         return raw
     if compression == "xz":
-        import lzma  # noqa: PLC0415
-
-        return lzma.open(raw)
+        return _Xz(raw)
     import pyarrow as pa  # noqa: PLC0415
 
     # Arrow's streams raise on data cut short, read concatenated members, and free the GIL.
     stream: _Readable = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression)
     return stream
+
+
+class _Xz:
+    """xz streams end to end. Python's own reader passes over damage after the first one."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        from lzma import FORMAT_XZ, LZMADecompressor  # noqa: PLC0415
+
+        self._raw = raw
+        self._new_stream: Callable[[], Any] = partial(LZMADecompressor, FORMAT_XZ)
+        self._stream: Any = self._new_stream()  # None between streams
+        self._stored = b""
+
+    def read(self, size: int, /) -> bytes:
+        """1 to `size` plain bytes; none only at the end of the last stream."""
+        data = b""
+        while not data:
+            if not self._stored and (self._stream is None or self._stream.needs_input):
+                self._stored = self._raw.read(_XZ_BYTES)
+                if not self._stored and self._stream is not None:
+                    raise EOFError
+                if not self._stored:
+                    break
+            if self._stream is None:
+                self._stored = self._stored.lstrip(b"\0")  # streams may be padded
+                if not self._stored:
+                    continue
+                self._stream = self._new_stream()
+            data, self._stored = self._stream.decompress(self._stored, size), b""
+            if self._stream.eof:
+                self._stored, self._stream = self._stream.unused_data, None
+        return data
 
 
 class Lines(NamedTuple):

@@ -13,8 +13,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from packer_cli.config import PackConfig
-from packer_cli.errors import DataError, from_os_error
-from packer_cli.readers.token_columns import check_tokens
+from packer_cli.errors import DataError, from_os_error, named
+from packer_cli.readers.token_columns import check_tokens, clipped
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Shape, Slice
 
 _BATCH_ROWS = 1024
@@ -137,7 +137,8 @@ def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Iterator[Any]]]:
         # A stream cut between two messages reads short without an error.
         if source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END:
             raise DataError(
-                f"{file.path}: the Arrow stream has no end marker; the file was cut short",
+                f"{file.path}: no end marker of an Arrow stream; the file was cut short, or is "
+                "not Arrow",
                 "fetch or write the file again",
             )
         with pa.ipc.open_stream(source) as reader:
@@ -146,12 +147,11 @@ def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 def _columns(file: InputFile, schema: Any, shape: Shape) -> list[str]:
     """The columns to read, checked for presence and type."""
-    found = ", ".join(schema.names)
     wanted = [shape.field] if shape.kind == "text" else ["input_ids"]
     for name in wanted:
         if name not in schema.names:
             raise DataError(
-                f"{file.path}: no column '{name}'; columns found: {found}",
+                f"{file.path}: no column '{name}'; columns found: {named(schema.names)}",
                 "name the right one with --text-field",
             )
     if shape.kind == "tokens":
@@ -195,11 +195,11 @@ def _texts(file: InputFile, column: Any, first_row: int, consumed: int) -> Recor
             except UnicodeDecodeError as error:
                 texts.append(None)
                 bad[i] = f"invalid UTF-8 at byte {error.start} of the text"
-    if column.null_count:
-        for i in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
-            bad[i] = "the text is null"
     good = [text for text in texts if text is not None]
-    if bad:
+    if len(good) < len(texts):
+        for i, text in enumerate(texts):
+            if text is None:
+                bad.setdefault(i, "the text is null")
         positions = np.delete(positions, list(bad))
     return Records(positions, texts=good, bad=_bad(bad, first_row), consumed=consumed)
 
@@ -229,9 +229,7 @@ def _tokens(file: InputFile, batch: Any, first_row: int, consumed: int) -> Recor
     def flat(name: str) -> Int64 | None:
         if name not in arrays:
             return None
-        values: Int64 = (
-            pc.list_flatten(arrays[name]).to_numpy(zero_copy_only=False).astype(np.int64)
-        )
+        values: Int64 = clipped(pc.list_flatten(arrays[name]).to_numpy(zero_copy_only=False))
         return values
 
     values = flat("input_ids")

@@ -8,21 +8,24 @@ from collections.abc import Iterator
 import numpy as np
 
 from packer_cli.config import PackConfig
-from packer_cli.errors import DataError
+from packer_cli.errors import DataError, named
 from packer_cli.readers.byte_streams import Source, open_source, read_lines
+from packer_cli.readers.jsonl import too_long
 from packer_cli.readers.line_positions import LinePositions
 from packer_cli.records import BadRecord, InputFile, Records, Shape, Slice
 
 _BATCH_CHARACTERS = 4 << 20
+_PER_RECORD = 64  # so that batches of short or bad records are bounded too
 _MEND = "mend the line, or use --on-error skip"
 
 
 class _Lines:
     """Decoded lines for the csv module, counting the bytes given out so far."""
 
-    def __init__(self, source: Source, config: PackConfig, path: str) -> None:
+    def __init__(self, source: Source, config: PackConfig, file: InputFile) -> None:
         self.position = 0
-        self._path = path
+        self._file = file
+        self._limit = config.max_line_bytes
         self._blocks = read_lines(source, 0, None, config.max_line_bytes)
         self._lines: Iterator[bytes] = iter(())
 
@@ -34,23 +37,25 @@ class _Lines:
         while line is None:
             block = next(self._blocks)
             if block.data is None:
-                raise DataError(
-                    f"{self._path}, byte {block.offset}: a line longer than --max-line-bytes",
-                    "raise --max-line-bytes, or check that the file has line ends",
-                )
+                raise self._refused(too_long(block.offset, self._limit))
             self._lines = iter(block.data.splitlines(keepends=True))
             line = next(self._lines, None)
         begin = self.position
         self.position += len(line)
+        if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
+            raise self._refused(too_long(begin, self._limit))
         try:
-            return line.decode()
+            # Excel begins its files with a byte order mark.
+            return line.decode("utf-8" if begin else "utf-8-sig")
         except UnicodeDecodeError as error:
-            # The record's extent is unknown, so this cannot be one bad record.
-            raise DataError(
-                f"{self._path}, byte {begin + error.start}: invalid UTF-8: "
-                f"0x{line[error.start]:02x}",
-                "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
-            ) from None
+            reason = f"invalid UTF-8 at byte {error.start} of the line: 0x{line[error.start]:02x}"
+            tip = "convert it: iconv -f ORIGINAL_ENCODING -t utf-8"
+            raise self._refused(BadRecord(begin, reason, tip)) from None
+
+    def _refused(self, bad: BadRecord) -> DataError:
+        """Always the end: where the record ends is unknown, so it cannot be passed over."""
+        place = LinePositions().describe(self._file, bad.position)
+        return DataError(f"{self._file.path}, {place}: {bad.reason}", bad.tip)
 
 
 class DelimitedReader(LinePositions):
@@ -64,7 +69,7 @@ class DelimitedReader(LinePositions):
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
         with open_source(file, peek=True) as source:
-            return self._header(self._rows(_Lines(source, config, file.path), config), file)
+            return self._header(self._rows(_Lines(source, config, file), config), file)
 
     def _rows(self, lines: _Lines, config: PackConfig) -> Iterator[list[str]]:
         csv.field_size_limit(max(config.max_line_bytes, csv.field_size_limit()))
@@ -76,18 +81,18 @@ class DelimitedReader(LinePositions):
             header = next(rows, None)
         except csv.Error as error:
             raise DataError(f"{file.path}, line 1: not valid CSV: {error}", _MEND) from error
-        return header and [header[0].removeprefix("\ufeff"), *header[1:]]
+        return header
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
     ) -> Iterator[Records]:
         with open_source(file, peek=peek) as source:
-            lines = _Lines(source, config, file.path)
+            lines = _Lines(source, config, file)
             rows = self._rows(lines, config)
             header = self._header(rows, file) or []
             if shape.field not in header:
                 raise DataError(
-                    f"{file.path}: no column '{shape.field}'; columns found: {', '.join(header)}",
+                    f"{file.path}: no column '{shape.field}'; columns found: {named(header)}",
                     "name the right one with --text-field",
                 )
             column = header.index(shape.field)
@@ -100,13 +105,15 @@ class DelimitedReader(LinePositions):
                 try:
                     row = next(rows, None)
                 except csv.Error as error:
+                    size += _PER_RECORD
                     bad.append(BadRecord(begin, f"not valid CSV: {error}", _MEND))
                     continue
                 if row is not None and len(row) == len(header):
                     positions.append(begin)
                     texts.append(row[column])
-                    size += len(row[column])
+                    size += len(row[column]) + _PER_RECORD
                 elif row:
+                    size += _PER_RECORD
                     reason = f"{len(row)} fields, the header has {len(header)}"
                     bad.append(BadRecord(begin, reason, _MEND))
                 if row is None or size > _BATCH_CHARACTERS:

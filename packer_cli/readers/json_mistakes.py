@@ -44,7 +44,7 @@ def explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadRe
             position, "compressed data, not JSON", "decompress it, or name the file FILE.jsonl.gz"
         )
     try:
-        parsed = json.loads(line.decode())
+        parsed = json.loads(line.decode(), parse_constant=_refuse)
         surrogate = _LONE_SURROGATE.search(json.dumps(parsed, ensure_ascii=False))
     except UnicodeDecodeError as error:
         return BadRecord(
@@ -57,7 +57,7 @@ def explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadRe
         return BadRecord(
             position, f"not valid JSON: {what} at character {error.pos + 1} of the line", MEND
         )
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # NaN, or a number of thousands of digits
         return BadRecord(position, f"not valid JSON: {error}", MEND)
     except RecursionError:
         return BadRecord(position, "JSON nested too deeply", MEND)
@@ -72,6 +72,10 @@ def explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadRe
     except DECODE_ERRORS as error:
         return BadRecord(position, _in_words(str(error), parsed), MEND)
     raise AssertionError("a line failed to decode and then did not")
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON value")
 
 
 def _in_words(error: str, parsed: Any) -> str:

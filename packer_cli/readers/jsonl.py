@@ -17,7 +17,7 @@ from packer_cli.errors import DataError
 from packer_cli.readers.byte_streams import Lines, open_source, read_lines
 from packer_cli.readers.json_mistakes import DECODE_ERRORS, MEND, explain
 from packer_cli.readers.line_positions import LinePositions
-from packer_cli.readers.token_columns import check_tokens
+from packer_cli.readers.token_columns import BEYOND, check_tokens
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Shape, Slice
 
 
@@ -162,9 +162,7 @@ def _token_records(
 
 
 def _flat(rows: Iterable[list[int]], count: int) -> Int64:
-    # A number beyond int64 cannot be valid; clipping keeps it invalid without an overflow.
-    limit = 1 << 62
-    values = (min(max(value, -limit), limit) for row in rows for value in row)
+    values = (min(max(value, -BEYOND), BEYOND) for row in rows for value in row)
     return np.fromiter(values, np.int64, count=count)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,21 @@ import numpy.typing as npt
 from packer_cli.records import Int64, UInt8, UInt32
 
 IGNORED_LABEL = -100
+# A number beyond int64 cannot be valid; clipping to this keeps it invalid without an overflow.
+BEYOND = 1 << 62
 _HIGHEST_ID = (1 << 31) - 1
 Tokens = tuple[UInt32, Int64, UInt8 | None]
+
+
+def clipped(values: npt.NDArray[Any]) -> Int64:
+    """Integers of any type as int64, those beyond `BEYOND` as that."""
+    if values.dtype == np.uint64:
+        values = np.minimum(values, BEYOND)
+    return values.astype(np.int64)
+
+
+def _shown(value: Any) -> str:
+    return "a number of 63 bits or more" if abs(int(value)) >= BEYOND else str(value)
 
 
 def check_tokens(
@@ -32,19 +46,19 @@ def check_tokens(
 
     mark(
         (ids < 0) | (ids > _HIGHEST_ID),
-        lambda at, i: f"input_ids[{i}] is {ids[at]}, not between 0 and {_HIGHEST_ID}",
+        lambda at, i: f"input_ids[{i}] is {_shown(ids[at])}, not between 0 and {_HIGHEST_ID}",
     )
     if mask is not None:
         mark(
             (mask != 0) & (mask != 1),
-            lambda at, i: f"attention_mask[{i}] is {mask[at]}, not 0 or 1",
+            lambda at, i: f"attention_mask[{i}] is {_shown(mask[at])}, not 0 or 1",
         )
     if labels is not None:
         real = (labels != IGNORED_LABEL) & (True if mask is None else mask == 1)
         mark(
             real & (labels != ids),
             lambda at, i: (
-                f"labels[{i}] is {labels[at]}, neither -100 nor input_ids[{i}] = {ids[at]}; "
+                f"labels[{i}] is {_shown(labels[at])}, neither -100 nor input_ids[{i}] = {ids[at]}; "
                 "labels must be unshifted"
             ),
         )

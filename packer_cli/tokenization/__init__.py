@@ -4,13 +4,15 @@
 
 Engines encode without special tokens. What the tokenizer's post-processor adds (BOS for
 llama3_1, EOS for t5) is found once, as a prefix and a suffix, and put around every document
-that does not have it already; EOS joins a suffix that lacks it. So neither is ever there twice.
+that does not have it already; EOS joins a suffix that lacks it, or leaves it with --no-eos.
+So neither is ever there twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -87,6 +89,11 @@ class Tokenizer:
             self._reference.close()
 
 
+_Describe = Callable[
+    [ReferenceEngine | ReferenceProcess], tuple[TokenizerInfo, list[int], list[int]]
+]
+
+
 def bytes_tokenizer(add_eos: bool) -> Tokenizer:
     """The built-in tokenizer: UTF-8 bytes, EOS 256, padding 257."""
     engine = BytesEngine()
@@ -108,72 +115,76 @@ def load_tokenizer(
     `notify` hears why the reference is used instead. Raises UsageError when the files cannot
     be loaded, or when there is no EOS to append.
     """
-    if backend == "tokenizers":
-        reference = ReferenceEngine(files.json)
-        info, prefix, suffix = _describe(files, reference, add_eos, eos_token)
-        return Tokenizer(info, reference, prefix, suffix)
-    process = ReferenceProcess(files.json)  # it loads while the fast engine does
+    describe = partial(_describe, files, add_eos, eos_token)
     try:
-        fast, problem = _fast_engine(files.json)
-        info, prefix, suffix = _describe(files, process, add_eos, eos_token)
-        if fast is not None:
-            difference = differs_at_start(fast, process, files.added_tokens, first_documents or [])
-            if difference is None:
-                return Tokenizer(info, fast, prefix, suffix, process)
-            problem = f"gigatoken differs from tokenizers on {difference}"
-    except BaseException:
-        process.close()
-        raise
-    process.close()
-    if backend == "gigatoken":
-        raise UsageError(
-            f"tokenizer {files.source}: {problem}", "use --tokenizer-backend tokenizers or auto"
-        )
-    notify(f"using the slower tokenizers engine: {problem}")
-    return Tokenizer(info, ReferenceEngine(files.json), prefix, suffix)
+        if backend == "tokenizers":
+            return _on_reference(files, describe)
+        tokenizer, problem = _on_fast(files, describe, first_documents or [])
+        if tokenizer is not None:
+            return tokenizer
+        if backend == "gigatoken":
+            raise UsageError(problem, "use --tokenizer-backend tokenizers or auto")
+        notify(f"using the slower tokenizers engine: {problem}")
+        return _on_reference(files, describe)
+    except UsageError as error:
+        raise UsageError(f"tokenizer {files.source}: {error.message}", error.tip) from error
 
 
-def _fast_engine(tokenizer_json: bytes) -> tuple[FastEngine | None, str]:
-    """(engine, "") or (None, why it cannot be used)."""
+def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
+    reference = ReferenceEngine(files.json)
+    info, prefix, suffix = describe(reference)
+    return Tokenizer(info, reference, prefix, suffix)
+
+
+def _on_fast(
+    files: TokenizerFiles, describe: _Describe, documents: list[str]
+) -> tuple[Tokenizer | None, str]:
+    """(tokenizer, "") or (None, why the fast engine cannot be used)."""
+    reference = ReferenceProcess(files.json)  # it loads while the fast engine does
     try:
-        return FastEngine(tokenizer_json), ""
+        fast = FastEngine(files.json)
+        info, prefix, suffix = describe(reference)
+        difference = differs_at_start(fast, reference, files.added_tokens, documents)
+        if difference is None:
+            return Tokenizer(info, fast, prefix, suffix, reference), ""
+        problem = f"gigatoken differs from tokenizers on {difference}"
     except ValueError as error:
-        return None, str(error).splitlines()[0]
+        problem = str(error).splitlines()[0]
+    except BaseException:
+        reference.close()
+        raise
+    reference.close()
+    return None, problem
 
 
 def _describe(
     files: TokenizerFiles,
-    reference: ReferenceEngine | ReferenceProcess,
     add_eos: bool,
     eos_token: str | None,
+    reference: ReferenceEngine | ReferenceProcess,
 ) -> tuple[TokenizerInfo, list[int], list[int]]:
     """(info, prefix, suffix): what goes around every document, EOS included."""
-    roles = {"BOS": files.bos, "EOS": eos_token or files.eos, "padding": files.pad}
-    try:
-        about = reference.describe([token for token in roles.values() if token is not None])
-    except UsageError as error:
-        raise UsageError(f"tokenizer {files.source}: {error.message}", error.tip) from error
+    eos_name = files.eos if eos_token is None else eos_token
+    names = [name for name in (files.bos, eos_name, files.pad) if name is not None]
+    about = reference.describe(names)
     if about.prefix is None:
+        raise UsageError("its post-processor rewrites the text's own tokens")
+    # a configured token that the vocabulary lacks only matters where it is needed
+    bos, eos, pad = (about.token_ids.get(name or "") for name in (files.bos, eos_name, files.pad))
+    if eos is None and (add_eos or eos_token is not None):
+        problem = "no configuration names its EOS token"
+        if eos_name is not None:
+            problem = f"its EOS token {eos_name!r} is not in the vocabulary"
         raise UsageError(
-            f"tokenizer {files.source}: its post-processor rewrites the text's own tokens"
+            problem,
+            "name one that exists with --eos-token, or leave it out with --no-eos",
         )
-    ids: dict[str, int | None] = {}
-    for role, token in roles.items():
-        ids[role] = None if token is None else about.token_ids[token]
-        if token is not None and ids[role] is None:
-            raise UsageError(
-                f"tokenizer {files.source}: its {role} token {token!r} is not in the vocabulary",
-                f"name a token that exists{' with --eos-token' if role == 'EOS' else ''}",
-            )
-    eos, suffix = ids["EOS"], about.suffix
-    if add_eos and eos is None:
-        raise UsageError(
-            f"tokenizer {files.source}: no configuration names its EOS token",
-            "name it with --eos-token, or leave it out with --no-eos",
-        )
-    if add_eos and eos is not None and suffix[-1:] != [eos]:
+    suffix = about.suffix
+    if suffix[-1:] == [eos]:
+        suffix = suffix[:-1]  # with --no-eos, not even the post-processor's own
+    if add_eos and eos is not None:
         suffix = [*suffix, eos]
-    # padding is masked by position, never by its id, so any id will do
-    pad = ids["padding"] if ids["padding"] is not None else eos if eos is not None else 0
-    info = TokenizerInfo(files.source, files.sha256, about.vocab_size, ids["BOS"], eos, pad)
+    if pad is None:
+        pad = 0 if eos is None else eos  # masked by position, never by its id: any id will do
+    info = TokenizerInfo(files.source, files.sha256, about.vocab_size, bos, eos, pad)
     return info, about.prefix, suffix

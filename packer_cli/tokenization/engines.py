@@ -23,6 +23,9 @@ _REFERENCE_BATCH_CHARACTERS = 4 << 20
 # gigatoken 0.10 caches words without bound (its issue 36); a new object drops the cache.
 _RENEW_AFTER_CHARACTERS = 2 << 30
 
+# Texts that show what the post-processor adds: a small vocabulary may have no token for some.
+_PROBES = ("a b", "".join(map(chr, range(0xD800))))
+
 
 class Engine(Protocol):
     """What every engine offers."""
@@ -93,8 +96,11 @@ class ReferenceEngine:
         return flat_ids, _offsets(lengths, len(lengths))
 
     def describe(self, tokens: list[str]) -> Description:
-        bare = self.tokenizer.encode("a b", add_special_tokens=False).ids
-        full = self.tokenizer.encode("a b", add_special_tokens=True).ids
+        for text in _PROBES:
+            bare = self.tokenizer.encode(text, add_special_tokens=False).ids
+            if bare:
+                break
+        full = self.tokenizer.encode(text, add_special_tokens=True).ids
         prefix, suffix = None, []
         for start in range(len(full) - len(bare) + 1):
             if prefix is None and full[start : start + len(bare)] == bare:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import signal
 import struct
 import subprocess
 import sys
@@ -33,10 +32,14 @@ class ReferenceProcess:
         """Start loading; errors of loading come out of the first call."""
         self._lock = threading.Lock()
         self._pending: str | None = None
+        # Our own path: -c alone would import modules that lie in the current directory. A session
+        # of its own: Ctrl-C reaches the run only, which then ends the child.
+        start = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; me.serve()"
         self._child = subprocess.Popen(
-            [sys.executable, "-c", f"import {__name__} as module; module.serve()"],
+            [sys.executable, "-c", start],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         self._send(tokenizer_json)
 
@@ -121,8 +124,7 @@ def _read(pipe: IO[bytes] | None) -> Any:
 
 
 def serve() -> None:
-    """The child: load, then answer until stdin ends. Ctrl-C is the parent's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The child: load, then answer until stdin ends."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # whatever a library prints must not get among the answers
     engine: ReferenceEngine | None = None

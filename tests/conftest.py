@@ -1,0 +1,158 @@
+"""Packing through the command line, and reading the result back, for every test file.
+
+    result = packer("pack", path, "-l", 64)      in this process
+    result = packer_process("pack", path)        the installed `packer` script
+    check_directory(out)                         every invariant, a recount, the digests
+    recover_documents(out)                       {(file, position): tokens} from the shards alone
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from typer.testing import CliRunner, Result
+
+from packer_cli import open_packed
+from packer_cli.cli import app
+from packer_cli.invariants import broken_invariants
+from packer_cli.packed import ragged_of, rows_of
+from packer_cli.recount import check_recount
+from packer_cli.shards import digest
+
+BYTES_EOS = 256
+
+# Machines that run tests are busy: a slow example is no failure.
+settings.register_profile("packer", deadline=None)
+settings.load_profile("packer")
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the developer's environment says."""
+    monkeypatch.delenv("PACKER_TOKENIZER", raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, and the current one, so that tests name files like a user does."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def packer(*arguments: object, stdin: bytes | None = None) -> Result:
+    """Run `packer` in this process; an exception that is not an exit is raised."""
+    command = [str(argument) for argument in arguments]
+    result = CliRunner().invoke(app, command, input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def packer_script() -> str:
+    """The installed `packer`: of the environment that runs the tests."""
+    beside = Path(sys.executable).with_name("packer")
+    found = str(beside) if beside.exists() else shutil.which("packer")
+    assert found, "packer is not installed"
+    return found
+
+
+def packer_process(
+    *arguments: object, stdin: bytes = b"", **options: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """Run the `packer` script as a process of its own."""
+    command = [packer_script(), *map(str, arguments)]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, timeout=60, check=False, **options
+    )
+
+
+def pack(*arguments: object, stdin: bytes | None = None) -> dict[str, Any]:
+    """Pack with the bytes tokenizer into `out`, check the result, give its manifest."""
+    result = packer("pack", *arguments, "-t", "bytes", "-q", "-o", "out", stdin=stdin)
+    assert result.exit_code == 0, result.stderr
+    return check_directory("out")
+
+
+def assert_error(result: Result, code: int, *parts: str, kind: str = "error") -> None:
+    """One line that says what is wrong, with all of `parts`, and one that says what to do."""
+    assert result.exit_code == code, result.stderr
+    lines = result.stderr.splitlines()
+    assert [line.split(":")[0] for line in lines] == [kind, "tip"], result.stderr
+    for part in parts:
+        assert part in lines[0]
+    assert len(lines[1]) > len("tip: ")
+    assert result.stdout == ""
+
+
+def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Assert all that a finished directory promises; gives its manifest."""
+    packed = open_packed(directory)
+    manifest = packed.manifest
+    pad = manifest["tokenizer"]["pad_token_id"] if manifest["tokenizer"] else 0
+    for shard in manifest["shards"]:
+        assert digest(packed.path / shard["file"]) == (shard["bytes"], shard["sha256"])
+        for batch in packed.batches(shard):
+            assert broken_invariants(batch, packed.max_length, pad) == []
+            assert batch.schema.names == manifest["config"]["columns"]
+            assert all(column.null_count == 0 for column in batch.columns)
+    check_recount(Path(directory), manifest)
+    slots = manifest["rows"] * packed.max_length
+    assert manifest["tokens"] + manifest["padding_tokens"] == slots
+    assert sum(one["documents"] for one in manifest["inputs"]) == manifest["documents"]
+    assert sum(one["tokens"] for one in manifest["inputs"]) == manifest["tokens"]
+    assert manifest["lower_bound_rows"] <= manifest["rows"]
+    assert not (packed.path / ".packer").exists()
+    return manifest
+
+
+def recover_documents(
+    directory: str | os.PathLike[str],
+) -> dict[tuple[int, int], np.ndarray[Any, np.dtype[np.int32]]]:
+    """Every document found again from the shards: (file, position) -> its tokens.
+
+    The pieces of a document are put together in the order of their starts, and must join up.
+    """
+    packed = open_packed(directory)
+    pieces = defaultdict(list)
+    for shard in packed.manifest["shards"]:
+        for batch in packed.batches(shard):
+            ids = rows_of(batch.column("input_ids"))
+            boundaries, edges = ragged_of(batch.column("cu_seqlens"))
+            segments = batch.column("segments").to_pylist()
+            for row, sources in enumerate(segments):
+                cuts = boundaries[edges[row] : edges[row + 1]]
+                for source, begin, end in zip(sources, cuts, cuts[1:], strict=False):
+                    place = source["file"], source["position"]
+                    pieces[place].append((source["start"], ids[row, begin:end].copy()))
+    documents = {}
+    for place, parts in sorted(pieces.items()):
+        parts.sort(key=lambda part: part[0])
+        lengths = [len(tokens) for _, tokens in parts]
+        starts = [start for start, _ in parts]
+        assert starts == [0, *np.cumsum(lengths)[:-1]], f"pieces of {place} do not join up"
+        documents[place] = np.concatenate([tokens for _, tokens in parts])
+    return documents
+
+
+def recover_texts(directory: str | os.PathLike[str]) -> list[str]:
+    """The documents of a bytes-tokenizer result in input order, each ended by EOS."""
+    texts = []
+    for place, tokens in recover_documents(directory).items():
+        assert tokens[-1] == BYTES_EOS, f"{place} does not end with EOS"
+        texts.append(bytes(tokens[:-1].astype(np.uint8)).decode())
+    return texts
+
+
+def jsonl(*texts: str) -> bytes:
+    """{"text": ...} lines."""
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
