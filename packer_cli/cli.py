@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from packer_cli.errors import InternalError, Interrupted, PackerError
+from packer_cli.errors import InternalError, Interrupted, PackerError, UsageError
 
 app = typer.Typer(
     add_completion=False,
@@ -69,7 +69,7 @@ def _reported(debug: bool) -> Iterator[None]:
     except PackerError as error:
         problem = error
     except KeyboardInterrupt:
-        problem = Interrupted("interrupted")
+        problem = Interrupted("interrupted", "run the same command again to start over")
     except BrokenPipeError:
         sys.stderr.close()
         raise typer.Exit(1) from None
@@ -80,9 +80,8 @@ def _reported(debug: bool) -> Iterator[None]:
     except typer.Exit:
         raise
     except Exception as error:
-        if debug:
-            raise
         problem = InternalError(f"{type(error).__name__}: {error}")
+        problem.__cause__ = error
     else:
         return
     if debug:
@@ -92,23 +91,24 @@ def _reported(debug: bool) -> Iterator[None]:
     kind = "bug" if isinstance(problem, InternalError) else "error"
     if isinstance(problem, Interrupted):
         kind = "stopped"
-    print(f"{kind}: {problem.message}", file=sys.stderr)
-    if problem.tip:
-        print(f"tip: {problem.tip}", file=sys.stderr)
+    tip = problem.tip or "see packer --help, and packer COMMAND --help"
+    for title, text in ((kind, problem.message), ("tip", tip)):
+        # a path or a field name may hold a line end
+        print(f"{title}: {text}".replace("\n", "\\n").replace("\r", "\\r"), file=sys.stderr)
     raise typer.Exit(problem.exit_code)
 
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def _parse_size(text: str) -> int:
+def _parse_size(option: str, text: str) -> int:
     """64M, 1GiB, 512kb or a number of bytes."""
     number = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = number[-1:] if number[-1:] in _SUFFIXES else ""
     try:
         return round(float(number.removesuffix(unit)) * _SUFFIXES[unit])
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a size like 256M or 1G") from None
+        raise UsageError(f"{option}: {text!r} is not a size like 256M or 1G") from None
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -226,9 +226,10 @@ def pack(
             max_length=max_length, strategy=strategy, seed=seed, shuffle=shuffle,
             overlong=overlong, columns=_list(columns), text_field=text_field,
             input_format=input_format, sample_by=sample_by, add_eos=eos, eos_token=eos_token,
-            on_error=on_error, max_line_bytes=_parse_size(max_line_bytes),
-            unit_bytes=None if unit_bytes is None else _parse_size(unit_bytes),
-            shard_bytes=_parse_size(shard_bytes),
+            on_error=on_error,
+            max_line_bytes=_parse_size("--max-line-bytes", max_line_bytes),
+            unit_bytes=None if unit_bytes is None else _parse_size("--unit-bytes", unit_bytes),
+            shard_bytes=_parse_size("--shard-bytes", shard_bytes),
         )  # fmt: skip
         options = RunOptions(
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
@@ -260,11 +261,16 @@ def stats(
     Reads the manifest only, so it is instant on any size; --deep reads every shard.
     """
     with _reported(debug):
-        from packer_cli.errors import ThresholdMissed, UsageError
+        from packer_cli.errors import ThresholdMissed
         from packer_cli.manifest import load
 
         if by not in (None, "shard", "input"):
             raise UsageError(f"--by: {by!r} is not shard or input")
+        if min_utilization is not None and not 0 <= min_utilization <= 1:
+            raise UsageError(
+                f"--min-utilization: {min_utilization} is not between 0 and 1",
+                "95% is 0.95",
+            )
         manifest = load(directory)
         if deep:
             from packer_cli.recount import check_recount

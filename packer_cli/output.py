@@ -1,9 +1,9 @@
 """The output directory: who may write to it, what may be removed, and when it is complete.
 
-    OUT/.packer/   exists from the first byte to the last; a run works in there
-    OUT/manifest.json   is written last, by rename: with it the result is complete
+    OUT/.packer/        a run writes everything in here, and leaves no trace of it at its end
+    OUT/manifest.json   gets there last, by rename: with it the result is complete
 
-Only files that packer itself makes are ever removed, and only from a directory that packer
+An earlier result stays whole and readable until `replace` puts the new one in its place. Only files that packer itself makes are ever removed, and only from a directory that packer
 itself made.
 """
 
@@ -13,12 +13,12 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.manifest import MANIFEST, is_manifest
+from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile
 
 WORK = ".packer"
@@ -33,7 +33,7 @@ _OURS = (
 def claimed(
     output: Path, files: list[InputFile], *, overwrite: bool, notify: Callable[[str], None]
 ) -> Iterator[Path]:
-    """Make `output` ready and ours; gives its work folder, removed again on success.
+    """Make `output` ours; gives its empty work folder, removed again however the run ends.
 
     Raises UsageError when the directory holds something that must not be replaced, DataError
     when another run is writing to it.
@@ -42,7 +42,7 @@ def claimed(
     try:
         _refuse_foreign(output, overwrite)
         work = output / WORK
-        unfinished = work.is_dir()
+        created, unfinished = not output.exists(), work.is_dir()
         work.mkdir(parents=True, exist_ok=True)
         with open(work / _LOCK, "w") as lock:  # the kernel frees it however the process ends
             try:
@@ -55,9 +55,14 @@ def claimed(
             _refuse_foreign(output, overwrite)  # again, now that nobody else can change it
             if unfinished:
                 notify(f"{output} holds an unfinished run; starting it again from the beginning")
-            _remove_ours(output)
-            yield work
-            shutil.rmtree(work)
+            _empty(work)
+            try:
+                yield work
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+                if created:
+                    with suppress(OSError):  # it holds a result
+                        output.rmdir()
     except OSError as error:
         raise from_os_error(error, error.filename or output, "write") from error
 
@@ -65,7 +70,7 @@ def claimed(
 def _refuse_inputs_inside(output: Path, files: list[InputFile]) -> None:
     real = os.path.realpath(output)
     for file in files:
-        if os.path.realpath(file.path).startswith(real + os.sep):
+        if file.path != STDIN and os.path.realpath(file.path).startswith(real + os.sep):
             raise UsageError(
                 f"{output}: the input {file.path} lies inside the output directory",
                 "choose another --output",
@@ -90,45 +95,52 @@ def _refuse_foreign(output: Path, overwrite: bool) -> None:
         )
 
 
-def _remove_ours(output: Path) -> None:
-    # the manifest first: what is left then does not look finished
-    (output / MANIFEST).unlink(missing_ok=True)
-    for pattern in _OURS:
-        for path in output.glob(pattern):
-            path.unlink()
-    for path in (output / WORK).iterdir():
+def _empty(work: Path) -> None:
+    for path in work.iterdir():
         if path.name != _LOCK:
             path.unlink()
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write by temporary file, fsync and rename: `path` is whole or absent."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Write a file of the work folder, down to the disk."""
     try:
-        with open(temporary, "wb") as file:
+        with open(path, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise from_os_error(error, path, "write") from error
 
 
-def publish(source: Path, target: Path) -> None:
-    """Give a finished file its name, once its bytes are on the disk."""
-    try:
-        sync(source)
-        os.replace(source, target)
-    except OSError as error:
-        raise from_os_error(error, target, "write") from error
-
-
 def sync(path: Path) -> None:
-    """Fsync a file or a directory."""
-    descriptor: Any = os.open(path, os.O_RDONLY)
+    """Bring a file or a directory to the disk (fsync)."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise from_os_error(error, path, "write") from error
+
+
+def replace(output: Path) -> None:
+    """Put the files of the work folder, the manifest last, in the place of the earlier result.
+
+    Every file must be on the disk already. The old manifest goes first: whatever moment this
+    ends at, a directory with a manifest is complete.
+    """
+    try:
+        names = sorted(set(os.listdir(output / WORK)) - {LOCK, MANIFEST})
+        (output / MANIFEST).unlink(missing_ok=True)
+        sync(output)
+        for pattern in _OURS:
+            for path in output.glob(pattern):
+                path.unlink()
+        for name in names:
+            os.replace(output / WORK / name, output / name)
+        sync(output)
+        os.replace(output / WORK / MANIFEST, output / MANIFEST)
+        sync(output)
+    except OSError as error:
+        raise from_os_error(error, error.filename or output, "write") from error

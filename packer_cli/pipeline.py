@@ -7,6 +7,7 @@ hashing) frees the GIL. The first failure stops all; nothing that looks finished
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
@@ -18,10 +19,10 @@ from packer_cli import manifest, output
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.discovery import find_inputs, plan_units
-from packer_cli.errors import DataError, InternalError, Interrupted
+from packer_cli.errors import DataError, InternalError, Interrupted, from_os_error
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape, reader_for
-from packer_cli.readers.byte_streams import STDIN
+from packer_cli.readers.byte_streams import STDIN, stdin_digest
 from packer_cli.records import InputFile, Shape, Slice, WorkUnit
 from packer_cli.shard_writer import schema
 from packer_cli.shards import digest
@@ -64,38 +65,37 @@ def pack(
             work,
             Progress(sum(file.size for file in files), show=options.progress),
         )
-        results, digests = _run(job, plan_units(files, config), destination, options.workers)
-        result = _finalize(destination, job, results, digests, tokenizer_files)
-        # last of all, so that its presence means that everything else is there
-        output.sync(destination)
-        output.write_file(destination / manifest.MANIFEST, manifest.to_bytes(result))
+        results, digests = _run(job, plan_units(files, config), options.workers)
+        result = _finalize(job, results, digests, tokenizer_files)
+        output.replace(destination)
     return result
 
 
 def _run(
-    job: Job, units: list[WorkUnit], destination: Path, workers: int
+    job: Job, units: list[WorkUnit], workers: int
 ) -> tuple[list[UnitResult], list[tuple[int, str]]]:
-    """Pack all units and hash all inputs; the shards have their final names afterwards."""
+    """Pack all units and hash all inputs; the shards are on the disk afterwards."""
     results: dict[int, UnitResult] = {}
     digests: dict[int, tuple[int, str]] = {}
 
     def run_unit(unit: WorkUnit) -> None:
         result = pack_unit(unit, job)
         for shard in result.shards:
-            output.publish(job.folder / shard.file, destination / shard.file)
+            output.sync(job.folder / shard.file)
         results[unit.index] = result
 
     def run_digest(file: InputFile) -> None:
-        digests[file.index] = (0, "") if file.path == STDIN else digest(file.path, job.stop.is_set)
+        digests[file.index] = digest(file.path, job.stop.is_set)
 
     tasks: list[partial[None]] = [partial(run_unit, unit) for unit in units]
-    tasks += [partial(run_digest, file) for file in job.files]
+    tasks += [partial(run_digest, file) for file in job.files if file.path != STDIN]
     try:
         _run_all(tasks, workers, job)
         if job.tokenizer is not None:
             job.tokenizer.finish()
     finally:
         job.progress.close()
+    digests.update({file.index: stdin_digest() for file in job.files if file.path == STDIN})
     return [results[unit.index] for unit in units], [digests[file.index] for file in job.files]
 
 
@@ -155,20 +155,21 @@ def _run_all(tasks: list[partial[None]], workers: int, job: Job) -> None:
                 finished, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in finished:
                     future.result()
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted", "run the same command again to start over") from None
-        finally:
-            job.stop.set()
+        except BaseException as error:
+            job.stop.set()  # before the pool waits for the tasks still running
+            if isinstance(error, KeyboardInterrupt):
+                tip = "run the same command again to start over"
+                raise Interrupted("interrupted", tip) from None
+            raise
 
 
 def _finalize(
-    destination: Path,
     job: Job,
     results: list[UnitResult],
     digests: list[tuple[int, str]],
     tokenizer_files: TokenizerFiles | None,
 ) -> dict[str, Any]:
-    """Write the side files and give the manifest, once every unit is done."""
+    """Write the side files and the manifest into the work folder, once every unit is done."""
     counts = Counts()
     for result in results:
         counts.add(result.counts)
@@ -186,13 +187,27 @@ def _finalize(
     shards = [shard for result in results for shard in result.shards]
     rejected = [result.rejected for result in results if result.rejected]
     if rejected:
-        content = b"".join(path.read_bytes() for path in rejected)
-        output.write_file(destination / "rejected.jsonl", content)
+        _join(rejected, job.folder / "rejected.jsonl")
     for name, content in _side_files(shards, tokenizer_files).items():
-        output.write_file(destination / name, content)
+        output.write_file(job.folder / name, content)
     info = job.tokenizer.info.as_json() if job.tokenizer else None
     units = [result.unit for result in results]
-    return manifest.build(job.config, job.shape, info, job.files, digests, units, shards, counts)
+    result = manifest.build(job.config, job.shape, info, job.files, digests, units, shards, counts)
+    output.write_file(job.folder / manifest.MANIFEST, manifest.to_bytes(result))
+    return result
+
+
+def _join(parts: list[Path], whole: Path) -> None:
+    """Concatenate files that may be large, and remove them."""
+    try:
+        with open(whole, "wb") as target:
+            for part in parts:
+                with open(part, "rb") as source:
+                    shutil.copyfileobj(source, target)
+                part.unlink()
+    except OSError as error:
+        raise from_os_error(error, whole, "write") from error
+    output.sync(whole)
 
 
 def _side_files(shards: list[Any], tokenizer_files: TokenizerFiles | None) -> dict[str, bytes]:

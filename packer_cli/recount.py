@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from packer_cli.bounds import lower_bound_rows
 from packer_cli.counts import Counts, fill_histogram, powers_histogram
@@ -61,12 +62,16 @@ def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
 def _count_shard(packed: PackedDirectory, shard: dict[str, Any], counts: Counts) -> Iterator[Int64]:
     """Add a shard's rows to `counts`; gives int64[3, segments]: file, position, length."""
     for batch in packed.batches(shard):
+        damage = _damage(batch, packed)
+        if damage:
+            raise DataError(
+                f"{packed.path / shard['file']}: {damage}",
+                "copy the directory again, or pack the data again with --overwrite",
+            )
         boundaries, edges = ragged_of(batch.column("cu_seqlens"))
         sizes = np.diff(edges)
         used = boundaries[edges[1:] - 1].astype(np.int64)
-        inner = np.ones(len(boundaries), bool)
-        inner[edges[:-1]] = False
-        length = np.diff(boundaries, prepend=0)[inner].astype(np.int64)
+        length = np.delete(np.diff(boundaries, prepend=0), edges[:-1]).astype(np.int64)
         more = Counts(
             rows=batch.num_rows,
             segments=len(length),
@@ -83,6 +88,25 @@ def _count_shard(packed: PackedDirectory, shard: dict[str, Any], counts: Counts)
             segments = batch.column("segments").values
             file, position = (segments.field(i).to_numpy() for i in (0, 1))
             yield np.stack([file.astype(np.int64), position, length])
+
+
+def _damage(batch: Any, packed: PackedDirectory) -> str:
+    """What makes a batch impossible to count; "" for nothing."""
+    names = packed.manifest["config"]["columns"]
+    if batch.schema.names != names:
+        return f"has the columns {', '.join(batch.schema.names)}, not {', '.join(names)}"
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return f"is damaged: {error}"
+    boundaries, edges = ragged_of(batch.column("cu_seqlens"))
+    starts, length = boundaries[edges[:-1]], np.delete(np.diff(boundaries), edges[1:-1] - 1)
+    most = boundaries.max(initial=0)
+    if (np.diff(edges) < 2).any() or starts.any() or (length < 1).any() or most > packed.max_length:
+        return f"is damaged: a row of cu_seqlens does not go up from 0 to {packed.max_length}"
+    if "segments" in names and len(batch.column("segments").values) != len(length):
+        return "is damaged: segments does not match cu_seqlens"
+    return ""
 
 
 def _count_documents(segments: Int64, counts: Counts) -> None:

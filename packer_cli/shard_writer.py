@@ -7,6 +7,7 @@ called shard-*.arrow is whole.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,8 @@ class ShardWriter:
     def abandon(self) -> None:
         """Let go of the file after a failure."""
         if self._sink is not None:
-            self._sink.close()
+            with suppress(OSError):  # the failure itself is the one to report
+                self._sink.close()
 
 
 def _fixed(kind: Any, rows: Any) -> Any:

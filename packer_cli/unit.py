@@ -161,6 +161,7 @@ class _Rejections:
 
     def add(self, file: InputFile, bad: list[BadRecord]) -> None:
         if self._job.config.on_error == "fail":
+            check_unchanged(file)  # a file being written to looks cut short; that is the cause
             place = reader_for(file.format).describe(file, bad[0].position)
             raise DataError(f"{file.path}, {place}: {bad[0].reason}", bad[0].tip)
         try:

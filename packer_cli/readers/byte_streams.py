@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ class _Stdin(io.RawIOBase):
     def __init__(self) -> None:
         self._seen = io.BytesIO()
         self._position = 0
+        self._sha = hashlib.sha256()
         self.remember = True
 
     def rewind(self) -> None:
@@ -63,10 +65,20 @@ class _Stdin(io.RawIOBase):
             if self.remember:
                 self._seen.write(data)
         self._position += len(data)
+        if not self.remember:
+            self._sha.update(data)
         return data
+
+    def digest(self) -> tuple[int, str]:
+        return self._position, self._sha.hexdigest()
 
 
 _stdin = _Stdin()
+
+
+def stdin_digest() -> tuple[int, str]:
+    """(size, sha256) of what the run has read from stdin."""
+    return _stdin.digest()
 
 
 @contextmanager

@@ -114,7 +114,8 @@ class DelimitedReader(LinePositions):
                     size += len(row[column]) + _PER_RECORD
                 elif row:
                     size += _PER_RECORD
-                    reason = f"{len(row)} fields, the header has {len(header)}"
+                    plural = "s" * (len(row) != 1)
+                    reason = f"{len(row)} field{plural}, the header has {len(header)}"
                     bad.append(BadRecord(begin, reason, _MEND))
                 if row is None or size > _BATCH_CHARACTERS:
                     yield Records(

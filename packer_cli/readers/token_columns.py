@@ -58,8 +58,8 @@ def check_tokens(
         mark(
             real & (labels != ids),
             lambda at, i: (
-                f"labels[{i}] is {_shown(labels[at])}, neither -100 nor input_ids[{i}] = {ids[at]}; "
-                "labels must be unshifted"
+                f"labels[{i}] is {_shown(labels[at])}, neither -100 nor "
+                f"input_ids[{i}] = {ids[at]}; labels must be unshifted"
             ),
         )
     trained = None if labels is None else (labels != IGNORED_LABEL).astype(np.uint8)
