@@ -3,8 +3,8 @@
     OUT/.packer/        a run writes everything in here, and leaves no trace of it at its end
     OUT/manifest.json   gets there last, by rename: with it the result is complete
 
-An earlier result stays whole and readable until `replace` puts the new one in its place. Only files that packer itself makes are ever removed, and only from a directory that packer
-itself made.
+An earlier result stays whole and readable until `replace` puts the new one in its place. Only
+files that packer itself makes are ever removed, and only from a directory that packer itself made.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def replace(output: Path) -> None:
     ends at, a directory with a manifest is complete.
     """
     try:
-        names = sorted(set(os.listdir(output / WORK)) - {LOCK, MANIFEST})
+        names = sorted(set(os.listdir(output / WORK)) - {_LOCK, MANIFEST})
         (output / MANIFEST).unlink(missing_ok=True)
         sync(output)
         for pattern in _OURS:

@@ -188,13 +188,13 @@ def _finalize(
     rejected = [result.rejected for result in results if result.rejected]
     if rejected:
         _join(rejected, job.folder / "rejected.jsonl")
-    for name, content in _side_files(shards, tokenizer_files).items():
-        output.write_file(job.folder / name, content)
+    for name, data in _side_files(shards, tokenizer_files).items():
+        output.write_file(job.folder / name, data)
     info = job.tokenizer.info.as_json() if job.tokenizer else None
     units = [result.unit for result in results]
-    result = manifest.build(job.config, job.shape, info, job.files, digests, units, shards, counts)
-    output.write_file(job.folder / manifest.MANIFEST, manifest.to_bytes(result))
-    return result
+    content = manifest.build(job.config, job.shape, info, job.files, digests, units, shards, counts)
+    output.write_file(job.folder / manifest.MANIFEST, manifest.to_bytes(content))
+    return content
 
 
 def _join(parts: list[Path], whole: Path) -> None:
