@@ -30,6 +30,8 @@ class Progress:
     def read(self, size: int, documents: int) -> None:
         """`size` stored bytes were read, `documents` records with them."""
         with self._lock:
+            if self._total:  # the lines at the edges of slices are read twice
+                size = min(size, self._total - self._bytes)
             self._bytes += size
             self._documents += documents
             if self._bar is not None:

@@ -16,6 +16,7 @@ from packer_cli.records import InputFile
 STDIN = "-"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
 BLOCK_BYTES = 4 << 20
+_OVERRUN_BYTES = 64 << 10
 _XZ_BYTES = 1 << 16
 _TESTERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "xz": "xz", "lz4": "lz4"}
 
@@ -219,7 +220,13 @@ def _own_bytes(source: Source, start: int, stop: int | None) -> Iterator[tuple[i
     """
     position = max(start - 1, 0)
     seeking = start > 0
-    while chunk := source.read(BLOCK_BYTES):
+
+    def size() -> int:
+        """Up to the slice's end, then in small steps to the end of its last line."""
+        left = BLOCK_BYTES if stop is None else stop - position
+        return min(left if left > 0 else _OVERRUN_BYTES, BLOCK_BYTES)
+
+    while chunk := source.read(size()):
         begin = 0
         if seeking:
             begin = chunk.find(b"\n") + 1

@@ -124,8 +124,9 @@ def load_tokenizer(
             return tokenizer
         if backend == "gigatoken":
             raise UsageError(problem, "use --tokenizer-backend tokenizers or auto")
+        tokenizer = _on_reference(files, describe)
         notify(f"using the slower tokenizers engine: {problem}")
-        return _on_reference(files, describe)
+        return tokenizer
     except UsageError as error:
         raise UsageError(f"tokenizer {files.source}: {error.message}", error.tip) from error
 

@@ -76,7 +76,10 @@ class ReferenceEngine:
         try:
             self.tokenizer = Tokenizer.from_buffer(tokenizer_json)
         except Exception as error:  # the library raises bare Exception
-            raise UsageError(f"tokenizer.json cannot be loaded: {error}") from error
+            raise UsageError(
+                f"tokenizer.json cannot be loaded: {error}",
+                "it may need a newer tokenizers: pip install --upgrade tokenizers",
+            ) from error
         # Truncation and padding saved inside tokenizer.json would lose or invent tokens.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()

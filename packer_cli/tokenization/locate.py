@@ -150,8 +150,11 @@ def _special_tokens(companions: dict[str, bytes], folder: Path) -> dict[str, str
 
 
 def _from_hub(name: str) -> Path:
-    """tokenizer.json of a hub repository, from the local cache when the hub is out of reach."""
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415
+    """tokenizer.json of a hub repository, companions beside it.
+
+    The local cache comes first, so that a run waits for no network when it needs none.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # noqa: PLC0415
     from huggingface_hub.errors import (  # noqa: PLC0415
         EntryNotFoundError,
         HFValidationError,
@@ -160,10 +163,15 @@ def _from_hub(name: str) -> Path:
     )
 
     try:
-        path = Path(hf_hub_download(name, "tokenizer.json"))
+        cached = try_to_load_from_cache(name, "tokenizer.json")
+        path = Path(cached if isinstance(cached, str) else hf_hub_download(name, "tokenizer.json"))
+        commit = path.parent.name
         for companion in _COMPANIONS:
             try:
-                hf_hub_download(name, companion)
+                if try_to_load_from_cache(name, companion, revision=commit) is None:
+                    hf_hub_download(name, companion, revision=commit)
+            except LocalEntryNotFoundError:
+                break  # out of reach, so the next one would be too
             except EntryNotFoundError:
                 continue
         return path
