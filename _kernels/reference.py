@@ -1,0 +1,213 @@
+"""Slow twins of the kernels, written from the definitions: oracles in tests, never run otherwise.
+
+Same names and the same arguments as the compiled functions, outputs returned instead of written
+into arrays that the caller allocated.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+IGNORED = -100
+_MASK = (1 << 64) - 1
+
+
+def _place(lengths, capacity, choose):
+    """Row of each length in turn: `choose` picks an open row that fits, or None."""
+    row_of, spaces, touched = [], [], []
+    for now, length in enumerate(lengths):
+        row = choose(spaces, touched, int(length))
+        if row is None:
+            row = len(spaces)
+            spaces.append(capacity)
+            touched.append(now)
+        spaces[row] -= int(length)
+        touched[row] = now
+        row_of.append(row)
+    return row_of, len(spaces)
+
+
+def _tightest(spaces, touched, length):
+    fitting = [row for row, space in enumerate(spaces) if space >= length]
+    return min(fitting, key=lambda row: (spaces[row], -touched[row]), default=None)
+
+
+def _emptiest(spaces, touched, length):
+    row = max(range(len(spaces)), key=lambda row: (spaces[row], touched[row]), default=None)
+    return row if row is not None and spaces[row] >= length else None
+
+
+def _earliest(spaces, touched, length):
+    return next((row for row, space in enumerate(spaces) if space >= length), None)
+
+
+def _latest(spaces, touched, length):
+    return len(spaces) - 1 if spaces and spaces[-1] >= length else None
+
+
+def best_fit(lengths, capacity):
+    return _place(lengths, capacity, _tightest)
+
+
+def worst_fit(lengths, capacity):
+    return _place(lengths, capacity, _emptiest)
+
+
+def first_fit(lengths, capacity):
+    return _place(lengths, capacity, _earliest)
+
+
+def next_fit(lengths, capacity):
+    return _place(lengths, capacity, _latest)
+
+
+def harmonic(lengths, capacity, classes):
+    """Class j < classes: lengths in (capacity/(j+1), capacity/j], j to a row; rest by next fit."""
+    row_of, rows, inside = [], 0, {}  # class -> (its open row, documents in it, tokens in it)
+    for length in map(int, lengths):
+        kind = next((j for j in range(1, classes) if length * (j + 1) > capacity), classes)
+        row, documents, tokens = inside.get(kind, (None, 0, 0))
+        full = documents == kind if kind < classes else tokens + length > capacity
+        if row is None or full:
+            row, documents, tokens, rows = rows, 0, 0, rows + 1
+        inside[kind] = (row, documents + 1, tokens + length)
+        row_of.append(row)
+    return row_of, rows
+
+
+def longest_first(lengths):
+    return sorted(range(len(lengths)), key=lambda i: (-int(lengths[i]), i))
+
+
+def group_by_row(row_of, visit, rows):
+    """(order, row_offsets) for visited documents and the rows they went to."""
+    members = [[] for _ in range(rows)]
+    for document, row in zip(visit, row_of, strict=True):
+        members[row].append(document)
+    order = [document for row in members for document in row]
+    return order, np.cumsum([0, *map(len, members)]).tolist()
+
+
+def best_fit_decreasing(lengths, capacity):
+    visit = longest_first(lengths)
+    row_of, rows = best_fit([lengths[i] for i in visit], capacity)
+    return group_by_row(row_of, visit, rows)
+
+
+def mffd(lengths, capacity):
+    """All five steps of Johnson and Garey; (order, row_offsets)."""
+    left = longest_first(lengths)
+    size = [int(length) for length in lengths]
+    rows, spaces = [], []
+
+    def put(document, row):
+        left.remove(document)
+        rows[row].append(document)
+        spaces[row] -= size[document]
+
+    def of_class(above, upto):  # longest first; fractions of a row, exact in integers
+        return [i for i in left if size[i] * above > capacity and size[i] * upto <= capacity]
+
+    for document in [i for i in left if size[i] * 2 > capacity]:  # 1: large
+        rows.append([])
+        spaces.append(capacity)
+        put(document, len(rows) - 1)
+    with_medium = set()
+    for row in range(
+        len(rows)
+    ):  # 2: the longest medium that fits, unless even the shortest does not
+        fitting = [i for i in of_class(3, 2) if size[i] <= spaces[row]]
+        if fitting:
+            put(fitting[0], row)
+            with_medium.add(row)
+    for row in reversed(range(len(rows))):  # 3: two small
+        small = of_class(6, 3)
+        if row in with_medium or len(small) < 2:
+            continue
+        if size[small[-1]] + size[small[-2]] <= spaces[row]:
+            shortest = min(size[i] for i in small)
+            put(next(i for i in small if size[i] == shortest), row)
+            put(next(i for i in of_class(6, 3) if size[i] <= spaces[row]), row)
+    for row in range(len(rows)):  # 4: whatever fits, longest first
+        while fitting := [i for i in left if size[i] <= spaces[row]]:
+            put(fitting[0], row)
+    row_of, more = first_fit([size[i] for i in left], capacity)  # 5
+    members = [
+        [document for document, row in zip(left, row_of, strict=True) if row == r]
+        for r in range(more)
+    ]
+    rows += members
+    return [i for row in rows for i in row], np.cumsum([0, *map(len, rows)]).tolist()
+
+
+def splitmix64(state):
+    """(next number, next state) of Steele, Lea and Flood's generator."""
+    state = (state + 0x9E3779B97F4A7C15) & _MASK
+    z = state
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31), state
+
+
+def _shuffled(values, state):
+    values = list(values)
+    for i in range(len(values) - 1, 0, -1):
+        number, state = splitmix64(state)
+        j = (number >> 32) * (i + 1) >> 32
+        values[i], values[j] = values[j], values[i]
+    return values, state
+
+
+def permutation(n, seed):
+    return _shuffled(range(n), seed)[0]
+
+
+def shuffle_plan(order, row_offsets, seed):
+    sources, state = _shuffled(range(len(row_offsets) - 1), seed)
+    new_order, new_offsets = [], [0]
+    for source in sources:
+        row, state = _shuffled(order[row_offsets[source] : row_offsets[source + 1]], state)
+        new_order += row
+        new_offsets.append(len(new_order))
+    return new_order, new_offsets
+
+
+def fill_rows(ids, trained, begin, length, order, row_offsets, capacity, pad_id):
+    """(input_ids, labels, attention_mask, position_ids, cu_seqlens per row, trained tokens)."""
+    columns = [[], [], [], [], []]
+    for start, stop in pairwise(row_offsets):
+        tokens, labels, positions, boundaries = [], [], [], [0]
+        for piece in order[start:stop]:
+            for i in range(length[piece]):
+                at = begin[piece] + i
+                learned = i > 0 and (trained is None or trained[at])
+                tokens.append(ids[at])
+                labels.append(ids[at] if learned else IGNORED)
+                positions.append(i)
+            boundaries.append(len(tokens))
+        padding = capacity - len(tokens)
+        mask = [1] * len(tokens) + [0] * padding
+        row = (
+            tokens + [pad_id] * padding, labels + [IGNORED] * padding, mask,
+            positions + list(range(padding)), boundaries,
+        )  # fmt: skip
+        for column, values in zip(columns, row, strict=True):
+            column.append(values)
+    count = sum(label != IGNORED for row in columns[1] for label in row)
+    return (*columns, count)
+
+
+def frame_documents(documents, prefix, suffix):
+    """Each non-empty list of ids with prefix and suffix, unless it has them there already."""
+    framed = []
+    for ids in documents:
+        before = [] if ids[: len(prefix)] == prefix else prefix
+        after = [] if not suffix or ids[-len(suffix) :] == suffix else suffix
+        framed.append([*before, *ids, *after] if ids else [])
+    return framed
+
+
+def gather_pieces(ids, begin, length):
+    return [token for b, n in zip(begin, length, strict=True) for token in ids[b : b + n]]
