@@ -49,20 +49,19 @@ test-extras: $(EXTRAS)/.installed ## tests against the real datasets, transforme
 
 KERNEL_TESTS = tests/test_kernels.py tests/test_packing.py tests/test_sequences.py
 
-build/debug/.installed: setup.py $(SOURCES) $(VENV)/.testing
-	PACKER_KERNELS=debug $(BIN)/python setup.py --quiet build --build-base build/debug --build-lib build/debug/lib
-	@touch $@
-
-build/asan/.installed: setup.py $(SOURCES) $(VENV)/.testing
-	PACKER_KERNELS=asan $(BIN)/python setup.py --quiet build --build-base build/asan --build-lib build/asan/lib
+build/%/.installed: pyproject.toml setup.py $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py) $(VENV)/.testing
+	rm -rf build/$*
+	PACKER_KERNELS=$* $(BIN)/python $(PIP) --no-deps --target build/$*/site .
 	@touch $@
 
 test-debug: build/debug/.installed ## kernel tests with bounds checks
-	PYTHONPATH=build/debug/lib $(BIN)/pytest $(KERNEL_TESTS) $(ARGS)
+	PYTHONPATH=build/debug/site $(BIN)/pytest $(KERNEL_TESTS) $(ARGS)
 
-test-asan: build/asan/.installed ## kernel tests under AddressSanitizer
-	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	PYTHONPATH=build/asan/lib $(BIN)/pytest $(KERNEL_TESTS) $(ARGS)
+SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
+
+test-asan: build/asan/.installed ## kernel tests under AddressSanitizer and UBSan
+	LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
+	PYTHONPATH=build/asan/site $(BIN)/pytest $(KERNEL_TESTS) $(ARGS)
 
 test-oldest: ## the core tests with the oldest dependencies that pyproject.toml allows
 	$(PYTHON) -m venv build/oldest
@@ -95,7 +94,7 @@ bench-quick: $(VENV)/.testing ## a short form, without peers
 	$(BIN)/python benchmarks/run.py --quick $(ARGS)
 
 wheel: $(VENV)/.testing ## a wheel in dist/
-	rm -rf dist build/lib* build/bdist*
+	rm -rf dist build/release
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 wheel-check: wheel ## the wheel holds compiled kernels only, and works in an empty environment

@@ -27,10 +27,12 @@ extensions = [
 ]
 
 setup(
+    # a folder per mode: objects of one must not end up in another
+    options={"build": {"build_base": f"build/{MODE}"}},
     ext_modules=cythonize(
         extensions,
         include_path=["_kernels"],
-        build_dir=f"build/cython-{MODE}",
+        build_dir=f"build/{MODE}/cython",
         compiler_directives={
             "language_level": 3,
             "boundscheck": CHECKED,

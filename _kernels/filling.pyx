@@ -160,13 +160,13 @@ def frame_documents(
             start = offsets[i]
             size = offsets[i + 1] - start
             if size:
-                if size < before or not _same(&ids[start], prefix):
+                if before and (size < before or not _same(&ids[start], prefix)):
                     for k in range(before):
                         out_ids[end + k] = prefix[k]
                     end += before
                 memcpy(&out_ids[end], &ids[start], size * sizeof(uint32_t))
                 end += size
-                if size < after or not _same(&ids[start + size - after], suffix):
+                if after and (size < after or not _same(&ids[start + size - after], suffix)):
                     for k in range(after):
                         out_ids[end + k] = suffix[k]
                     end += after

@@ -87,7 +87,7 @@ def mffd_large_rows(
 ):
     """Steps 1-4. Returns (documents placed, rows opened).
 
-    IN  lengths   int32[n], each in 1..capacity, n >= 1
+    IN  lengths   int32[n], each in 1..capacity
     IN  by_length int64[n], document numbers longest first
     OUT visit     int64[n], documents in the order they were placed, the rest longest first
     OUT row_of    int32[n], the row of each placed document
@@ -98,6 +98,8 @@ def mffd_large_rows(
     cdef int64_t[::1] end_of = np.zeros(capacity + 1, np.int64)
     cdef int32_t[::1] space = np.empty(n, np.int32)
     cdef Shelf shelf
+    if n == 0:
+        return 0, 0
     if bitset_init(&shelf.lengths, <int64_t>capacity + 1):
         raise MemoryError("no memory for the set of lengths")
     shelf.next_of = &next_of[0]
