@@ -5,16 +5,17 @@ Heavy modules are imported inside the commands, so that --help answers at once.
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from packer_cli.errors import InternalError, Interrupted, PackerError, UsageError
+from packer_cli.errors import InternalError, Interrupted, PackerError, UsageError, from_os_error
 
 app = typer.Typer(
     add_completion=False,
@@ -30,6 +31,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 def main() -> None:
     """Entry point of the `packer` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: no name may end a run
     app()
 
 
@@ -73,6 +76,10 @@ def _reported(debug: bool) -> Iterator[None]:
     except BrokenPipeError:
         sys.stderr.close()
         raise typer.Exit(1) from None
+    except OSError as error:  # errors of other files are PackerErrors by now
+        problem = from_os_error(error, error.filename or "stdout", "write")
+        with suppress(OSError):
+            sys.stdout.close()  # or the interpreter fails at it once more
     except MemoryError as error:
         problem = PackerError(
             f"out of memory: {error}", "use fewer --workers, or a smaller --max-line-bytes"
@@ -133,7 +140,7 @@ def default_output(inputs: list[str], max_length: int) -> Path:
 def pack(
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT...", help="Files, directories, globs, or - for stdin."),
+        typer.Argument(metavar="INPUT", help="Files, directories, globs, or - for stdin."),
     ],
     max_length: Annotated[int, typer.Option("--max-length", "-l", help="Tokens in a packed row.")],
     tokenizer: Annotated[

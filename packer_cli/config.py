@@ -97,6 +97,11 @@ class PackConfig:
             if value is not None and value < 1:
                 raise UsageError(f"--{option.replace('_', '-')}: {value} is not positive")
         strategy = canonical_name(self.strategy)
+        if strategy == "wrap" and self.overlong != "split":
+            raise UsageError(
+                f"--overlong: {self.overlong} has no meaning with --strategy wrap",
+                "wrap cuts documents at the edges of rows, whatever their length",
+            )
         normal: dict[str, object] = {
             "strategy": strategy,
             "columns": tuple(name for name in COLUMNS if name in self.columns),

@@ -25,7 +25,7 @@ FORMATS = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
     ".parquet": "parquet", ".pq": "parquet",
     ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
-    ".txt": "text", ".text": "text", ".md": "text",
+    ".txt": "text", ".text": "text",
     ".csv": "csv", ".tsv": "tsv",
 }  # fmt: skip
 _COMPRESSIBLE = ("jsonl", "text", "csv", "tsv")

@@ -26,6 +26,11 @@ _TOTALS = (
     "truncated_tokens", "dropped_documents", "dropped_tokens", "rejected_records",
     "empty_documents",
 )  # fmt: skip
+_REQUIRED: dict[str, type | tuple[type, ...]] = {
+    "config": dict, "histograms": dict, "inputs": list, "units": list, "shards": list,
+    "rows": int, "padding_tokens": int, "lower_bound_rows": int, "utilization": (int, float),
+    **dict.fromkeys(_TOTALS, int),
+}  # fmt: skip
 
 
 def build(
@@ -92,7 +97,8 @@ def load(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The manifest of a finished directory. DataError when there is none, or it is not usable."""
     path = Path(directory) / MANIFEST
     if not Path(directory).is_dir():
-        raise DataError(f"{directory}: no such directory", "check the path")
+        what = "not a directory" if Path(directory).exists() else "no such directory"
+        raise DataError(f"{directory}: {what}", "give the --output of a packer pack run")
     if not path.is_file():
         unfinished = (Path(directory) / ".packer").is_dir()
         raise DataError(
@@ -111,5 +117,10 @@ def load(directory: str | os.PathLike[str]) -> dict[str, Any]:
         raise DataError(
             f"{path}: format version {found!r}, this packer reads {FORMAT_VERSION}",
             "use the packer that wrote it, or pack the data again",
+        )
+    wrong = [key for key, kind in _REQUIRED.items() if not isinstance(manifest.get(key), kind)]
+    if wrong:
+        raise DataError(
+            f"{path}: damaged: {', '.join(wrong)} missing or of another type", "pack the data again"
         )
     return dict(manifest)

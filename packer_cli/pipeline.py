@@ -6,6 +6,7 @@ hashing) frees the GIL. The first failure stops all; nothing that looks finished
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -212,9 +213,11 @@ def _join(parts: list[Path], whole: Path) -> None:
 
 def _side_files(shards: list[Any], tokenizer_files: TokenizerFiles | None) -> dict[str, bytes]:
     """What makes the directory a `datasets.load_from_disk` directory, and the tokenizer."""
-    state = {
+    # datasets caches what it derives from a data set under its fingerprint
+    fingerprint = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
+    state: dict[str, object] = {
         "_data_files": [{"filename": shard.file} for shard in shards],
-        "_fingerprint": shards[0].sha256[:16],
+        "_fingerprint": fingerprint[:16],
         "_format_columns": None,
         "_format_kwargs": {},
         "_format_type": None,

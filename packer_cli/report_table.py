@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from packer_cli.report import figures
@@ -53,7 +54,7 @@ def print_report(
     table.add_row("padding", f"{f['padding_tokens']:,}", "places without a token")
     for name, count, rest in _losses(f):
         table.add_row(name, f"{count:,}", rest, style="yellow")
-    console.print(f"[bold]{directory}[/bold]")
+    console.print(f"[bold]{escape(str(directory))}[/bold]")
     console.print(table)
     if detail:
         _histograms(console, manifest, plain)
@@ -130,8 +131,8 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
             table.add_column(name, justify="left" if name == "input" else "right")
         for i in manifest["inputs"]:
             table.add_row(
-                i["path"], f"{i['documents']:,}", f"{i['tokens']:,}", f"{i['empty_documents']:,}",
-                f"{i['rejected_records']:,}", f"{i['size']:,}",
+                escape(i["path"]), f"{i['documents']:,}", f"{i['tokens']:,}",
+                f"{i['empty_documents']:,}", f"{i['rejected_records']:,}", f"{i['size']:,}",
             )  # fmt: skip
     console.print()
     console.print(table)

@@ -85,14 +85,19 @@ def pack_sequences(
     """
     as_torch = _is_torch(sequences)
     ids, lengths = _flat(sequences, "sequence")
-    _check_range(ids, lengths)
+    _check_ids(ids, lengths, "sequence")
     given = None if labels is None else _flat_like(labels, lengths, "labels")
+    if given is not None:
+        _check_ids(np.where(given == IGNORED, 0, given), lengths, "labels")
     if attention_masks is not None:
         keep = _flat_like(attention_masks, lengths, "attention_mask") != 0
         edges = np.concatenate([[0], np.cumsum(lengths)])
         lengths = np.diff(np.concatenate([[0], np.cumsum(keep)])[edges])
         ids = ids[keep]
         given = None if given is None else given[keep]
+    for name, token in (("eos", eos_token_id), ("separator", separator_id), ("pad", pad_token_id)):
+        if token is not None and not 0 <= token <= _HIGHEST_ID:
+            raise UsageError(f"the {name} id {token} is not in 0..{_HIGHEST_ID}")
     for token, always in ((eos_token_id, False), (separator_id, True)):
         if token is not None:
             ids, given, lengths = _append(ids, given, lengths, token, always)
@@ -120,12 +125,11 @@ def _flat(sequences: Sequence[Any], what: str) -> tuple[Int64, Int64]:
                 f"{what} {i}: expected a flat sequence of integers, "
                 f"got shape {array.shape}, {array.dtype}"
             )
-        arrays.append(array)
+        if array.dtype == np.uint64 and (array > _HIGHEST_ID).any():
+            raise DataError(f"{what} {i}: {array.max()} is not in 0..{_HIGHEST_ID}")
+        arrays.append(array.astype(np.int64, copy=False))
     lengths = np.array([len(array) for array in arrays], np.int64)
-    flat = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
-    if flat.dtype.kind == "f":  # numpy's only common type of int64 and uint64
-        raise DataError(f"{what}: signed and unsigned 64-bit integers mixed")
-    return flat.astype(np.int64), lengths
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int64), lengths
 
 
 def _flat_like(values: Sequence[Any], lengths: Int64, what: str) -> Int64:
@@ -139,20 +143,18 @@ def _flat_like(values: Sequence[Any], lengths: Int64, what: str) -> Int64:
     return flat
 
 
-def _check_range(ids: Int64, lengths: Int64) -> None:
+def _check_ids(ids: Int64, lengths: Int64, what: str) -> None:
     wrong = np.flatnonzero((ids < 0) | (ids > _HIGHEST_ID))
     if len(wrong):
         at = int(wrong[0])
         sequence = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-        raise DataError(f"sequence {sequence}: the id {ids[at]} is not in 0..{_HIGHEST_ID}")
+        raise DataError(f"{what} {sequence}: {ids[at]} is not in 0..{_HIGHEST_ID}")
 
 
 def _append(
     ids: Int64, labels: Int64 | None, lengths: Int64, token: int, always: bool
 ) -> tuple[Int64, Int64 | None, Int64]:
     """Put `token` at the end of the non-empty sequences; a separator (always) is not trained on."""
-    if not 0 <= token <= _HIGHEST_ID:
-        raise UsageError(f"eos_token_id or separator_id {token} is not in 0..{_HIGHEST_ID}")
     ends = np.cumsum(lengths)
     wanted = lengths > 0
     if not always and len(ids):

@@ -53,11 +53,11 @@ class Window:
     def rows(self, *, last: bool = False) -> tuple[Stock, Int64, Int64]:
         """(stock, order, row_offsets) of the rows to write now; the rest stays in the window."""
         config, stock = self._config, _joined(self._parts)
+        self._parts, self.tokens = [], 0  # the parts' tokens are freed before any are copied
         order, row_offsets = plan_rows(
             stock.length, config.max_length, config.strategy, self._seed(), bool(config.shuffle)
         )
         self._plans += 1
-        self._parts, self.tokens = [], 0
         if last:
             return stock, order, row_offsets
         carried = self._carried(stock, order, row_offsets)

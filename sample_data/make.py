@@ -4,9 +4,9 @@ import json
 import random
 from pathlib import Path
 
-SUBJECTS = "the packer|a short document|the longest row|every segment|one shard|a tired engineer"
+SUBJECTS = "the packer|a short text|the longest row|every segment|one shard|a tired engineer"
 VERBS = "fills|finds|counts|keeps|meets|carries|maps|waits for"
-OBJECTS = "the last gap|a row of its own|its neighbours|the manifest|four thousand tokens|no padding"
+OBJECTS = "the last gap|a row of its own|its neighbours|the manifest|four thousand tokens|no loss"
 ENDS = "before the run ends|without a copy|in one pass|and nothing is lost|at two in the morning|"
 
 

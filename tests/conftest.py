@@ -4,20 +4,28 @@
     result = packer_process("pack", path)        the installed `packer` script
     check_directory(out)                         every invariant, a recount, the digests
     recover_documents(out)                       {(file, position): tokens} from the shards alone
+
+Results are read with the library, as its users read them.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import settings
 from typer.testing import CliRunner, Result
@@ -30,6 +38,20 @@ from packer_cli.recount import check_recount
 from packer_cli.shards import digest
 
 BYTES_EOS = 256
+
+
+def _by_arrow(codec: str) -> Callable[[bytes], bytes]:
+    return lambda data: pa.Codec(codec).compress(data, asbytes=True)
+
+
+# file ending -> what makes such a file of plain bytes
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "zst": _by_arrow("zstd"),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "lz4": _by_arrow("lz4"),
+}
 
 # Machines that run tests are busy: a slow example is no failure.
 settings.register_profile("packer", deadline=None)
@@ -49,10 +71,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def packer(*arguments: object, stdin: bytes | None = None) -> Result:
+def packer(*arguments: object) -> Result:
     """Run `packer` in this process; an exception that is not an exit is raised."""
     command = [str(argument) for argument in arguments]
-    result = CliRunner().invoke(app, command, input=stdin)
+    result = CliRunner().invoke(app, command, prog_name="packer")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -76,9 +98,9 @@ def packer_process(
     )
 
 
-def pack(*arguments: object, stdin: bytes | None = None) -> dict[str, Any]:
+def pack(*arguments: object) -> dict[str, Any]:
     """Pack with the bytes tokenizer into `out`, check the result, give its manifest."""
-    result = packer("pack", *arguments, "-t", "bytes", "-q", "-o", "out", stdin=stdin)
+    result = packer("pack", *arguments, "-t", "bytes", "-q", "-o", "out")
     assert result.exit_code == 0, result.stderr
     return check_directory("out")
 
@@ -116,9 +138,9 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def recover_documents(
-    directory: str | os.PathLike[str],
+    directory: str | os.PathLike[str], column: str = "input_ids"
 ) -> dict[tuple[int, int], np.ndarray[Any, np.dtype[np.int32]]]:
-    """Every document found again from the shards: (file, position) -> its tokens.
+    """Every document found again from the shards: (file, position) -> its tokens, or labels.
 
     The pieces of a document are put together in the order of their starts, and must join up.
     """
@@ -126,14 +148,14 @@ def recover_documents(
     pieces = defaultdict(list)
     for shard in packed.manifest["shards"]:
         for batch in packed.batches(shard):
-            ids = rows_of(batch.column("input_ids"))
+            values = rows_of(batch.column(column))
             boundaries, edges = ragged_of(batch.column("cu_seqlens"))
             segments = batch.column("segments").to_pylist()
             for row, sources in enumerate(segments):
                 cuts = boundaries[edges[row] : edges[row + 1]]
-                for source, begin, end in zip(sources, cuts, cuts[1:], strict=False):
+                for source, (begin, end) in zip(sources, pairwise(cuts), strict=True):
                     place = source["file"], source["position"]
-                    pieces[place].append((source["start"], ids[row, begin:end].copy()))
+                    pieces[place].append((source["start"], values[row, begin:end].copy()))
     documents = {}
     for place, parts in sorted(pieces.items()):
         parts.sort(key=lambda part: part[0])

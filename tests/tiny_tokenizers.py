@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 Json = dict[str, Any]
 
-BOS, EOS = "<s>", "</s>"
+BOS, EOS, UNKNOWN = "<s>", "</s>", "<unk>"
 BOS_ID, EOS_ID = 0, 1
 _CORPUS = [
     "The quick brown fox jumps over the lazy dog. It's 1234 o'clock; don't   panic!\n",
@@ -58,17 +58,17 @@ def sentencepiece() -> Tokenizer:
     """SentencePiece-style BPE with byte fallback, as in mistral_v3."""
     fallback = {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
     letters = sorted(set("".join(_CORPUS).replace(" ", "▁")) - {"\n", "\t"})
-    vocabulary = {BOS: BOS_ID, EOS: EOS_ID, "<unk>": 2, **fallback}
+    vocabulary = {BOS: BOS_ID, EOS: EOS_ID, UNKNOWN: 2, **fallback}
     vocabulary |= {letter: len(vocabulary) + i for i, letter in enumerate(letters)}
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("o", "n"), ("▁", "▁")]
     vocabulary |= {a + b: len(vocabulary) + i for i, (a, b) in enumerate(merges)}
     tokenizer = Tokenizer(
-        models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+        models.BPE(vocabulary, merges, unk_token=UNKNOWN, byte_fallback=True, fuse_unk=True)
     )
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    tokenizer.add_special_tokens([BOS, EOS, "<unk>"])
+    tokenizer.add_special_tokens([BOS, EOS, UNKNOWN])
     return tokenizer
 
 
@@ -78,7 +78,7 @@ def unigram() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=150, special_tokens=[BOS, EOS, "<unk>"], unk_token="<unk>", show_progress=False
+        vocab_size=150, special_tokens=[BOS, EOS, UNKNOWN], unk_token=UNKNOWN, show_progress=False
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
     return tokenizer

@@ -84,6 +84,6 @@ def _refuse_text_formats(files: list[InputFile], tokens: InputFile) -> None:
     for file in files:
         if not reader_for(file.format).holds_tokens:
             raise DataError(
-                f"{file.path}: {file.format} holds text, but {tokens.path} holds input_ids",
+                f"{file.path}: {file.format} files hold texts, {tokens.path} holds input_ids",
                 "pack texts and token ids by two commands",
             )

@@ -231,8 +231,9 @@ def _own_bytes(source: Source, start: int, stop: int | None) -> Iterator[tuple[i
         if seeking:
             begin = chunk.find(b"\n") + 1
             seeking = not begin
-            if not seeking and stop is not None and position + begin >= stop:
-                return
+            after = position + (len(chunk) if seeking else begin)
+            if stop is not None and after >= stop:
+                return  # no line begins in the slice
         if not seeking:
             if stop is not None and position + len(chunk) >= stop:
                 newline = chunk.find(b"\n", max(begin, stop - 1 - position))

@@ -147,23 +147,25 @@ def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 def _columns(file: InputFile, schema: Any, shape: Shape) -> list[str]:
     """The columns to read, checked for presence and type."""
-    wanted = [shape.field] if shape.kind == "text" else ["input_ids"]
+    is_text = shape.kind == "text"
+    first = shape.field if is_text else "input_ids"
+    wanted = [first] if is_text else [n for n in _TOKEN_COLUMNS if n in (first, *schema.names)]
     for name in wanted:
-        if name not in schema.names:
+        count = schema.names.count(name)
+        if count != 1:
             raise DataError(
-                f"{file.path}: no column '{name}'; columns found: {named(schema.names)}",
-                "name the right one with --text-field",
+                f"{file.path}: {count or 'no'} column{'s' * (count > 1)} '{name}'; "
+                f"columns found: {named(schema.names)}",
+                "name the right one with --text-field" if is_text else "write the file again",
             )
-    if shape.kind == "tokens":
-        wanted = [name for name in _TOKEN_COLUMNS if name in schema.names]
-    for name in wanted:
         kind = schema.field(name).type
-        fits = _is_text(kind) if shape.kind == "text" else _is_integer_list(kind)
-        if not fits:
-            expected = "a string" if shape.kind == "text" else "a list of integers"
+        if not (_is_text(kind) if is_text else _is_integer_list(kind)):
             raise DataError(
-                f"{file.path}: column '{name}' has type {kind}, expected {expected}",
-                "name the right column with --text-field",
+                f"{file.path}: column '{name}' has type {kind}, expected "
+                f"{'a string' if is_text else 'a list of integers'}",
+                "name the right column with --text-field"
+                if is_text
+                else "cast it, for example with pyarrow or datasets",
             )
     return wanted
 

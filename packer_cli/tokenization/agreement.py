@@ -44,13 +44,13 @@ def differs_at_start(
     except Exception as error:  # whatever it raises, it is not usable
         return f"{type(error).__name__}: {error}"
     expected_ids, expected_offsets = reference.encode(texts)
-    if np.array_equal(ids, expected_ids) and np.array_equal(offsets, expected_offsets):
-        return None
+    if len(offsets) != len(expected_offsets):
+        return "the number of documents"
     for i, text in enumerate(texts):
         theirs = expected_ids[expected_offsets[i] : expected_offsets[i + 1]]
         if not np.array_equal(ids[offsets[i] : offsets[i + 1]], theirs):
             return repr(text[:80])
-    return "the number of documents"
+    return None
 
 
 def sample(texts: list[str], ids: UInt32, offsets: Int64, fast: Engine) -> tuple[str, UInt32]:

@@ -1,0 +1,62 @@
+"""pack_sequences on torch tensors: tensors in, tensors out, the same rows as from lists."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from packer_cli import pack_sequences
+from packer_cli.errors import DataError
+
+FOUR = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
+NAMES = ("input_ids", "labels", "attention_mask", "position_ids")
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int16, torch.uint8])
+def test_tensors_give_the_rows_of_lists(kind: torch.dtype) -> None:
+    tensors = [torch.tensor(sequence, dtype=kind) for sequence in FOUR]
+    masks = [torch.ones(len(sequence), dtype=torch.bool) for sequence in FOUR]
+    options = {"strategy": "next-fit", "eos_token_id": 99, "return_spans": True}
+    found = pack_sequences(tensors, 8, labels=tensors, attention_masks=masks, **options)
+    expected = pack_sequences(FOUR, 8, labels=FOUR, **options)
+    for name in NAMES:
+        tensor = getattr(found, name)
+        assert isinstance(tensor, torch.Tensor)
+        assert tensor.tolist() == getattr(expected, name).tolist()
+    assert (found.input_ids.dtype, found.attention_mask.dtype) == (torch.int32, torch.uint8)
+    assert all(isinstance(part, torch.Tensor) for part in found.cu_seqlens)
+    assert [p.tolist() for p in found.cu_seqlens] == [p.tolist() for p in expected.cu_seqlens]
+    assert found.spans == expected.spans
+
+
+def test_a_batch_tensor_is_a_list_of_its_rows() -> None:
+    rows = pack_sequences(torch.arange(6).reshape(3, 2), 4, strategy="next-fit")
+    assert rows.input_ids.tolist() == [[0, 1, 2, 3], [4, 5, 0, 0]]
+
+
+def test_one_tensor_among_lists_is_read_too() -> None:
+    rows = pack_sequences([[1, 2], torch.tensor([3])], 4, strategy="next-fit")
+    assert rows.input_ids.tolist() == [[1, 2, 3, 0]]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.tensor([0.5]), "sequence 1: .* float32"),
+        (torch.tensor([[1]]), "sequence 1: .* shape"),
+        (torch.tensor([-1]), "sequence 1: -1 is not in"),
+        (torch.empty(1, dtype=torch.int64, device="meta"), "sequence 1: not a flat sequence"),
+    ],
+)
+def test_tensors_that_are_no_sequence_are_named(tensor: torch.Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        pack_sequences([torch.tensor([1]), tensor], 4)
+
+
+def test_rows_are_ready_for_a_loss() -> None:
+    rows = pack_sequences([torch.tensor(sequence) for sequence in FOUR], 8)
+    logits = torch.zeros(*rows.input_ids.shape, 13)
+    loss = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), rows.labels[:, 1:].flatten().long()
+    )
+    assert loss.item() == pytest.approx(torch.log(torch.tensor(13.0)).item())

@@ -1,0 +1,252 @@
+"""The command line itself: help, usage errors, options, signals, and what goes to which stream."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from conftest import (
+    assert_error,
+    check_directory,
+    jsonl,
+    pack,
+    packer,
+    packer_process,
+    packer_script,
+    recover_texts,
+)
+
+import packer_cli
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+@pytest.fixture
+def data(folder: Path) -> Path:
+    path = folder / "a.jsonl"
+    path.write_bytes(jsonl("first", "second"))
+    return path
+
+
+@pytest.mark.parametrize("command", [[], ["pack"], ["stats"]])
+def test_help_of_every_command(command: list[str]) -> None:
+    result = packer(*command, "--help")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"Usage: {' '.join(['packer', *command])} [OPTIONS]")
+    assert result.stderr == ""
+
+
+def test_help_names_every_command_and_exit_code() -> None:
+    text = packer("--help").stdout
+    commands = {info.callback.__name__ for info in packer_cli.cli.app.registered_commands}  # type: ignore[attr-defined,union-attr]
+    assert all(f"\n  {name} " in text for name in commands)
+    assert all(f" {code} " in text for code in (0, 1, 2, 3, 130))
+
+
+def test_version() -> None:
+    assert packer("--version").stdout == f"packer {packer_cli.__version__}\n"
+    result = packer_process("--version")
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout.decode() == f"packer {packer_cli.__version__}\n"
+
+
+def test_python_dash_m_is_the_same_command(data: Path) -> None:
+    command = [sys.executable, "-m", "packer_cli", "--version"]
+    result = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert result.stdout.decode() == f"packer {packer_cli.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Usage: packer [OPTIONS] COMMAND"),
+        (["pack"], "Usage: packer pack [OPTIONS]"),
+        (["stats"], "Usage: packer stats [OPTIONS]"),
+        (["unknown"], "No such command 'unknown'"),
+        (["pack", "a.jsonl"], "Missing option '--max-length'"),
+        (["pack", "a.jsonl", "-l", "many"], "Invalid value for '--max-length'"),
+        (["pack", "a.jsonl", "-l", "8", "--nonsense"], "No such option: --nonsense"),
+        (["stats", "out", "--min-utilization", "high"], "Invalid value for '--min-utilization'"),
+    ],
+)
+def test_usage_errors_of_the_parser(arguments: list[str], message: str) -> None:
+    result = packer(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-l", 0], "--max-length: 0 is not between 1 and 16777216"),
+        (["-l", -4], "--max-length: -4 is not between 1 and 16777216"),
+        (["-l", 1 << 25], "--max-length: 33554432 is not between 1 and 16777216"),
+        (["--strategy", "magic"], "'magic' is not one of best-fit, first-fit,"),
+        (["--overlong", "keep"], "--overlong: 'keep' is not one of split, truncate, drop, error"),
+        (["--on-error", "warn"], "--on-error: 'warn' is not one of fail, skip"),
+        (["--sample-by", "word"], "--sample-by: 'word' is not one of line, paragraph, document"),
+        (["--input-format", "xml"], "--input-format: 'xml' is not one of jsonl, parquet,"),
+        (["--columns", "input_ids,tokens"], "--columns: 'tokens' is not one of input_ids,"),
+        (["--columns", "labels"], "--columns: input_ids, cu_seqlens missing"),
+        (["--seed", -1], "--seed: -1 is not between 0 and 2**63 - 1"),
+        (["--workers", -1], "--workers: -1 is negative"),
+        (["--unit-bytes", "0"], "--unit-bytes: 0 is not positive"),
+        (["--unit-bytes", "a lot"], "--unit-bytes: 'a lot' is not a size like 256M or 1G"),
+        (["--max-line-bytes", "-3M"], "--max-line-bytes: -3145728 is not positive"),
+        (["--shard-bytes", "inf"], "--shard-bytes: 'inf' is not a size like 256M or 1G"),
+        (["--tokenizer-backend", "gpu"], "--tokenizer-backend: 'gpu' is not one of auto,"),
+        (["-t", "./no"], "tokenizer ./no: no such file or folder"),
+        (["-t", "no/tokenizer.json"], "tokenizer no/tokenizer.json: no such file or folder"),
+        (["-t", "."], "tokenizer .: the folder has no tokenizer.json"),
+        (["-t", "a.jsonl"], "tokenizer a.jsonl: not"),
+    ],
+)
+def test_usage_errors_of_values(data: Path, options: list[object], message: str) -> None:
+    length = [] if "-l" in options else ["-l", 8]
+    result = packer("pack", "a.jsonl", "-q", "-o", "out", *length, *options)
+    assert_error(result, 2, message)
+    assert not Path("out").exists()
+
+
+def test_the_tokenizer_is_announced_on_stderr_and_the_table_on_stdout(data: Path) -> None:
+    result = packer_process("pack", "a.jsonl", "--max-length", 16)
+    assert result.returncode == 0
+    assert result.stderr.decode() == (
+        "packer: no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)\n"
+    )
+    assert result.stdout.decode().startswith("a-packed-16\nutilization")
+    assert recover_texts("a-packed-16") == ["first", "second"]
+
+
+def test_token_ids_need_no_tokenizer(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(b'{"input_ids": [1, 2]}\n')
+    result = packer("pack", "a.jsonl", "-l", 8, "-o", "out")
+    assert result.stderr == "packer: input_ids found: no tokenizer needed; padding is id 0\n"
+    check_directory("out")
+
+
+def test_the_tokenizer_of_the_environment(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKER_TOKENIZER", "./elsewhere")
+    assert_error(packer("pack", "a.jsonl", "-l", 8), 2, "tokenizer ./elsewhere: no such file")
+    monkeypatch.setenv("PACKER_TOKENIZER", "bytes")
+    result = packer("pack", "a.jsonl", "-l", 8, "-o", "out")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_quiet_prints_the_table_only(data: Path) -> None:
+    result = packer("pack", "a.jsonl", "-l", 16, "-q", "-o", "out")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("out\nutilization")
+
+
+def test_json_of_pack_is_that_of_stats(data: Path) -> None:
+    result = packer("pack", "a.jsonl", "-l", 16, "-q", "-o", "out", "--json")
+    figures = json.loads(result.stdout)
+    assert figures == json.loads(packer("stats", "out", "--json").stdout)
+    assert (figures["documents"], figures["rows"], figures["tokens"]) == (2, 1, 13)
+
+
+def test_no_eos(data: Path) -> None:
+    from conftest import recover_documents
+
+    pack("a.jsonl", "-l", 16, "--no-eos")
+    found = [bytes(tokens.astype("u1")) for tokens in recover_documents("out").values()]
+    assert found == [b"first", b"second"]
+
+
+def test_names_that_are_no_ascii_or_look_like_markup(folder: Path) -> None:
+    for name in ("naïve[red].jsonl", "line\nend.jsonl"):
+        (folder / name).write_bytes(jsonl("a"))
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        options = ["-l", 16, "-q", "-t", "bytes"]
+        result = packer_process("pack", name, *options, env=environment)
+        assert (result.returncode, result.stderr) == (0, b"")
+        directory = f"{Path(name).stem}-packed-16".replace("[", "").replace("]", "")
+        shown = packer("stats", directory, "--by", "input")
+        assert shown.exit_code == 0
+        assert name.split("\n")[0] in shown.stdout
+
+
+def test_an_error_with_a_line_end_in_a_name_is_still_two_lines(folder: Path) -> None:
+    assert_error(packer("pack", "no\nsuch.jsonl", "-l", 8), 2, "no\\nsuch.jsonl: no such file")
+
+
+def test_a_bug_is_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("packer_cli.pipeline.find_inputs", broken)
+    result = packer("pack", "a.jsonl", "-l", 8)
+    assert_error(result, 3, "KeyError: 'lost'", kind="bug")
+    assert "please report it" in result.stderr
+    result = packer("pack", "a.jsonl", "-l", 8, "--debug")
+    assert result.exit_code == 3
+    assert "in broken" in result.stderr
+
+
+def test_progress_on_a_terminal(data: Path) -> None:
+    terminal, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    command = [packer_script(), "pack", "a.jsonl", "-l", "16", "-t", "bytes", "-o", "out"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=False, timeout=60)
+    os.close(child)
+    shown = os.read(terminal, 1 << 16).decode().split("\r")
+    os.close(terminal)
+    assert done.returncode == 0
+    assert done.stdout.decode().startswith("out\nutilization")
+    assert shown[-2].startswith("packing: 100%")
+    for part in ("B/s, 2 docs, ", "tokens/s, 81.25% used]"):
+        assert part in shown[-2]
+
+
+def test_a_closed_stdout_is_no_error_message(data: Path) -> None:
+    pack("a.jsonl", "-l", 16)
+    read, write = os.pipe()
+    os.close(read)
+    command = [packer_script(), "stats", "out"]
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(write)
+    assert result.stderr == b""
+
+
+def test_a_stdout_that_is_full(data: Path) -> None:
+    pack("a.jsonl", "-l", 16)
+    command = [packer_script(), "stats", "out"]
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert result.returncode == 1
+    assert result.stderr.startswith(b"error: stdout: cannot write: No space left on device\ntip: ")
+    assert len(result.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_and_run_again(folder: Path, number: signal.Signals) -> None:
+    (folder / "a.jsonl").write_bytes(b'{"text": "abcdefgh"}\n' * 1_000_000)
+    options = ["pack", "a.jsonl", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
+    options += ["--unit-bytes", "1M"]
+    with subprocess.Popen([packer_script(), *options], stderr=subprocess.PIPE) as process:
+        give_up = time.monotonic() + 30
+        while not list(Path().glob("out/.packer/shard-*")) and time.monotonic() < give_up:
+            time.sleep(0.002)
+        process.send_signal(number)
+        _, message = process.communicate(timeout=30)
+    assert process.returncode == 130, message
+    assert message.decode().splitlines() == [
+        "stopped: interrupted", "tip: run the same command again to start over",
+    ]  # fmt: skip
+    assert not Path("out").exists()
+    (folder / "a.jsonl").write_bytes(jsonl("first"))
+    assert packer(*options).exit_code == 0
+    check_directory("out")

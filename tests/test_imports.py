@@ -1,0 +1,177 @@
+"""House rules: what importing costs, which way imports point, and that nothing lacks a word."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import packer_cli
+from packer_cli.cli import app
+
+PACKAGE = Path(packer_cli.__file__).parent
+FOREIGN = {"torch", "datasets", "ray", "transformers", "megatron"}
+HEAVY = FOREIGN | {"pyarrow", "numpy", "tokenizers", "gigatoken", "huggingface_hub"}
+
+
+def _imported_by(code: str) -> set[str]:
+    """Top-level modules loaded by some lines of code in a fresh interpreter."""
+    code += "\nimport sys\nprint()\nprint(*{name.split('.')[0] for name in sys.modules})"
+    command = [sys.executable, "-c", code]
+    elsewhere = sys.prefix  # where no source folder is taken for the installed package
+    result = subprocess.run(
+        command, cwd=elsewhere, capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(result.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "forbidden"),
+    [
+        pytest.param("import packer_cli", HEAVY, id="package"),
+        pytest.param("import packer_cli.cli", HEAVY, id="command line"),
+        pytest.param("from packer_cli import *", FOREIGN, id="every public name"),
+        pytest.param("import packer_cli.pipeline", FOREIGN, id="pipeline"),
+    ],
+)
+def test_imports_stay_light(statement: str, forbidden: set[str]) -> None:
+    loaded = _imported_by(statement)
+    assert "packer_cli" in loaded
+    assert loaded & forbidden == set()
+
+
+def test_help_needs_nothing_heavy() -> None:
+    """--help must answer at once."""
+    loaded = _imported_by(
+        """
+import sys
+from packer_cli.cli import main
+sys.argv = ["packer", "pack", "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+"""
+    )
+    assert "typer" in loaded
+    assert loaded & HEAVY == set()
+
+
+def _modules() -> dict[str, Path]:
+    """packer_cli.a.b -> its file."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        if "_kernels" in parts:  # in there when installed, beside the package in a checkout
+            continue
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = _modules()
+
+
+def _imported_names(path: Path) -> Iterator[str]:
+    """Every a.b.c of `import a.b.c` and `from a.b import c`, but for those under TYPE_CHECKING."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Modules of this package that a file imports: `a.b` or, when c is a name in it, `a.b.c`."""
+    for name in _imported_names(path):
+        yield from {name, name.rpartition(".")[0]} & MODULES.keys() - {"packer_cli"}
+
+
+GRAPH = {name: {i for i in _imports(path) if i != name} for name, path in MODULES.items()}
+
+
+def test_the_import_graph_has_no_cycle() -> None:
+    order = list(TopologicalSorter(GRAPH).static_order())  # raises CycleError, naming the cycle
+    assert order.index("packer_cli.errors") < order.index("packer_cli.pipeline")
+    assert set(order) == set(MODULES)
+
+
+# Whoever is not named here is a step, and may import other steps and the bottom layer.
+TOP = ["packer_cli.__main__", "packer_cli.cli"]
+BOTTOM = {"packer_cli.records", "packer_cli.config", "packer_cli.errors", "packer_cli.strategies"}
+
+
+def _importers(name: str) -> set[str]:
+    return {module for module, imports in GRAPH.items() if name in imports}
+
+
+def test_dependencies_point_one_way() -> None:
+    """Cli -> pipeline -> steps -> records, config, errors."""
+    assert _importers("packer_cli.__main__") == set()
+    assert _importers("packer_cli.cli") == {"packer_cli.__main__"}
+    assert _importers("packer_cli.pipeline") <= {"packer_cli.cli"}
+    for module in BOTTOM:
+        assert GRAPH[module] <= BOTTOM, f"{module} belongs to the bottom layer"
+    assert GRAPH["packer_cli.errors"] == set()
+
+
+def test_kernels_are_called_by_steps_and_their_slow_twins_by_nobody() -> None:
+    users = {
+        name: [used for used in _imported_names(path) if used.startswith("packer_cli._kernels")]
+        for name, path in MODULES.items()
+    }
+    assert users["packer_cli.packing"]
+    for name in (*TOP, *BOTTOM, "packer_cli.pipeline"):
+        assert users[name] == []
+    assert not [name for name, used in users.items() if "reference" in "".join(used)]
+
+
+@pytest.mark.parametrize("name", packer_cli.__all__)
+def test_public_names_exist_and_are_documented(name: str) -> None:
+    value = getattr(packer_cli, name)
+    assert name in dir(packer_cli)
+    if name == "__version__":
+        assert value.count(".") >= 1
+        return
+    assert len(inspect.getdoc(value) or "") > 40
+    assert value.__module__.startswith("packer_cli.")
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'pack_everything'"):
+        packer_cli.pack_everything  # noqa: B018
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_says_what_it_is_for(name: str) -> None:
+    if name.endswith("__main__"):
+        return
+    docstring = ast.get_docstring(ast.parse(MODULES[name].read_text()))
+    assert docstring
+    assert len(docstring) > 20
+
+
+def _commands() -> dict[str, Any]:
+    root = get_command(app)
+    return {"packer": root, **getattr(root, "commands", {})}
+
+
+@pytest.mark.parametrize("name", _commands())
+def test_every_command_and_option_has_help(name: str) -> None:
+    command = _commands()[name]
+    assert command.help
+    silent = [one.name for one in command.params if not getattr(one, "help", None)]
+    assert [one for one in silent if one != "help"] == []
+    assert len(command.params) > 0

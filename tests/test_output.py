@@ -1,0 +1,216 @@
+"""The output directory: what may be written to, what may be removed, and what a failure leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import assert_error, check_directory, jsonl, pack, packer, recover_texts
+
+pytestmark = pytest.mark.usefixtures("folder")
+OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
+
+
+@pytest.fixture
+def data(folder: Path) -> Path:
+    path = folder / "a.jsonl"
+    path.write_bytes(jsonl("first", "second"))
+    return path
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_the_default_output_is_named_after_the_input(folder: Path) -> None:
+    (folder / "data").mkdir()
+    inputs = {
+        "data/a.jsonl": "a-packed-16",
+        "data/b.jsonl.gz": "b-packed-16",
+        "data/c.tar": "c.tar-packed-16",
+        "data": "data-packed-16",
+        "data/*.jsonl": "data-packed-16",
+        "-": "stdin-packed-16",
+    }
+    from packer_cli.cli import default_output
+
+    assert {name: str(default_output([name], 16)) for name in inputs} == inputs
+    (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
+    assert packer("pack", "data/a.jsonl", "-l", 16, "-q").exit_code == 0
+    assert recover_texts("a-packed-16") == ["a"]
+
+
+def test_a_new_directory_below_new_directories(data: Path) -> None:
+    assert packer("pack", data, *OPTIONS[:-1], "deep/down/out").exit_code == 0
+    assert recover_texts("deep/down/out") == ["first", "second"]
+
+
+def test_an_empty_directory_is_used(data: Path) -> None:
+    Path("out").mkdir()
+    pack("a.jsonl", "-l", 16)
+    assert recover_texts("out") == ["first", "second"]
+
+
+def test_a_finished_result_is_not_replaced_unasked(data: Path) -> None:
+    pack("a.jsonl", "-l", 16)
+    before = contents(Path("out"))
+    assert_error(packer("pack", "a.jsonl", *OPTIONS), 2, "out: holds a finished result")
+    assert contents(Path("out")) == before
+
+
+def test_overwrite_replaces_a_result_and_leaves_other_files(data: Path) -> None:
+    pack("a.jsonl", "-l", 4, "--unit-bytes", 1)
+    assert len(list(Path("out").glob("shard-*.arrow"))) > 1
+    Path("out/notes.txt").write_text("mine")
+    Path("other.jsonl").write_bytes(jsonl("new"))
+    pack("other.jsonl", "-l", 16, "--overwrite")
+    assert recover_texts("out") == ["new"]
+    assert sorted(contents(Path("out"))) == [
+        "dataset_info.json", "manifest.json", "notes.txt", "shard-00000-000.arrow", "state.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]], ids=["", "overwrite"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"shard-00000-000.arrow": b"mine"},
+        {"manifest.json": b'{"name": "a web page", "short_name": "page"}'},
+        {"manifest.json": b"not JSON", "state.json": b"mine"},
+        {"tokenizer.json": b"mine", "model.safetensors": b"mine"},
+        {".bashrc": b"mine"},
+    ],
+)
+def test_a_foreign_directory_is_refused_and_not_touched(
+    data: Path, files: dict[str, bytes], overwrite: list[str]
+) -> None:
+    Path("out").mkdir()
+    for name, content in files.items():
+        Path("out", name).write_bytes(content)
+    result = packer("pack", "a.jsonl", *OPTIONS, *overwrite)
+    assert_error(result, 2, "out: is not empty, and not a result of packer")
+    assert contents(Path("out")) == files
+
+
+def test_an_output_that_is_a_file(data: Path) -> None:
+    Path("out").write_bytes(b"mine")
+    result = packer("pack", "a.jsonl", *OPTIONS, "--overwrite")
+    assert_error(result, 2, "out: exists and is not a directory")
+    assert Path("out").read_bytes() == b"mine"
+
+
+def test_an_output_below_a_file(data: Path) -> None:
+    result = packer("pack", "a.jsonl", *OPTIONS[:-1], "a.jsonl/out")
+    assert_error(result, 1, "a.jsonl/out", "cannot write: Not a directory")
+
+
+@pytest.mark.parametrize("output", ["data", "."])
+def test_inputs_inside_the_output(folder: Path, output: str) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
+    for name in ("data", "data/a.jsonl"):
+        result = packer("pack", name, *OPTIONS[:-1], output, "--overwrite")
+        assert_error(result, 2, f"{output}: the input data/a.jsonl lies inside the output")
+    assert contents(folder) == {"data/a.jsonl": jsonl("a")}
+
+
+def test_an_output_inside_an_input_directory_is_no_input(folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
+    for _ in range(2):
+        result = packer("pack", "data", *OPTIONS[:-1], "data/out", "--overwrite")
+        assert result.exit_code == 0, result.stderr
+        assert recover_texts("data/out") == ["a"]
+
+
+def test_two_runs_do_not_write_to_one_directory(data: Path) -> None:
+    Path("out/.packer").mkdir(parents=True)
+    with open("out/.packer/lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = packer("pack", "a.jsonl", *OPTIONS)
+        assert_error(result, 1, "out: another run is writing there")
+        assert contents(Path("out")) == {".packer/lock": b""}
+    result = packer("pack", "a.jsonl", *OPTIONS)  # the lock went with its holder
+    assert result.exit_code == 0
+    check_directory("out")
+
+
+def test_what_a_killed_run_left_is_cleared_away(data: Path) -> None:
+    Path("out/.packer").mkdir(parents=True)
+    Path("out/.packer/shard-00007-000.arrow").write_bytes(b"half")
+    Path("out/shard-00007-000.arrow").write_bytes(b"of no manifest")
+    result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out")
+    assert result.exit_code == 0
+    message = "packer: out holds an unfinished run; starting it again from the beginning\n"
+    assert result.stderr == message
+    assert not list(Path("out").glob("**/shard-00007*"))
+    check_directory("out")
+
+
+def test_a_failed_run_leaves_an_earlier_result_whole(data: Path) -> None:
+    pack("a.jsonl", "-l", 16)
+    before = contents(Path("out"))
+    Path("bad.jsonl").write_bytes(jsonl("good") + b"{")
+    result = packer("pack", "bad.jsonl", *OPTIONS, "--overwrite")
+    assert_error(result, 1, "bad.jsonl, line 2")
+    assert contents(Path("out")) == before
+
+
+def test_a_failed_run_leaves_no_directory_of_its_own(data: Path) -> None:
+    Path("bad.jsonl").write_bytes(jsonl("good") + b"{")
+    assert packer("pack", "bad.jsonl", *OPTIONS).exit_code == 1
+    assert not Path("out").exists()
+    Path("out").mkdir()
+    assert packer("pack", "bad.jsonl", *OPTIONS).exit_code == 1
+    assert os.listdir("out") == []
+
+
+@pytest.fixture
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    place = folder / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small file system")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("unit_bytes", ["1k", "1G"])
+def test_a_full_disk(folder: Path, small_disk: Path, unit_bytes: str) -> None:
+    (folder / "big.jsonl").write_bytes(jsonl(*["some words " * 20] * 500))
+    options = ["-l", 64, "-t", "bytes", "-q", "--unit-bytes", unit_bytes]
+    result = packer("pack", "big.jsonl", *options, "-o", "disk/out")
+    assert_error(result, 1, "disk/out/.packer/shard-", "cannot write: No space left on device")
+    assert "free some space or choose another --output" in result.stderr
+    assert not Path("disk/out").exists()
+
+
+def test_a_full_disk_leaves_an_earlier_result_whole(folder: Path, small_disk: Path) -> None:
+    (folder / "small.jsonl").write_bytes(jsonl("small"))
+    (folder / "big.jsonl").write_bytes(jsonl(*["some words " * 20] * 500))
+    options = ["-l", 64, "-t", "bytes", "-q", "-o", "disk/out"]
+    assert packer("pack", "small.jsonl", *options).exit_code == 0
+    assert_error(packer("pack", "big.jsonl", *options, "--overwrite"), 1, "No space left on device")
+    check_directory("disk/out")
+    assert recover_texts("disk/out") == ["small"]
+
+
+def test_a_disk_that_is_full_from_the_start(folder: Path, small_disk: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("a"))
+    with pytest.raises(OSError, match="No space left"), open("disk/filler", "wb") as filler:
+        filler.write(bytes(1 << 20))
+    result = packer("pack", "a.jsonl", *OPTIONS[:-1], "disk/out")
+    assert_error(result, 1, "disk/out", "cannot write: No space left on device")
+    assert not Path("disk/out/manifest.json").exists()

@@ -1,0 +1,272 @@
+"""pack_sequences: token sequences in memory to padded rows in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packer_cli import PackedRows, pack_sequences
+from packer_cli.errors import DataError, UsageError
+from packer_cli.strategies import NAMES
+
+FOUR = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
+IGNORED = -100
+X = IGNORED  # in tables of labels
+
+
+def lists(rows: PackedRows, name: str) -> list[list[int]]:
+    found: list[list[int]] = getattr(rows, name).tolist()
+    return found
+
+
+def test_next_fit_gives_exactly_the_documented_rows() -> None:
+    rows = pack_sequences(FOUR, 8, pad_token_id=0, strategy="next-fit", return_spans=True)
+    assert lists(rows, "input_ids") == [[1, 2, 3, 4, 5, 0, 0, 0], [6, 7, 8, 9, 10, 11, 12, 0]]
+    assert lists(rows, "labels") == [[X, 2, 3, X, 5, X, X, X], [X, 7, 8, 9, X, 11, 12, X]]
+    assert lists(rows, "attention_mask") == [[1] * 5 + [0] * 3, [1] * 7 + [0]]
+    assert lists(rows, "position_ids") == [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 0, 1, 2, 0]]
+    assert [part.tolist() for part in rows.cu_seqlens] == [[0, 3, 5], [0, 4, 7]]
+    assert rows.spans == [(0, 0, 3), (0, 3, 5), (1, 0, 4), (1, 4, 7)]
+    assert len(rows) == 2
+    assert rows.plan.metrics.padding_tokens == 4
+
+
+def test_types_of_the_result() -> None:
+    rows = pack_sequences(FOUR, 8)
+    names = ("input_ids", "labels", "attention_mask", "position_ids")
+    kinds = {name: (getattr(rows, name).dtype, getattr(rows, name).shape) for name in names}
+    assert kinds == {
+        "input_ids": (np.int32, (2, 8)),
+        "labels": (np.int32, (2, 8)),
+        "attention_mask": (np.uint8, (2, 8)),
+        "position_ids": (np.int32, (2, 8)),
+    }
+    assert {part.dtype for part in rows.cu_seqlens} == {np.dtype(np.int32)}
+    assert rows.spans is None
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        pytest.param([tuple(s) for s in FOUR], id="tuples"),
+        pytest.param([np.array(s) for s in FOUR], id="int64"),
+        pytest.param([np.array(s, np.uint16) for s in FOUR], id="uint16"),
+        pytest.param([np.array(s, np.uint64) for s in FOUR], id="uint64"),
+        pytest.param([FOUR[0], np.array(FOUR[1], np.uint64), *FOUR[2:]], id="mixed"),
+        pytest.param([range(1, 4), range(4, 6), range(6, 10), range(10, 13)], id="ranges"),
+        pytest.param([np.arange(13)[s[0] : s[-1] + 1] for s in FOUR], id="views"),
+    ],
+)  # fmt: skip
+def test_any_kind_of_integer_sequence(sequences: Any) -> None:
+    expected = pack_sequences(FOUR, 8)
+    assert lists(pack_sequences(sequences, 8), "input_ids") == lists(expected, "input_ids")
+
+
+def test_a_matrix_is_a_list_of_its_rows() -> None:
+    rows = pack_sequences(np.arange(6).reshape(3, 2), 4, strategy="next-fit")
+    assert lists(rows, "input_ids") == [[0, 1, 2, 3], [4, 5, 0, 0]]
+
+
+@pytest.mark.parametrize("sequences", [[], [[]], [[], np.empty(0)], np.empty((0, 3), int)])
+def test_nothing_to_pack_gives_no_rows(sequences: Any) -> None:
+    rows = pack_sequences(sequences, 8, eos_token_id=9, separator_id=8, return_spans=True)
+    assert rows.input_ids.shape == rows.labels.shape == (0, 8)
+    assert len(rows) == 0
+    assert rows.cu_seqlens == []
+    assert rows.spans == [None] * len(sequences)
+
+
+def test_empty_sequences_are_placed_nowhere() -> None:
+    rows = pack_sequences([[], [1, 2], [], [3]], 4, strategy="next-fit", return_spans=True)
+    assert lists(rows, "input_ids") == [[1, 2, 3, 0]]
+    assert rows.spans == [None, (0, 0, 2), None, (0, 2, 3)]
+    assert [part.tolist() for part in rows.cu_seqlens] == [[0, 2, 3]]
+
+
+def test_given_labels_go_where_their_tokens_go() -> None:
+    labels = [[1, X, 3], [4, 5], [X, X, 8, 77], [10, 11, X]]
+    rows = pack_sequences(FOUR, 8, strategy="next-fit", labels=labels)
+    assert lists(rows, "labels") == [[X, X, 3, X, 5, X, X, X], [X, X, 8, 77, X, 11, X, X]]
+
+
+def test_masked_tokens_are_padding_and_left_out() -> None:
+    masks = [[0, 1, 1], [1, 1], [1, 0, 1, 0], [0, 0, 0]]
+    labels = [[1, 2, 30], [4, 50], [6, 7, 80, 9], [10, 11, 12]]
+    rows = pack_sequences(
+        FOUR, 8, strategy="next-fit", labels=labels, attention_masks=masks, return_spans=True
+    )
+    assert lists(rows, "input_ids") == [[2, 3, 4, 5, 6, 8, 0, 0]]
+    assert lists(rows, "labels") == [[X, 30, X, 50, X, 80, X, X]]
+    assert rows.spans == [(0, 0, 2), (0, 2, 4), (0, 4, 6), None]
+
+
+def test_eos_is_appended_once_and_trained_on() -> None:
+    rows = pack_sequences([[1, 2], [3, 9], [9], [], [4]], 12, strategy="nf", eos_token_id=9)
+    assert lists(rows, "input_ids") == [[1, 2, 9, 3, 9, 9, 4, 9, 0, 0, 0, 0]]
+    assert lists(rows, "labels") == [[X, 2, 9, X, 9, X, X, 9, X, X, X, X]]
+
+
+def test_a_separator_is_appended_always_and_not_trained_on() -> None:
+    rows = pack_sequences([[1, 2], [3, 9], [9], [], [4]], 12, strategy="nf", separator_id=9)
+    assert lists(rows, "input_ids") == [[1, 2, 9, 3, 9, 9, 9, 9, 4, 9, 0, 0]]
+    assert lists(rows, "labels") == [[X, 2, X, X, 9, X, X, X, X, X, X, X]]
+
+
+def test_eos_comes_before_the_separator() -> None:
+    rows = pack_sequences(
+        [[1, 2], [3, 9]], 8, strategy="nf", labels=[[1, X], [3, 9]], eos_token_id=9, separator_id=7
+    )
+    assert lists(rows, "input_ids") == [[1, 2, 9, 7, 3, 9, 7, 0]]
+    assert lists(rows, "labels") == [[X, X, 9, X, X, 9, X, X]]
+
+
+@pytest.mark.parametrize(
+    ("overlong", "ids", "spans"),
+    [
+        ("split", [[1, 2, 3], [4, 5, 6], [7, 8, 0]], [(0, 0, 3), (2, 1, 2)]),
+        ("truncate", [[1, 2, 3], [8, 0, 0]], [(0, 0, 3), (1, 0, 1)]),
+        ("drop", [[8, 0, 0]], [None, (0, 0, 1)]),
+    ],
+)
+def test_overlong_sequences(overlong: str, ids: list[list[int]], spans: list[Any]) -> None:
+    sequences = [[1, 2, 3, 4, 5, 6, 7], [8]]
+    rows = pack_sequences(sequences, 3, strategy="nf", overlong=overlong, return_spans=True)
+    assert lists(rows, "input_ids") == ids
+    assert rows.spans == spans
+    loss = {"split": 0, "truncate": 4, "drop": 7}[overlong]
+    assert rows.plan.loss.truncated_tokens + rows.plan.loss.dropped_tokens == loss
+    first = [(0, 0, 3), (1, 0, 3), (2, 0, 1)][: {"split": 3, "truncate": 1, "drop": 0}[overlong]]
+    assert rows.all_spans() == [first, [spans[1]]]
+
+
+HIGHEST = (1 << 31) - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sequences": [[1], [2, -1]]}, f"sequence 1: -1 is not in 0..{HIGHEST}"),
+        ({"sequences": [[], [1], [1 << 31]]}, f"sequence 2: 2147483648 is not in 0..{HIGHEST}"),
+        (
+            {"sequences": [[1], [1 << 63]]},
+            f"sequence 1: 9223372036854775808 is not in 0..{HIGHEST}",
+        ),
+        ({"sequences": [[1], [1 << 64]]}, "sequence 1: expected a flat sequence of integers"),
+        ({"sequences": [[1], [0.5]]}, r"sequence 1: .* got shape \(1,\), float64"),
+        ({"sequences": [[1], ["a"]]}, r"sequence 1: .* got shape \(1,\), <U1"),
+        ({"sequences": [[1], [[2]]]}, r"sequence 1: .* got shape \(1, 1\), int64"),
+        ({"sequences": [[1], [2, [3]]]}, "sequence 1: not a flat sequence of integers"),
+        ({"sequences": [1, 2]}, r"sequence 0: .* got shape \(\), int64"),
+        ({"sequences": [[1], [None]]}, "sequence 1: expected a flat sequence of integers"),
+        ({"sequences": [[1], [1] * 9]}, "document 1 has 9 tokens, max_length is 8"),
+        ({"labels": [[1]]}, "labels: 1 given for 4 sequences"),
+        ({"labels": [[1, 2, 3], [4], *FOUR[2:]]}, "labels 1: has 1 values, the sequence 2 tokens"),
+        ({"labels": [FOUR[0], [4, -1], *FOUR[2:]]}, f"labels 1: -1 is not in 0..{HIGHEST}"),
+        ({"labels": [FOUR[0], [1 << 31, 1], *FOUR[2:]]}, "labels 1: 2147483648 is not in"),
+        ({"attention_masks": [[1, 1, 1], [1]]}, "attention_mask: 2 given for 4 sequences"),
+        ({"attention_masks": [[1] * 3] * 4}, "attention_mask 1: has 3 values, the sequence 2"),
+    ],
+)
+def test_bad_data_is_named_by_its_sequence(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        pack_sequences(**({"sequences": FOUR, "max_length": 8} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_length": 0}, "max_length: 0 is not between"),
+        ({"strategy": "best"}, "strategy: 'best' is not one of best-fit,"),
+        ({"overlong": "cut"}, "overlong: 'cut' is not one of split,"),
+        ({"eos_token_id": -1}, "the eos id -1 is not in 0"),
+        ({"separator_id": 1 << 31}, "the separator id 2147483648 is not in 0"),
+        ({"pad_token_id": -1}, "the pad id -1 is not in 0"),
+    ],
+)
+def test_bad_options_are_usage_errors(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pack_sequences(FOUR, **({"max_length": 8} | arguments))
+
+
+TOKENS = st.lists(st.integers(1, 30), max_size=14)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> dict[str, Any]:
+    """Arguments of pack_sequences, every option on or off."""
+    sequences = draw(st.lists(TOKENS, max_size=12))
+
+    def like(values: st.SearchStrategy[int]) -> Any:
+        one = [draw(st.lists(values, min_size=len(s), max_size=len(s))) for s in sequences]
+        return draw(st.sampled_from([None, one]))
+
+    return {
+        "sequences": sequences,
+        "max_length": draw(st.integers(1, 17)),
+        "strategy": draw(st.sampled_from(NAMES)),
+        "overlong": draw(st.sampled_from(["split", "truncate", "drop"])),
+        "labels": like(st.sampled_from([X, 31, 32, 33])),
+        "attention_masks": like(st.integers(0, 1)),
+        "eos_token_id": draw(st.sampled_from([None, 9])),
+        "separator_id": draw(st.sampled_from([None, 8])),
+        "pad_token_id": draw(st.sampled_from([0, 9])),
+        "seed": draw(st.sampled_from([None, 0, 7])),
+    }
+
+
+def _expected(call: dict[str, Any]) -> list[list[tuple[int, int]]]:
+    """(token, label) of each sequence as it must come out, overlong ones handled."""
+    found = []
+    for i, sequence in enumerate(call["sequences"]):
+        labels = call["labels"][i] if call["labels"] else sequence
+        masks = call["attention_masks"][i] if call["attention_masks"] else [1] * len(sequence)
+        pairs = [(t, y) for t, y, m in zip(sequence, labels, masks, strict=True) if m]
+        eos, separator = call["eos_token_id"], call["separator_id"]
+        if pairs and eos is not None and pairs[-1][0] != eos:
+            pairs.append((eos, eos))
+        if pairs and separator is not None:
+            pairs.append((separator, X))
+        if len(pairs) > call["max_length"] and call["strategy"] != "wrap":
+            keep = {"truncate": call["max_length"], "drop": 0}.get(call["overlong"], len(pairs))
+            pairs = pairs[:keep]
+        found.append(pairs)
+    return found
+
+
+@given(call=calls())
+def test_every_strategy_and_option_against_a_slow_reading(call: dict[str, Any]) -> None:
+    """Take every sequence out of the rows again; nothing but padding may remain."""
+    rows = pack_sequences(**call, return_spans=True)
+    ids, labels = lists(rows, "input_ids"), lists(rows, "labels")
+    masks, positions = lists(rows, "attention_mask"), lists(rows, "position_ids")
+    places = rows.all_spans()
+    assert rows.spans == [spans[0] if spans else None for spans in places]
+    boundaries: list[set[int]] = [{0} for _ in range(len(rows))]
+    for expected, spans in zip(_expected(call), places, strict=True):
+        left = expected
+        for row, start, end in spans:
+            piece, left = left[: end - start], left[end - start :]
+            assert ids[row][start:end] == [token for token, _ in piece]
+            assert labels[row][start:end] == [X, *(label for _, label in piece[1:])]
+            assert masks[row][start:end] == [1] * len(piece)
+            assert positions[row][start:end] == list(range(len(piece)))
+            masks[row][start:end] = [0] * len(piece)
+            boundaries[row].add(end)
+        assert left == []
+    assert [part.tolist() for part in rows.cu_seqlens] == [sorted(part) for part in boundaries]
+    for row, used in enumerate(map(max, boundaries)):
+        room = call["max_length"] - used
+        assert masks[row] == [0] * call["max_length"]
+        assert ids[row][used:] == [call["pad_token_id"]] * room
+        assert labels[row][used:] == [X] * room
+        assert positions[row][used:] == list(range(room))
+        assert used > 0
+    if call["strategy"] in ("next-fit", "wrap"):
+        flat = [span for spans in places for span in spans]
+        assert flat == sorted(flat)
+    if call["strategy"] == "wrap":
+        assert all(max(part) == call["max_length"] for part in boundaries[:-1])

@@ -1,0 +1,261 @@
+"""The engines: equal wherever both work, and the reference wherever they do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_tokenizers as tiny
+from conftest import assert_error, check_directory, jsonl, packer, packer_process
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_tokenizers import EOS
+
+from packer_cli import tokenization
+from packer_cli.errors import InternalError, UsageError
+from packer_cli.records import Int64, UInt32
+from packer_cli.tokenization import engines, load_tokenizer
+from packer_cli.tokenization.agreement import BATTERY, differs_at_start
+from packer_cli.tokenization.engines import BytesEngine, FastEngine, ReferenceEngine
+from packer_cli.tokenization.locate import locate
+from packer_cli.tokenization.reference_process import ReferenceProcess
+
+BOTH = [pytest.param(make, id=make.__name__) for make in (tiny.byte_level, tiny.sentencepiece)]
+TRIGGER = "¤"
+# text, with what tokenizers treat specially overrepresented
+TEXTS = st.lists(
+    st.one_of(
+        st.text(st.characters(exclude_categories=["Cs"])),
+        st.text(st.sampled_from("aeht '.12\n\t\r é日👍\u0301\u2028\u00a0▁Ġ")),
+        st.lists(st.sampled_from([EOS, "<s>", "the", " ", "\n", "<0x41>"])).map("".join),
+    ),
+    max_size=8,
+)
+
+
+def as_lists(encoded: tuple[UInt32, Int64]) -> list[list[int]]:
+    ids, offsets = encoded
+    assert ids.dtype == np.uint32
+    assert offsets.dtype == np.int64
+    assert offsets[0] == 0
+    assert offsets[-1] == len(ids)
+    return [part.tolist() for part in np.split(ids, offsets[1:-1])] if len(offsets) > 1 else []
+
+
+@pytest.mark.parametrize("make", BOTH)
+@given(texts=TEXTS)
+def test_fast_and_reference_are_equal(make: Callable[[], tiny.Json], texts: list[str]) -> None:
+    fast, reference = _engines(make)
+    assert as_lists(fast.encode(texts)) == as_lists(reference.encode(texts))
+
+
+_loaded: dict[str, tuple[FastEngine, ReferenceEngine]] = {}
+
+
+def _engines(make: Callable[[], tiny.Json]) -> tuple[FastEngine, ReferenceEngine]:
+    if make.__name__ not in _loaded:
+        content = _json(make())
+        _loaded[make.__name__] = FastEngine(content), ReferenceEngine(content)
+    return _loaded[make.__name__]
+
+
+def _json(document: tiny.Json) -> bytes:
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("make", BOTH)
+def test_the_battery(make: Callable[[], tiny.Json]) -> None:
+    fast, reference = _engines(make)
+    expected = [reference.tokenizer.encode(t, add_special_tokens=False).ids for t in BATTERY]
+    assert as_lists(reference.encode(BATTERY)) == expected
+    assert as_lists(fast.encode(BATTERY)) == expected
+    assert differs_at_start(fast, reference, [EOS], ["any document"]) is None
+
+
+@given(texts=TEXTS)
+def test_bytes_are_utf8(texts: list[str]) -> None:
+    assert as_lists(BytesEngine().encode(texts)) == [list(text.encode()) for text in texts]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10])
+def test_the_reference_cuts_batches_without_a_trace(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    reference = _engines(tiny.byte_level)[1]
+    texts = ["", "a", "", "the quick", "b", "c" * 50, ""]
+    expected = as_lists(reference.encode(texts))
+    monkeypatch.setattr(engines, "_REFERENCE_BATCH_CHARACTERS", limit)
+    assert as_lists(reference.encode(texts)) == expected
+    assert len(expected) == len(texts)
+
+
+def test_renewal_of_the_fast_engine_changes_nothing_in_any_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batches = [[text, f"{i} {text}"] for i in range(20) for text in BATTERY]
+    fast = FastEngine(_json(tiny.byte_level()))
+    expected = [as_lists(fast.encode(batch)) for batch in batches]
+    loads = []
+    load = FastEngine._load
+    monkeypatch.setattr(engines, "_RENEW_AFTER_CHARACTERS", 20_000)
+    monkeypatch.setattr(FastEngine, "_load", lambda self: loads.append(1) or load(self))
+    fast = FastEngine(_json(tiny.byte_level()))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda batch: as_lists(fast.encode(batch)), batches))
+    assert found == expected
+    characters = sum(len(text) for batch in batches for text in batch)
+    assert characters // 40_000 < len(loads) <= characters // 20_000 + 1
+
+
+class DiffersAtStart(FastEngine):
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        ids, offsets = super().encode(texts)
+        return ids ^ np.uint32(1), offsets
+
+
+class FailsAtStart(FastEngine):
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        raise RuntimeError("no luck")
+
+
+class LosesDocuments(FastEngine):
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        return super().encode(texts[:-1])
+
+
+class DiffersOnTrigger(FastEngine):
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        return super().encode([text.replace(TRIGGER, "x") for text in texts])
+
+
+def _pack(backend: str, name: str) -> dict[str, bytes]:
+    command = ["pack", "data.jsonl", "-l", "64", "-t", "tok", "-o", name]
+    result = packer(*command, "--tokenizer-backend", backend)
+    assert result.exit_code == 0, result.stderr
+    check_directory(name)
+    return {path.name: path.read_bytes() for path in Path(name).iterdir()}
+
+
+@pytest.fixture
+def data(folder: Path) -> Path:
+    """A tokenizer in tok, and data.jsonl with 40,000 characters without, then 300 with TRIGGER."""
+    tiny.save(folder / "tok", tiny.byte_level(), tokenizer_config={"eos_token": EOS})
+    texts = ["the quick brown fox " * 20] * 100 + [f"{TRIGGER} {i}" for i in range(300)]
+    (folder / "data.jsonl").write_bytes(jsonl(*BATTERY, *texts))
+    return folder
+
+
+def test_output_bytes_do_not_depend_on_the_engine(data: Path) -> None:
+    expected = _pack("tokenizers", "a")
+    assert _pack("gigatoken", "b") == expected
+    assert _pack("auto", "c") == expected
+    assert {"manifest.json", "shard-00000-000.arrow"} < expected.keys()
+
+
+@pytest.mark.parametrize("engine", [DiffersAtStart, FailsAtStart, LosesDocuments])
+def test_an_engine_that_differs_at_the_start_is_not_used(
+    data: Path, monkeypatch: pytest.MonkeyPatch, engine: type[FastEngine]
+) -> None:
+    expected = _pack("tokenizers", "a")
+    monkeypatch.setattr(tokenization, "FastEngine", engine)
+    assert _pack("auto", "b") == expected
+    reasons: list[str] = []
+    load_tokenizer(locate("tok"), notify=reasons.append).close()
+    (reason,) = reasons
+    assert reason.startswith("using the slower tokenizers engine: gigatoken differs")
+    with pytest.raises(UsageError, match="gigatoken differs from tokenizers"):
+        load_tokenizer(locate("tok"), backend="gigatoken")
+
+
+def test_an_engine_that_differs_on_the_first_documents_is_not_used(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data / "data.jsonl").write_bytes(jsonl("a", f"b {TRIGGER}"))
+    expected = _pack("tokenizers", "a")
+    monkeypatch.setattr(tokenization, "FastEngine", DiffersOnTrigger)
+    assert _pack("auto", "b") == expected
+
+
+@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized"])
+def test_the_tokenizers_own_added_tokens_are_compared_too(data: Path, flag: str) -> None:
+    """gigatoken 0.10 ignores single_word, which no text of the battery could show."""
+    document = tiny.with_added_token(tiny.byte_level(), "<x>", 400, **{flag: True})
+    tiny.save(data / "tok", document, tokenizer_config={"eos_token": EOS})
+    (data / "data.jsonl").write_bytes(jsonl("a", "a<x>b  <x>  c"))
+    assert _pack("auto", "a") == _pack("tokenizers", "b")
+
+
+@pytest.mark.parametrize("make", [tiny.unigram, tiny.letters])
+def test_a_tokenizer_that_the_fast_engine_cannot_load_is_encoded_by_the_reference(
+    data: Path, make: Callable[[], tiny.Json]
+) -> None:
+    tiny.save(data / "tok", make(), tokenizer_config={"eos_token": EOS})
+    expected = _pack("tokenizers", "a")
+    command = ["pack", "data.jsonl", "-l", "64", "-t", "tok", "-o", "b"]
+    result = packer(*command)
+    assert result.exit_code == 0
+    assert "using the slower tokenizers engine: gigatoken cannot load" in result.stderr
+    assert {path.name: path.read_bytes() for path in Path("b").iterdir()} == expected
+    assert_error(
+        packer(*command, "--overwrite", "--tokenizer-backend", "gigatoken"),
+        2, "tokenizer tok: gigatoken cannot load this tokenizer",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("document", [f"{TRIGGER} short", f"{TRIGGER} long" * 1000])
+def test_an_engine_that_differs_later_stops_the_run(
+    data: Path, monkeypatch: pytest.MonkeyPatch, document: str
+) -> None:
+    texts = ["the quick brown fox " * 20] * 100 + [document] * 300
+    (data / "data.jsonl").write_bytes(jsonl(*texts))
+    monkeypatch.setattr(tokenization, "FastEngine", DiffersOnTrigger)
+    result = packer("pack", "data.jsonl", "-l", "64", "-t", "tok", "-o", "out", "-q")
+    assert_error(result, 3, "gigatoken and tokenizers differ on the text", TRIGGER, kind="bug")
+    assert "--tokenizer-backend tokenizers" in result.stderr
+    assert not Path("out/manifest.json").exists()
+    assert not list(Path("out").glob("*.arrow"))
+
+
+def test_a_difference_in_the_last_batch_is_found_at_the_end(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenization, "FastEngine", DiffersOnTrigger)
+    tokenizer = load_tokenizer(locate("tok"))
+    tokenizer.encode(["fine"])
+    tokenizer.finish()
+    tokenizer.encode([TRIGGER])  # answered while the check still runs
+    with pytest.raises(InternalError, match=f"differ on the text '{TRIGGER}'"):
+        tokenizer.finish()
+    tokenizer.close()
+
+
+def test_the_reference_process_answers_like_the_reference_and_ends() -> None:
+    content = _json(tiny.with_template(tiny.byte_level(), "<s>", "A"))
+    process, reference = ReferenceProcess(content), ReferenceEngine(content)
+    assert as_lists(process.encode(BATTERY)) == as_lists(reference.encode(BATTERY))
+    tokens = [EOS, "<none>"]
+    assert process.describe(tokens) == reference.describe(tokens)
+    process.close()
+    assert process._child.poll() is not None
+
+
+def test_the_end_of_the_reference_process_is_noticed() -> None:
+    process = ReferenceProcess(_json(tiny.byte_level()))
+    process.encode(["a"])
+    process._child.kill()
+    process._child.wait()
+    with pytest.raises(InternalError, match="the reference tokenizer's process ended"):
+        process.encode(["a"])
+    process.close()
+
+
+def test_modules_in_the_current_directory_are_not_imported(data: Path) -> None:
+    for name in ("numpy", "tokenizers", "pickle", "packer_cli"):
+        (data / f"{name}.py").write_text("raise SystemExit('imported from here')")
+    result = packer_process("pack", "data.jsonl", "-l", "64", "-t", "tok", "-o", "out", "-q")
+    assert (result.returncode, result.stderr) == (0, b"")
+    check_directory("out")
