@@ -41,5 +41,5 @@ setup(
             "overflowcheck": False,
             "cdivision": True,
         },
-    )
+    ),
 )
