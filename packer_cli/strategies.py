@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from packer_cli.errors import UsageError
 
-ALIASES = {
-    "best-fit": ("bfd", "obfd", "best-fit-decreasing"),
-    "first-fit": ("ffd", "first-fit-decreasing"),
+ALIASES: dict[str, tuple[str, ...]] = {
+    "best-fit": ("bfd", "obfd"),
+    "first-fit": ("ffd",),
     "online-best-fit": ("bf",),
     "online-first-fit": ("ff",),
     "worst-fit": ("wf",),
     "first-fit-shuffle": ("ffs",),
     "next-fit": ("nf",),
-    "harmonic": ("hk", "harmonic-k"),
-    "mffd": ("modified-first-fit-decreasing",),
+    "harmonic": ("hk",),
+    "mffd": (),
     "wrap": ("wrapped",),
 }
 NAMES = tuple(ALIASES)

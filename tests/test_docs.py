@@ -1,0 +1,73 @@
+"""The documents say what is true: their commands run, their code prints what they show."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import packer
+
+from packer_cli.config import COLUMNS
+from packer_cli.manifest import _TOTALS
+from packer_cli.strategies import ALIASES
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    """The current directory of a reader of README, with sample_data."""
+    shutil.copytree(ROOT / "sample_data", folder / "sample_data")
+    return folder
+
+
+def test_the_commands_of_readme_run_as_written(project: Path) -> None:
+    commands = re.findall(
+        r"^    packer ((?:pack|stats) (?:sample_data|documents)\S*.*)$", README, re.M
+    )
+    assert len(commands) >= 2
+    for command in commands:
+        result = packer(*command.split())
+        assert result.exit_code == 0, (command, result.stderr)
+        assert "utilization" in result.stdout
+
+
+def test_the_python_of_readme_prints_what_it_shows(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
+    code = re.findall(r"```python\n(.*?)```", README, re.S)[0]
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+    shown = re.findall(r"^print\(.*?\)  # (.*)$", code, re.M)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(shown) == 4
+    assert printed[: len(shown)] == shown
+    assert len(printed) == len(shown) + 1
+
+
+def test_the_options_that_readme_names_exist() -> None:
+    help_text = packer("pack", "--help").stdout + packer("stats", "--help").stdout
+    options = set(re.findall(r"`(--[a-z-]+)", README))
+    assert len(options) > 10
+    assert [option for option in options if option not in help_text] == []
+
+
+def test_every_strategy_column_and_total_is_documented() -> None:
+    packing = (ROOT / "docs" / "packing.md").read_text()
+    layout = (ROOT / "docs" / "format.md").read_text()
+    for name, aliases in ALIASES.items():
+        row = next(line for line in packing.splitlines() if line.startswith(f"| `{name}` |"))
+        assert all(alias in row for alias in aliases), name
+    for name in (*COLUMNS, *_TOTALS, "rows", "padding_tokens", "utilization", "lower_bound_rows"):
+        assert f"`{name}`" in layout, name
+        if name in COLUMNS[:5]:
+            assert f"| `{name}` |" in README, name
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in (README, *(path.read_text() for path in (ROOT / "docs").glob("*.md"))):
+        for target in re.findall(r"\]\(([^)#]+)\)", document):
+            assert (ROOT / target).exists() or (ROOT / "docs" / target).exists(), target
