@@ -20,7 +20,7 @@ help:
 $(VENV)/.installed: pyproject.toml setup.py $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --upgrade pip
-	$(BIN)/python $(PIP) --editable .
+	PYTHONWARNINGS=ignore $(BIN)/python $(PIP) --editable .  # setuptools warns of every editable install
 	@touch $@
 
 $(VENV)/.testing: $(VENV)/.installed

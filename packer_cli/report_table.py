@@ -100,8 +100,8 @@ def _histograms(console: Console, manifest: dict[str, Any], plain: bool) -> None
 
 
 def _histogram(console: Console, title: str, bins: list[tuple[str, int]], plain: bool) -> None:
-    used = [i for i, (_, count) in enumerate(bins) if count]
-    if not used:
+    bins = [(label, count) for label, count in bins if count]
+    if not bins:
         return
     console.print(f"\n[dim]{title}[/dim]")
     highest = max(count for _, count in bins)
@@ -109,7 +109,7 @@ def _histogram(console: Console, title: str, bins: list[tuple[str, int]], plain:
     table.add_column(justify="right")
     table.add_column(justify="right")
     table.add_column(style="cyan")
-    for label, count in bins[used[0] : used[-1] + 1]:
+    for label, count in bins:
         table.add_row(label, f"{count:,}", _bar(count / highest, plain))
     console.print(table)
 
