@@ -185,7 +185,8 @@ def test_the_tokenizers_own_added_tokens_are_compared_too(data: Path, flag: str)
     """gigatoken 0.10 ignores single_word, which no text of the battery could show."""
     document = tiny.with_added_token(tiny.byte_level(), "<x>", 400, **{flag: True})
     tiny.save(data / "tok", document, tokenizer_config={"eos_token": EOS})
-    (data / "data.jsonl").write_bytes(jsonl("a", "a<x>b  <x>  c"))
+    texts = ["the quick brown fox " * 20] * 100 + ["a<x>b  <x>  c"] * 3  # late in the input
+    (data / "data.jsonl").write_bytes(jsonl(*texts))
     assert _pack("auto", "a") == _pack("tokenizers", "b")
 
 
