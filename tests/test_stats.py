@@ -202,7 +202,7 @@ def tamper(directory: Path, column: str, change: Callable[[Any], None]) -> None:
         values = reader.read_next_batch().column(column).values
     buffer = values.buffers()[1]
     at = buffer.address - pa.py_buffer(data).address
-    view = np.frombuffer(data, values.type.to_pandas_dtype(), count=len(values), offset=at)
+    view = np.frombuffer(data, values.to_numpy().dtype, count=len(values), offset=at)
     change(view)
     shard.write_bytes(data)
 
