@@ -211,7 +211,8 @@ def test_a_tokenizer_that_the_fast_engine_cannot_load_is_encoded_by_the_referenc
 def test_an_engine_that_differs_later_stops_the_run(
     data: Path, monkeypatch: pytest.MonkeyPatch, document: str
 ) -> None:
-    texts = ["the quick brown fox " * 20] * 100 + [document] * 300
+    # the start is fine; nearly every sample of the rest shows the difference
+    texts = ["the quick brown fox " * 20] * 100 + [document] * (800_000 // len(document))
     (data / "data.jsonl").write_bytes(jsonl(*texts))
     monkeypatch.setattr(tokenization, "FastEngine", DiffersOnTrigger)
     result = packer("pack", "data.jsonl", "-l", "64", "-t", "tok", "-o", "out", "-q")

@@ -19,7 +19,7 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64, UInt32
-from packer_cli.tokenization.agreement import differs_at_start, sample
+from packer_cli.tokenization.agreement import differs_at_start, sample_of
 from packer_cli.tokenization.engines import BytesEngine, Engine, FastEngine, ReferenceEngine
 from packer_cli.tokenization.locate import TokenizerFiles
 from packer_cli.tokenization.reference_process import ReferenceProcess
@@ -66,9 +66,14 @@ class Tokenizer:
 
         Raises InternalError when an earlier sample of the engine differed from the reference.
         """
-        ids, offsets = self.engine.encode(texts)
         if self._reference is not None and texts:
-            self._reference.check(*sample(texts, ids, offsets, self.engine))
+            # one more text in the same call: the engine is asked one batch at a time
+            sample = sample_of(texts)
+            ids, offsets = self.engine.encode([*texts, sample])
+            self._reference.check(sample, ids[offsets[-2] :].copy())
+            ids, offsets = ids[: offsets[-2]], offsets[:-1]
+        else:
+            ids, offsets = self.engine.encode(texts)
         extra = len(self._prefix) + len(self._suffix)
         if not extra:
             return ids, offsets

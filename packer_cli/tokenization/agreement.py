@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization.engines import Engine
 
 FIRST_DOCUMENTS_CHARACTERS = 32 << 10
 _EXCERPT_CHARACTERS = 2048
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / the golden ratio
 
 BATTERY = [
     " ", "  ", "   a", "a   ", "\n", "\n\n\n", "\r\n", "\t\t x", " \n \n ", "a\u00a0b", "\u2028\u2029\u0085",
@@ -53,15 +53,16 @@ def differs_at_start(
     return None
 
 
-def sample(texts: list[str], ids: UInt32, offsets: Int64, fast: Engine) -> tuple[str, UInt32]:
-    """One text of a batch that `fast` encoded to (ids, offsets), and its ids, for comparison.
+def sample_of(texts: list[str]) -> str:
+    """An excerpt of a batch for comparison: every character is as likely as any other.
 
-    Which one depends on the batch alone. Of a long text it is an excerpt, encoded for this.
+    Which one depends on the batch alone, so that runs repeat.
     """
-    index = int(offsets[-1]) % len(texts)
-    text = texts[index]
-    if len(text) <= _EXCERPT_CHARACTERS:
-        return text, ids[offsets[index] : offsets[index + 1]]
-    middle = len(text) // 2
-    excerpt = text[middle : middle + _EXCERPT_CHARACTERS]
-    return excerpt, fast.encode([excerpt])[0]
+    total = sum(map(len, texts))
+    place = (total * _GOLDEN & (1 << 64) - 1) * total >> 64  # Fibonacci hashing, below total
+    for text in texts:
+        if place < len(text):
+            start = max(0, min(place, len(text) - _EXCERPT_CHARACTERS))
+            return text[start : start + _EXCERPT_CHARACTERS]
+        place -= len(text)
+    return ""

@@ -15,6 +15,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from typing import IO, Any
 
@@ -34,14 +35,21 @@ class ReferenceProcess:
         self._pending: str | None = None
         # Our own path: -c alone would import modules that lie in the current directory. A session
         # of its own: Ctrl-C reaches the run only, which then ends the child.
-        start = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; me.serve()"
-        self._child = subprocess.Popen(
-            [sys.executable, "-c", start],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._send(tokenizer_json)
+        # The tokenizer goes through a file: a pipe would hold us up until the child reads.
+        with tempfile.TemporaryFile() as file:
+            file.write(tokenizer_json)
+            file.seek(0)
+            start = (
+                f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; "
+                f"me.serve({file.fileno()})"
+            )
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", start],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=[file.fileno()],
+            )
 
     def describe(self, tokens: list[str]) -> Description:
         description: Description = self._ask("describe", tokens)
@@ -123,14 +131,15 @@ def _read(pipe: IO[bytes] | None) -> Any:
     return pickle.loads(data)  # noqa: S301 both ends are this file
 
 
-def serve() -> None:
-    """The child: load, then answer until stdin ends."""
+def serve(tokenizer_json: int) -> None:
+    """The child: load the file of that descriptor, then answer until stdin ends."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # whatever a library prints must not get among the answers
     engine: ReferenceEngine | None = None
     problem: PackerError | None = None
     try:
-        engine = ReferenceEngine(_read(requests))
+        with open(tokenizer_json, "rb") as file:
+            engine = ReferenceEngine(file.read())
     except PackerError as error:
         problem = error
     while True:
