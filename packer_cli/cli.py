@@ -226,6 +226,9 @@ def pack(
     Example: packer pack data.jsonl --max-length 4096 --tokenizer ./my-model
     """
     with _reported(debug):
+        # gigatoken gives plain arrays where awkward is missing, which we want anyway; importing
+        # it would be a tenth of a small run. Only here: this process is ours alone.
+        sys.modules.setdefault("awkward", None)  # type: ignore[arg-type]
         from packer_cli import pipeline
         from packer_cli.config import PackConfig, RunOptions
 

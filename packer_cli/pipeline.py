@@ -26,7 +26,7 @@ from packer_cli.readers import detect_shape, reader_for
 from packer_cli.readers.byte_streams import STDIN, stdin_digest
 from packer_cli.records import InputFile, Shape, Slice, WorkUnit
 from packer_cli.shard_writer import schema
-from packer_cli.shards import digest
+from packer_cli.shards import Shard, digest
 from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, locate
@@ -75,15 +75,21 @@ def pack(
 def _run(
     job: Job, units: list[WorkUnit], workers: int
 ) -> tuple[list[UnitResult], list[tuple[int, str]]]:
-    """Pack all units and hash all inputs; the shards are on the disk afterwards."""
+    """Pack all units and hash all inputs; the shards are on the disk afterwards.
+
+    A thread of its own brings shards to the disk and hashes them, so that workers go on.
+    """
     results: dict[int, UnitResult] = {}
     digests: dict[int, tuple[int, str]] = {}
+    settling: list[Future[None]] = []
+
+    def settle(shard: Shard) -> None:
+        output.sync(job.folder / shard.file)
+        shard.bytes, shard.sha256 = digest(job.folder / shard.file, job.stop.is_set)
 
     def run_unit(unit: WorkUnit) -> None:
-        result = pack_unit(unit, job)
-        for shard in result.shards:
-            output.sync(job.folder / shard.file)
-        results[unit.index] = result
+        results[unit.index] = pack_unit(unit, job)
+        settling.extend(storage.submit(settle, shard) for shard in results[unit.index].shards)
 
     def run_digest(file: InputFile) -> None:
         digests[file.index] = digest(file.path, job.stop.is_set)
@@ -91,7 +97,10 @@ def _run(
     tasks: list[partial[None]] = [partial(run_unit, unit) for unit in units]
     tasks += [partial(run_digest, file) for file in job.files if file.path != STDIN]
     try:
-        _run_all(tasks, workers, job)
+        with ThreadPoolExecutor(1, thread_name_prefix="packer-storage") as storage:
+            _run_all(tasks, workers, job)
+        for future in settling:
+            future.result()
         if job.tokenizer is not None:
             job.tokenizer.finish()
     finally:

@@ -18,7 +18,7 @@ from packer_cli._kernels import filling
 from packer_cli.config import PackConfig
 from packer_cli.errors import from_os_error
 from packer_cli.records import Int32, Int64, Stock
-from packer_cli.shards import FORMAT_VERSION, Shard, digest
+from packer_cli.shards import FORMAT_VERSION, Shard
 
 _BATCH_TOKENS = 1 << 20  # a record batch of about 9 MB: small buffers, still cheap to index
 _PADDED = {
@@ -138,13 +138,11 @@ class ShardWriter:
             self._sink = self._stream = None
 
     def close(self) -> list[Shard]:
-        """End the last part; sizes and digests of all parts are known after this."""
+        """End the last part. Sizes and digests are the caller's to find."""
         try:
             self._finish_part()
         except OSError as error:
             raise from_os_error(error, self._folder, "write") from error
-        for shard in self.shards:
-            shard.bytes, shard.sha256 = digest(self._folder / shard.file)
         return self.shards
 
     def abandon(self) -> None:

@@ -144,7 +144,13 @@ class FastEngine:
             backend = self._backend
         if not texts:
             return np.empty(0, np.uint32), np.zeros(1, np.int64)
-        layout = backend.encode_batch(texts, parallel=False).layout  # type: ignore[attr-defined]
+        result = backend.encode_batch(texts, parallel=False)  # type: ignore[attr-defined]
+        if isinstance(result, list):  # without awkward: views of one flat array
+            flat = result[0].base
+            if flat is None or flat.size != sum(map(len, result)):
+                flat = np.concatenate(result)
+            return flat, _offsets(map(len, result), len(result))
+        layout = result.layout
         return layout.content.data, np.asarray(layout.offsets.data, np.int64)
 
 
