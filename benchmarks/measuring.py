@@ -1,0 +1,148 @@
+"""Measuring: best-of-N times, whole processes with their peak memory, and the row reported.
+
+A script prints one JSON line for every row of the table; run.py collects them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SAMPLE_SECONDS = 0.01
+# Some machines' shells set these. The first would make every run compile an editable install's
+# sources again, which an installed one never does; the other would change what is packed.
+_NOT_INHERITED = ("PYTHONDONTWRITEBYTECODE", "PACKER_TOKENIZER")
+
+
+def best_of(count: int, work: Callable[[], object]) -> float:
+    """Seconds of the fastest of `count` calls."""
+    return min(seconds_of(work) for _ in range(count))
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def on_one_core() -> None:
+    """Keep this thread, and those it starts from now on, on one core."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that ended: wall `seconds`, `peak` bytes (see `run`), its stdout."""
+
+    seconds: float
+    peak: int
+    stdout: str
+
+
+def run(
+    command: list[str | Path],
+    *,
+    environment: Mapping[str, str] | None = None,
+    watch: bool = False,
+    settle: bool = True,
+) -> Finished:
+    """Run a command to its end, timed from its start to its exit.
+
+    Peak memory is the process's own, or with `watch` that of its whole tree: the sum of every
+    living process's own peak, at its highest, so rather too much than too little.
+    `settle` first waits until the disk has what earlier runs wrote. Raises SystemExit with the
+    command's last words when it fails.
+    """
+    if settle:
+        os.sync()
+    inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+    begun = time.perf_counter()
+    child = subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**inherited, **(environment or {})},
+    )
+    tree = _TreePeak(child.pid) if watch else None
+    out, err = child.communicate() if tree is None else tree.during(child.communicate)
+    seconds = time.perf_counter() - begun
+    if child.returncode:
+        words = err.decode(errors="replace").strip().splitlines()[-3:]
+        raise SystemExit(f"{Path(command[0]).name} ended with {child.returncode}: {words}")
+    return Finished(seconds, tree.peak if tree else 0, out.decode())
+
+
+class _TreePeak:
+    """Reads a process tree's memory while something else goes on."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._over = threading.Event()
+        self.peak = 0
+
+    def during(self, work: Callable[[], Any]) -> Any:
+        watcher = threading.Thread(target=self._watch)
+        watcher.start()
+        try:
+            return work()
+        finally:
+            self._over.set()
+            watcher.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_SAMPLE_SECONDS):
+            self.peak = max(self.peak, sum(map(_own_peak, _tree(self._pid))))
+
+
+def _tree(pid: int) -> list[int]:
+    found = [pid]
+    for parent in found:  # grows while it is read
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                children = Path(f"/proc/{parent}/task/{task}/children").read_text()
+                found.extend(map(int, children.split()))
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def _own_peak(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def report(
+    what: str,
+    target: str,
+    measured: str,
+    reached: bool | None,
+    **detail: Any,
+) -> None:
+    """Print a row. `reached` None: a figure without a target. `detail`: anything JSON holds."""
+    row = {"what": what, "target": target, "measured": measured, "reached": reached}
+    print(json.dumps(row | {"detail": detail}), flush=True)
+
+
+def skip(what: str, target: str, why: str) -> None:
+    """Print a row that could not be measured."""
+    row = {"what": what, "target": target, "measured": "", "reached": None, "skipped": why}
+    print(json.dumps(row), flush=True)
+
+
+def say(message: str) -> None:
+    """Progress, for whoever watches."""
+    print(message, file=sys.stderr, flush=True)
