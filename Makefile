@@ -89,6 +89,7 @@ peers: $(PEERS)/.installed ## the environment with the packages we measure again
 
 bench: $(VENV)/.testing $(PEERS)/.installed ## every row of the table in README (about 15 minutes)
 	$(BIN)/python benchmarks/run.py --peers-python $(PEERS)/bin/python $(ARGS)
+	$(BIN)/python benchmarks/readme.py
 
 bench-quick: $(VENV)/.testing ## a short form, without peers
 	$(BIN)/python benchmarks/run.py --quick $(ARGS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -71,3 +73,12 @@ def test_links_between_documents_lead_somewhere() -> None:
     for document in (README, *(path.read_text() for path in (ROOT / "docs").glob("*.md"))):
         for target in re.findall(r"\]\(([^)#]+)\)", document):
             assert (ROOT / target).exists() or (ROOT / "docs" / target).exists(), target
+
+
+def test_the_figures_of_readme_are_those_of_the_result_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    readme = importlib.import_module("readme")
+    results = json.loads((ROOT / "benchmarks" / "results" / "latest.json").read_text())
+    assert readme.updated(README, results) == README
