@@ -82,7 +82,7 @@ cdef int32_t _first_four_steps(Shelf* shelf, int32_t capacity) noexcept nogil:
 
 
 def mffd_large_rows(
-    const int32_t[::1] lengths, int32_t capacity, int64_t[::1] by_length,
+    const int32_t[::1] lengths, int32_t capacity, const int64_t[::1] by_length,
     int64_t[::1] visit, int32_t[::1] row_of,
 ):
     """Steps 1-4. Returns (documents placed, rows opened).

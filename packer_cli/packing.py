@@ -24,6 +24,7 @@ from packer_cli.strategies import canonical_name
 
 HARMONIC_CLASSES = 12
 _MAX_DOCUMENTS = (1 << 31) - 1  # kernels number documents and rows with int32
+_MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with int32
 
 _Planned = tuple[Int64, Int64]
 _Decide = Callable[[Int32, int, Int32], int]
@@ -224,11 +225,14 @@ def plan_packing(
     overlong   for lengths above max_length: "error", "split", "truncate" or "drop".
                "wrap" cuts documents anywhere and has no overlong ones.
 
-    Raises UsageError for an unknown name or a max_length outside 1..2**24, and DataError for
-    a negative or (under "error") overlong length, naming the first.
+    Raises UsageError for an unknown name, a max_length outside 1..2**24 or a seed outside
+    0..2**63-1, and DataError for a negative or (under "error") overlong length, or one of
+    2**31 and more, naming the first.
     """
     name = canonical_name(strategy)
     _check_max_length(max_length)
+    if seed is not None and not 0 <= seed < 1 << 63:
+        raise UsageError(f"seed: {seed} is not between 0 and 2**63 - 1")
     if overlong not in OVERLONG_POLICIES:
         raise UsageError(f"overlong: {overlong!r} is not one of {', '.join(OVERLONG_POLICIES)}")
     offsets = _offsets_of(lengths)
@@ -272,6 +276,11 @@ def _offsets_of(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int64:
     negative = np.flatnonzero(array < 0)
     if len(negative):
         raise DataError(f"document {negative[0]} has the negative length {array[negative[0]]}")
+    huge = np.flatnonzero(array > _MAX_DOCUMENT_TOKENS)
+    if len(huge):
+        raise DataError(
+            f"document {huge[0]} has {array[huge[0]]} tokens, the most is {_MAX_DOCUMENT_TOKENS}"
+        )
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(array, out=offsets[1:])
     return offsets

@@ -19,7 +19,7 @@ from typing import Any
 from packer_cli import manifest, output
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.counts import Counts
-from packer_cli.discovery import find_inputs, plan_units
+from packer_cli.discovery import check_unchanged, find_inputs, plan_units
 from packer_cli.errors import DataError, InternalError, Interrupted, from_os_error
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape, reader_for
@@ -93,6 +93,7 @@ def _run(
 
     def run_digest(file: InputFile) -> None:
         digests[file.index] = digest(file.path, job.stop.is_set)
+        check_unchanged(file)  # since it was read, too: the digest is of what was packed
 
     tasks: list[partial[None]] = [partial(run_unit, unit) for unit in units]
     tasks += [partial(run_digest, file) for file in job.files if file.path != STDIN]

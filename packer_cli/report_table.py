@@ -128,7 +128,9 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
             )  # fmt: skip
     else:
         for name in ("input", "documents", "tokens", "empty", "rejected", "bytes"):
-            table.add_column(name, justify="left" if name == "input" else "right")
+            table.add_column(
+                name, justify="left" if name == "input" else "right", overflow="fold"
+            )  # a path that is cut short names nothing
         for i in manifest["inputs"]:
             table.add_row(
                 escape(i["path"]), f"{i['documents']:,}", f"{i['tokens']:,}",
