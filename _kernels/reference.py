@@ -115,9 +115,8 @@ def mffd(lengths, capacity):
         spaces.append(capacity)
         put(document, len(rows) - 1)
     with_medium = set()
-    for row in range(
-        len(rows)
-    ):  # 2: the longest medium that fits, unless even the shortest does not
+    # 2: the longest medium that fits, unless even the shortest does not
+    for row in range(len(rows)):
         fitting = [i for i in of_class(3, 2) if size[i] <= spaces[row]]
         if fitting:
             put(fitting[0], row)
