@@ -131,7 +131,12 @@ def meddle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Non
 def test_a_file_that_grows_while_it_is_read(folder: Path, meddle: Any) -> None:
     path = folder / "a.jsonl"
     path.write_bytes(GOOD * 20)
-    meddle(lambda: path.write_bytes(GOOD * 21))
+
+    def grow() -> None:
+        with open(path, "ab") as file:  # in one step: the input is hashed meanwhile
+            file.write(GOOD)
+
+    meddle(grow)
     message = "a.jsonl: changed while it was read (340 bytes, now 357)"
     assert_error(packer("pack", "a.jsonl", *OPTIONS), 1, message)
     assert not Path("out").exists()
