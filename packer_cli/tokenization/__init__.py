@@ -67,7 +67,7 @@ class Tokenizer:
         Raises InternalError when an earlier sample of the engine differed from the reference.
         """
         if self._reference is not None and texts:
-            # one more text in the same call: the engine is asked one batch at a time
+            # one more text in the same call, rather than a call for so little
             sample = sample_of(texts)
             ids, offsets = self.engine.encode([*texts, sample])
             self._reference.check(sample, ids[offsets[-2] :].copy())

@@ -9,9 +9,10 @@ engine is made, because `reference_process.py` starts from this file.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,8 +21,10 @@ from packer_cli.records import Int64, UInt32
 
 # Cutting batches by bytes keeps the reference's per-document objects within bounds.
 _REFERENCE_BATCH_CHARACTERS = 4 << 20
+# 2 MiB of UTF-8 at most: what gigatoken 0.10 encodes as one chunk.
+_FAST_BATCH_CHARACTERS = 1 << 19
 # gigatoken 0.10 caches words without bound (its issue 36); a new object drops the cache.
-_RENEW_AFTER_CHARACTERS = 2 << 30
+_RENEW_AFTER_CHARACTERS = 1 << 30
 
 # Texts that show what the post-processor adds: a small vocabulary may have no token for some.
 _PROBES = ("a b", "".join(map(chr, range(0xD800))))
@@ -113,7 +116,7 @@ class ReferenceEngine:
 
 
 class FastEngine:
-    """gigatoken. Safe to share between threads: encoding is serialized inside the library.
+    """gigatoken. Safe to share between threads, which encode at the same time.
 
     Raises ValueError when it cannot load the tokenizer.
     """
@@ -126,7 +129,7 @@ class FastEngine:
         self._characters = 0
         self._backend = self._load()
 
-    def _load(self) -> object:
+    def _load(self) -> Any:
         # The public gigatoken.Tokenizer adds 0.1 s of imports around this call.
         from gigatoken.gigatoken_rs import load_hf_json  # noqa: PLC0415
 
@@ -136,15 +139,25 @@ class FastEngine:
             raise ValueError(f"gigatoken cannot load this tokenizer: {error}") from error
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        parts = [self._encode(batch) for batch in _batches(texts, _FAST_BATCH_CHARACTERS)]
+        if len(parts) == 1:
+            return parts[0]
+        ids = np.concatenate([ids for ids, _ in parts]) if parts else np.empty(0, np.uint32)
+        lengths = [np.diff(offsets) for _, offsets in parts]
+        return ids, _offsets(np.concatenate(lengths) if parts else [], len(texts))
+
+    def _encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        characters = sum(map(len, texts))
         with self._lock:
-            self._characters += sum(map(len, texts))
+            self._characters += characters
             if self._characters > _RENEW_AFTER_CHARACTERS:
                 self._characters = 0
+                self._backend = None  # its memory is free before the new one takes any
                 self._backend = self._load()
             backend = self._backend
-        if not texts:
-            return np.empty(0, np.uint32), np.zeros(1, np.int64)
-        result = backend.encode_batch(texts, parallel=False)  # type: ignore[attr-defined]
+        # "parallel" for what is at most one of the library's chunks means: on this thread, with
+        # whichever of its workers is free. Else all threads would queue for its one serial worker.
+        result = backend.encode_batch(texts, parallel=characters <= _FAST_BATCH_CHARACTERS)
         if isinstance(result, list):  # without awkward: views of one flat array
             flat = result[0].base
             if flat is None or flat.size != sum(map(len, result)):
@@ -154,19 +167,20 @@ class FastEngine:
         return layout.content.data, np.asarray(layout.offsets.data, np.int64)
 
 
-def _offsets(lengths: object, count: int) -> Int64:
+def _offsets(lengths: Iterable[int], count: int) -> Int64:
     offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(np.fromiter(lengths, np.int64, count=count), out=offsets[1:])  # type: ignore[call-overload]
+    np.cumsum(np.fromiter(lengths, np.int64, count=count), out=offsets[1:])
     return offsets
 
 
 def _batches(texts: list[str], characters: int) -> list[list[str]]:
+    """Runs of at most so many characters; a longer text is a batch of its own."""
     batches: list[list[str]] = []
-    size = characters
+    room = 0
     for text in texts:
-        if size >= characters:
+        if len(text) > room or not batches:
             batches.append([])
-            size = 0
+            room = characters
         batches[-1].append(text)
-        size += len(text)
+        room -= len(text)
     return batches
