@@ -141,6 +141,7 @@ def frame_documents(
     const uint32_t[::1] ids, const int64_t[::1] offsets,
     const uint32_t[::1] prefix, const uint32_t[::1] suffix,
     uint32_t[::1] out_ids, int64_t[::1] out_offsets,
+    const uint8_t[::1] trained=None, uint8_t[::1] out_trained=None, bint train_suffix=True,
 ):
     """Copy a ragged batch, putting `prefix` before and `suffix` after each document.
 
@@ -148,12 +149,17 @@ def frame_documents(
     an empty document stays empty.
 
     IN  ids uint32[T], offsets int64[n + 1], prefix uint32[a], suffix uint32[b]
+    IN  trained uint8[T], or None
     OUT out_ids uint32[>= T + n * (a + b)], out_offsets int64[n + 1]
+    OUT out_trained as out_ids, unless `trained` is None: the prefix is not trained on, the
+        suffix is with `train_suffix` and where the token before it is
 
     Returns the tokens written.
     """
     cdef int64_t n = offsets.shape[0] - 1, i, k, start, size, end = 0
     cdef int64_t before = prefix.shape[0], after = suffix.shape[0]
+    cdef bint flags = trained is not None
+    cdef uint8_t flag
     with nogil:
         out_offsets[0] = 0
         for i in range(n):
@@ -163,12 +169,19 @@ def frame_documents(
                 if before and (size < before or not _same(&ids[start], prefix)):
                     for k in range(before):
                         out_ids[end + k] = prefix[k]
+                    if flags:
+                        memset(&out_trained[end], 0, before)
                     end += before
                 memcpy(&out_ids[end], &ids[start], size * sizeof(uint32_t))
+                if flags:
+                    memcpy(&out_trained[end], &trained[start], size)
                 end += size
                 if after and (size < after or not _same(&ids[start + size - after], suffix)):
                     for k in range(after):
                         out_ids[end + k] = suffix[k]
+                    if flags:
+                        flag = train_suffix and out_trained[end - 1]
+                        memset(&out_trained[end], flag, after)
                     end += after
             out_offsets[i + 1] = end
     return end

@@ -210,3 +210,16 @@ def frame_documents(documents, prefix, suffix):
 
 def gather_pieces(ids, begin, length):
     return [token for b, n in zip(begin, length, strict=True) for token in ids[b : b + n]]
+
+
+def mark_trained(texts: list[list[int]], spans: list[list[tuple[int, int]]]) -> list[list[bool]]:
+    """Which tokens hold a byte of a span; `texts`: the bytes of every token, text by text."""
+    marked = []
+    for sizes, wanted in zip(texts, spans, strict=True):
+        bytes_of_spans = {at for begin, end in wanted for at in range(begin, end)}
+        begin, flags = 0, []
+        for size in sizes:
+            flags.append(bool(bytes_of_spans & set(range(begin, begin + size))))
+            begin += size
+        marked.append(flags)
+    return marked

@@ -122,6 +122,17 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _fields(mapped: list[str], text_field: str | None) -> tuple[tuple[str, str], ...]:
+    """NAME=COLUMN options as pairs, in the order of the names."""
+    pairs = {} if text_field is None else {"text": text_field}
+    for item in mapped:
+        own, separator, name = item.partition("=")
+        if not (own and separator and name):
+            raise UsageError(f"--field: {item!r} is not NAME=COLUMN", "for example messages=chosen")
+        pairs[own] = name
+    return tuple(sorted(pairs.items()))
+
+
 def default_output(inputs: list[str], max_length: int) -> Path:
     """`data-packed-4096` for `some/where/data.jsonl`, in the current directory."""
     from packer_cli.discovery import format_of
@@ -161,10 +172,45 @@ def pack(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier result in the output.")
     ] = False,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME", help="Template for messages. Default: the tokenizer's own."
+        ),
+    ] = None,
+    prompt_template: Annotated[
+        str | None,
+        typer.Option(help="Prompts as they are (none), or as alpaca or chat. Default: by shape."),
+    ] = None,
+    train_on: Annotated[
+        str | None,
+        typer.Option(
+            help="assistant, last-assistant, completion or all. Default: assistant for messages, "
+            "completion for prompts, all for text."
+        ),
+    ] = None,
+    keep_untrained: Annotated[
+        bool, typer.Option("--keep-untrained", help="Keep documents without a trained token.")
+    ] = False,
     overlong: Annotated[
-        str,
-        typer.Option(help="Documents longer than a row: split, truncate, drop or error."),
-    ] = "split",
+        str | None,
+        typer.Option(
+            help="Documents longer than a row: split, truncate, truncate-turns, drop or error. "
+            "Default: split for text, drop for messages and prompts."
+        ),
+    ] = None,
+    truncate_side: Annotated[
+        str, typer.Option(help="Where truncate cuts: right keeps the beginning, left the end.")
+    ] = "right",
+    force_split: Annotated[
+        bool, typer.Option("--force-split", help="Let split cut messages and prompts, too.")
+    ] = False,
+    max_loss: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Exit 1 when more of the tokens were truncated or dropped."
+        ),
+    ] = None,
     strategy: Annotated[
         str,
         typer.Option(
@@ -176,7 +222,24 @@ def pack(
         str,
         typer.Option(help="Columns to write, comma-separated; position_ids is the optional one."),
     ] = "input_ids,labels,attention_mask,cu_seqlens,segments",
-    text_field: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
+    text_field: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Field or column that holds the text. Default: text."),
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            help="messages, conversations, prompt-completion, alpaca, text or tokens. "
+            "Default: by the fields of the first record."
+        ),
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COLUMN",
+            help="Where a field of the shape is: messages=chosen. May be repeated.",
+        ),
+    ] = None,
     input_format: Annotated[
         str | None,
         typer.Option(help="jsonl, parquet, arrow, text, csv or tsv. Default: by file name."),
@@ -184,7 +247,23 @@ def pack(
     sample_by: Annotated[
         str, typer.Option(help="A document of a plain text file: line, paragraph or document.")
     ] = "line",
-    eos: Annotated[bool, typer.Option("--eos/--no-eos", help="End each document with EOS.")] = True,
+    bos: Annotated[
+        bool | None,
+        typer.Option(
+            "--bos/--no-bos", help="Begin each document with BOS. Default: as the tokenizer does."
+        ),
+    ] = None,
+    eos: Annotated[
+        bool | None,
+        typer.Option(
+            "--eos/--no-eos",
+            help="End each document with EOS. Default: yes, but chat templates end turns.",
+        ),
+    ] = None,
+    separator: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Text after each document, never trained on."),
+    ] = None,
     eos_token: Annotated[
         str | None, typer.Option(help="The EOS, where the tokenizer does not name one.")
     ] = None,
@@ -221,7 +300,8 @@ def pack(
     """Tokenize and pack data into Arrow shards.
 
     Reads JSON lines, Parquet, Arrow, text, CSV and Hugging Face dataset directories, also
-    through .gz .zst .bz2 .xz .lz4. Records are {"text": ...} or {"input_ids": [...]}.
+    through .gz .zst .bz2 .xz .lz4. Records are {"text": ...}, {"messages": [...]} or
+    conversations, a prompt and its completion, alpaca instructions, or {"input_ids": [...]}.
 
     Example: packer pack data.jsonl --max-length 4096 --tokenizer ./my-model
     """
@@ -234,8 +314,12 @@ def pack(
 
         config = PackConfig(
             max_length=max_length, strategy=strategy, seed=seed, shuffle=shuffle,
-            overlong=overlong, columns=_list(columns), text_field=text_field,
-            input_format=input_format, sample_by=sample_by, add_eos=eos, eos_token=eos_token,
+            overlong=overlong, force_split=force_split, truncate_side=truncate_side,
+            max_loss=max_loss, columns=_list(columns), shape=shape,
+            fields=_fields(field or [], text_field), chat_template=chat_template,
+            prompt_template=prompt_template, train_on=train_on, keep_untrained=keep_untrained,
+            input_format=input_format, sample_by=sample_by,
+            add_bos=bos, add_eos=eos, eos_token=eos_token, separator=separator,
             on_error=on_error,
             max_line_bytes=_parse_size("--max-line-bytes", max_line_bytes),
             unit_bytes=None if unit_bytes is None else _parse_size("--unit-bytes", unit_bytes),

@@ -11,16 +11,22 @@ import os
 from dataclasses import dataclass
 
 from packer_cli.errors import UsageError
+from packer_cli.shapes import Shape, check_options
 from packer_cli.strategies import canonical_name, keeps_order
 
 MAX_LENGTH_LIMIT = 1 << 24
 COLUMNS = ("input_ids", "labels", "attention_mask", "cu_seqlens", "segments", "position_ids")
 DEFAULT_COLUMNS = COLUMNS[:5]
 REQUIRED_COLUMNS = ("input_ids", "cu_seqlens")
-OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
-ERROR_POLICIES = ("fail", "skip")
-SAMPLE_BY = ("line", "paragraph", "document")
-INPUT_FORMATS = ("jsonl", "parquet", "arrow", "text", "csv", "tsv")
+_CHOICES = {
+    "overlong": ("split", "truncate", "truncate-turns", "drop", "error"),
+    "truncate_side": ("right", "left"),
+    "train_on": ("assistant", "last-assistant", "completion", "all"),
+    "prompt_template": ("none", "alpaca", "chat"),
+    "on_error": ("fail", "skip"),
+    "sample_by": ("line", "paragraph", "document"),
+    "input_format": ("jsonl", "parquet", "arrow", "text", "csv", "tsv"),
+}
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -40,12 +46,24 @@ class PackConfig:
     strategy          a name or alias from `strategies.py`
     seed              of the shuffle of rows and of segments in a row, 0..2**63-1
     shuffle           None: on, except for strategies that keep the input order
-    overlong          what happens to documents longer than a row
+    overlong          what happens to documents longer than a row; None: "split" for text and
+                      tokens, "drop" for supervised shapes
+    force_split       let "split" cut supervised documents
+    truncate_side     where "truncate" cuts: "right" keeps the beginning, "left" the end
+    max_loss          a run that truncates or drops more than this share of the tokens fails
     columns           which columns are written, in the order of the format
-    text_field        field or column that holds the text
+    shape             the shape of the records; None: by the fields of the first one
+    fields            (a shape's own name of a field, its name in the input), where they differ
     input_format      None: by file name
     sample_by         what one document is in a plain text file
-    add_eos           append the tokenizer's EOS to every document that lacks it
+    chat_template     source of the template that renders messages, when one is needed
+    prompt_template   how a prompt or an instruction becomes text: "none", "alpaca" or "chat";
+                      None: by the shape
+    train_on          "assistant", "last-assistant", "completion" or "all"; None: by the shape
+    keep_untrained    keep documents without a trained token
+    add_bos, add_eos  put the tokenizer's BOS or EOS around every document that lacks it; None: as
+                      the tokenizer does, with EOS; not around what a chat template rendered
+    separator         text after every document, never trained on
     eos_token         the EOS, where the tokenizer does not say
     on_error          a bad record ends the run ("fail") or goes to rejected.jsonl ("skip")
     max_line_bytes    longest line, paragraph or text document accepted
@@ -58,12 +76,22 @@ class PackConfig:
     strategy: str = "best-fit"
     seed: int = 0
     shuffle: bool | None = None
-    overlong: str = "split"
+    overlong: str | None = None
+    force_split: bool = False
+    truncate_side: str = "right"
+    max_loss: float | None = None
     columns: tuple[str, ...] = DEFAULT_COLUMNS
-    text_field: str = "text"
+    shape: str | None = None
+    fields: tuple[tuple[str, str], ...] = ()
     input_format: str | None = None
     sample_by: str = "line"
-    add_eos: bool = True
+    chat_template: str | None = None
+    prompt_template: str | None = None
+    train_on: str | None = None
+    keep_untrained: bool = False
+    add_bos: bool | None = None
+    add_eos: bool | None = None
+    separator: str | None = None
     eos_token: str | None = None
     on_error: str = "fail"
     max_line_bytes: int = 256 * MIB
@@ -72,32 +100,9 @@ class PackConfig:
     shard_bytes: int = GIB
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_length <= MAX_LENGTH_LIMIT:
-            raise UsageError(
-                f"--max-length: {self.max_length} is not between 1 and {MAX_LENGTH_LIMIT}",
-                "use the context length of the model that will train, for example 4096",
-            )
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"--seed: {self.seed} is not between 0 and 2**63 - 1")
-        _one_of("--overlong", self.overlong, OVERLONG_POLICIES)
-        _one_of("--on-error", self.on_error, ERROR_POLICIES)
-        _one_of("--sample-by", self.sample_by, SAMPLE_BY)
-        if self.input_format is not None:
-            _one_of("--input-format", self.input_format, INPUT_FORMATS)
-        for name in self.columns:
-            _one_of("--columns", name, COLUMNS)
-        missing = [name for name in REQUIRED_COLUMNS if name not in self.columns]
-        if missing:
-            raise UsageError(
-                f"--columns: {', '.join(missing)} missing",
-                "rows are not readable without input_ids and cu_seqlens; add them",
-            )
-        for option in ("max_line_bytes", "shard_bytes", "unit_bytes", "window_tokens"):
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise UsageError(f"--{option.replace('_', '-')}: {value} is not positive")
+        self._check()
         strategy = canonical_name(self.strategy)
-        if strategy == "wrap" and self.overlong != "split":
+        if strategy == "wrap" and self.overlong not in (None, "split"):
             raise UsageError(
                 f"--overlong: {self.overlong} has no meaning with --strategy wrap",
                 "wrap cuts documents at the edges of rows, whatever their length",
@@ -114,6 +119,75 @@ class PackConfig:
             normal["window_tokens"] = max(1 << 22, min(64 * self.max_length, 1 << 25))
         for name, value in normal.items():
             object.__setattr__(self, name, value)
+
+    def _check(self) -> None:
+        if not 1 <= self.max_length <= MAX_LENGTH_LIMIT:
+            raise UsageError(
+                f"--max-length: {self.max_length} is not between 1 and {MAX_LENGTH_LIMIT}",
+                "use the context length of the model that will train, for example 4096",
+            )
+        if not 0 <= self.seed < 1 << 63:
+            raise UsageError(f"--seed: {self.seed} is not between 0 and 2**63 - 1")
+        check_options(self.shape, self.renamed)
+        for name, allowed in _CHOICES.items():
+            if (chosen := getattr(self, name)) is not None:
+                _one_of(f"--{name.replace('_', '-')}", chosen, allowed)
+        for name in self.columns:
+            _one_of("--columns", name, COLUMNS)
+        missing = [name for name in REQUIRED_COLUMNS if name not in self.columns]
+        if missing:
+            raise UsageError(
+                f"--columns: {', '.join(missing)} missing",
+                "rows are not readable without input_ids and cu_seqlens; add them",
+            )
+        for option in ("max_line_bytes", "shard_bytes", "unit_bytes", "window_tokens"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise UsageError(f"--{option.replace('_', '-')}: {value} is not positive")
+        if self.max_loss is not None and not 0 <= self.max_loss <= 1:
+            raise UsageError(f"--max-loss: {self.max_loss} is not between 0 and 1", "1% is 0.01")
+
+    def for_shape(self, shape: Shape) -> PackConfig:
+        """With every option set that depends on the shape of the records.
+
+        Raises UsageError when the options do not go with the shape.
+        """
+        supervised = shape.is_supervised
+        train_on = self.train_on or shape.train_on[0]
+        if train_on not in shape.train_on:
+            raise UsageError(
+                f"--train-on: {train_on} is not for records of shape {shape.kind}",
+                f"choose {' or '.join(shape.train_on)}",
+            )
+        overlong = self.overlong or ("drop" if supervised else "split")
+        if supervised and self.strategy == "wrap":
+            overlong = "split"
+        if supervised and overlong == "split" and not self.force_split:
+            raise UsageError(
+                f"records of shape {shape.kind} are not to be cut: a part would be trained on "
+                "without what it answers",
+                "choose --overlong drop, truncate or truncate-turns, or insist with --force-split",
+            )
+        if overlong == "truncate-turns" and not shape.is_chat:
+            raise UsageError(
+                f"--overlong: truncate-turns is for messages, the records are {shape.kind}",
+                "choose drop or truncate",
+            )
+        templates = shape.prompt_templates
+        prompt_template = self.prompt_template or templates[0]
+        if prompt_template not in templates:
+            raise UsageError(
+                f"--prompt-template: {prompt_template} is not for records of shape {shape.kind}",
+                f"choose {' or '.join(templates)}",
+            )
+        return dataclasses.replace(
+            self, train_on=train_on, overlong=overlong, prompt_template=prompt_template
+        )
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """`fields` as a dict."""
+        return dict(self.fields)
 
     def as_json(self) -> dict[str, object]:
         return dataclasses.asdict(self) | {"columns": list(self.columns)}

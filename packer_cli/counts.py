@@ -58,8 +58,15 @@ class Counts:
     trained_tokens: int = 0
     truncated_documents: int = 0
     truncated_tokens: int = 0
+    truncated_trained_tokens: int = 0
     dropped_documents: int = 0
     dropped_tokens: int = 0
+    dropped_trained_tokens: int = 0
+    untrained_documents: int = 0
+    untrained_tokens: int = 0
+    trained_turns: int = 0
+    turns_without_end: int = 0
+    double_bos_documents: int = 0
     document_length: Int64 = field(default_factory=_powers)
     row_fill: Int64 = field(default_factory=lambda: np.zeros(ROW_FILL_BUCKETS, np.int64))
     segments_per_row: Int64 = field(default_factory=_powers)
@@ -72,6 +79,11 @@ class Counts:
     def add_loss(self, loss: Loss) -> None:
         for item in fields(loss):
             setattr(self, item.name, getattr(self, item.name) + getattr(loss, item.name))
+
+    def add_turns(self, turns: tuple[int, int]) -> None:
+        """(trained turns, those of them that do not end in a special token)."""
+        self.trained_turns += turns[0]
+        self.turns_without_end += turns[1]
 
     def add(self, other: Counts) -> None:
         for item in fields(self):

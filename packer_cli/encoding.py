@@ -1,23 +1,43 @@
-"""Records to tokens: texts through the tokenizer, token records as they are."""
+"""Records to tokens: texts through the tokenizer, token records as they are.
+
+Records of messages and the like come from `supervised/encoder.py`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from packer_cli.counts import Counts
 from packer_cli.errors import InternalError
-from packer_cli.records import Records, TokenBatch
+from packer_cli.records import BadRecord, InputFile, Records, TokenBatch
 from packer_cli.tokenization import Tokenizer
 
+# Records of a file to their tokens and the bad records, those of the reader included.
+Encode = Callable[[Records, InputFile, Counts], tuple[TokenBatch, list[BadRecord]]]
 
-def encode(records: Records, file: int, tokenizer: Tokenizer | None) -> TokenBatch:
-    """The documents of `records`, all of input file number `file`."""
+
+def plain_encoder(tokenizer: Tokenizer | None) -> Encode:
+    """For texts, and for token ids."""
+
+    def encode(
+        records: Records, file: InputFile, counts: Counts
+    ) -> tuple[TokenBatch, list[BadRecord]]:
+        return token_batch(records, file, tokenizer), records.bad
+
+    return encode
+
+
+def token_batch(records: Records, file: InputFile, tokenizer: Tokenizer | None) -> TokenBatch:
+    """The documents of texts or ids, all of one file."""
     if records.tokens is not None:
         ids, offsets, trained = records.tokens
     elif tokenizer is not None and records.texts is not None:
-        (ids, offsets), trained = tokenizer.encode(records.texts), None
+        ids, offsets, trained = tokenizer.encode(records.texts, records.spans)
     else:
         raise InternalError("texts reached the encoder without a tokenizer")
     if len(offsets) != len(records.positions) + 1:
         raise InternalError(f"{len(records.positions)} records became {len(offsets) - 1} documents")
-    files = np.full(len(records.positions), file, np.int32)
+    files = np.full(len(records.positions), file.index, np.int32)
     return TokenBatch(ids, offsets, trained, files, records.positions)

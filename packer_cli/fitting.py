@@ -6,20 +6,30 @@ Works on offsets alone; no token moves. Everything lost is counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from packer_cli.records import Int64, Pieces
+from packer_cli.records import Int64, Pieces, UInt8
+
+OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What fitting left out, in documents and tokens."""
+    """What was left out, in documents and tokens; `..._trained_tokens` are those trained on.
+
+    Untrained documents are among the dropped ones.
+    """
 
     truncated_documents: int = 0
     truncated_tokens: int = 0
+    truncated_trained_tokens: int = 0
     dropped_documents: int = 0
     dropped_tokens: int = 0
+    dropped_trained_tokens: int = 0
+    untrained_documents: int = 0
+    untrained_tokens: int = 0
 
 
 def first_overlong(offsets: Int64, max_length: int) -> int:
@@ -28,29 +38,66 @@ def first_overlong(offsets: Int64, max_length: int) -> int:
     return int(overlong[0]) if len(overlong) else -1
 
 
-def fit(offsets: Int64, max_length: int, overlong: str) -> tuple[Pieces, Loss]:
+def fit(offsets: Int64, max_length: int, overlong: str, truncate_side: str = "right") -> Pieces:
     """Pieces for documents given by `offsets` int64[n+1], under policy split, truncate or drop.
 
-    Empty documents give no piece. The policy "error" is the caller's: see `first_overlong`.
+    `truncate_side`: "right" cuts off the end of a document, "left" its beginning. Empty
+    documents give no piece. The policy "error" is the caller's: see `first_overlong`.
     """
     if overlong == "split":
-        return _cut(offsets, max_length, np.zeros(len(offsets) - 1, np.int64)), Loss()
+        return _cut(offsets, max_length, np.zeros(len(offsets) - 1, np.int64))
     lengths = np.diff(offsets)
-    is_long = lengths > max_length
-    lost = int(lengths[is_long].sum())
-    if overlong == "truncate":
-        kept = np.flatnonzero(lengths)
-        loss = Loss(int(is_long.sum()), lost - int(is_long.sum()) * max_length)
-    else:
-        kept = np.flatnonzero((lengths > 0) & ~is_long)
-        loss = Loss(dropped_documents=int(is_long.sum()), dropped_tokens=lost)
-    pieces = Pieces(
-        kept,
-        offsets[kept],
-        np.minimum(lengths[kept], max_length).astype(np.int32),
-        np.zeros(len(kept), np.int32),
+    wanted = lengths > 0
+    if overlong == "drop":
+        wanted &= lengths <= max_length
+    kept = np.flatnonzero(wanted)
+    length = np.minimum(lengths[kept], max_length)
+    start = lengths[kept] - length if truncate_side == "left" else np.zeros(len(kept), np.int64)
+    return Pieces(kept, offsets[kept] + start, length.astype(np.int32), start.astype(np.int32))
+
+
+def without_untrained(pieces: Pieces, offsets: Int64, trained: UInt8) -> tuple[Pieces, Loss]:
+    """The pieces without those of documents that have no trained token (left).
+
+    The Loss has the untrained documents and their tokens only.
+    """
+    total = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
+    of_piece = total[pieces.begin + pieces.length] - total[pieces.begin]
+    count = len(offsets) - 1
+    of_document = np.bincount(pieces.document, weights=of_piece, minlength=count)
+    kept = of_document[pieces.document] > 0
+    if kept.all():
+        return pieces, Loss()
+    loss = Loss(
+        untrained_documents=len(np.unique(pieces.document[~kept])),
+        untrained_tokens=int(pieces.length[~kept].sum()),
     )
-    return pieces, loss
+    return pieces.take(kept), loss
+
+
+def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Loss:
+    """What of the documents is not in the pieces."""
+    lengths = np.diff(offsets)
+    placed = _per_document(pieces, pieces.length, len(lengths))
+    dropped = (placed == 0) & (lengths > 0)
+    truncated = (placed > 0) & (placed < lengths)
+    trained_lost = lengths - placed
+    if trained is not None:
+        total = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
+        of_piece = total[pieces.begin + pieces.length] - total[pieces.begin]
+        trained_lost = np.diff(total[offsets]) - _per_document(pieces, of_piece, len(lengths))
+    return Loss(
+        truncated_documents=int(truncated.sum()),
+        truncated_tokens=int((lengths - placed)[truncated].sum()),
+        truncated_trained_tokens=int(trained_lost[truncated].sum()),
+        dropped_documents=int(dropped.sum()),
+        dropped_tokens=int(lengths[dropped].sum()),
+        dropped_trained_tokens=int(trained_lost[dropped].sum()),
+    )
+
+
+def _per_document(pieces: Pieces, values: Any, count: int) -> Int64:
+    return np.bincount(pieces.document, weights=values, minlength=count).astype(np.int64)
 
 
 def cut_stream(offsets: Int64, max_length: int, stream_position: int) -> Pieces:

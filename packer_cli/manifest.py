@@ -17,7 +17,8 @@ from packer_cli.bounds import lower_bound_rows
 from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, from_os_error
-from packer_cli.records import InputFile, Shape, WorkUnit
+from packer_cli.records import InputFile, WorkUnit
+from packer_cli.shapes import Shape
 from packer_cli.shards import FORMAT_VERSION, Shard
 
 MANIFEST = "manifest.json"

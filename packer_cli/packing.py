@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from packer_cli._kernels import best_fit, mffd, one_by_one, sorting
 from packer_cli.bounds import lower_bound_rows
-from packer_cli.config import MAX_LENGTH_LIMIT, OVERLONG_POLICIES
+from packer_cli.config import MAX_LENGTH_LIMIT
 from packer_cli.errors import DataError, UsageError
-from packer_cli.fitting import Loss, cut_stream, first_overlong, fit
+from packer_cli.fitting import OVERLONG_POLICIES, Loss, cut_stream, first_overlong, fit, loss_of
 from packer_cli.records import Int32, Int64, Pieces
 from packer_cli.strategies import canonical_name
 
@@ -237,16 +237,18 @@ def plan_packing(
         raise UsageError(f"overlong: {overlong!r} is not one of {', '.join(OVERLONG_POLICIES)}")
     offsets = _offsets_of(lengths)
     if name == "wrap":
-        pieces, loss = cut_stream(offsets, max_length, 0), Loss()
+        pieces = cut_stream(offsets, max_length, 0)
     else:
         if overlong == "error":
             check_lengths(offsets, max_length)
-        pieces, loss = fit(offsets, max_length, "split" if overlong == "error" else overlong)
+        pieces = fit(offsets, max_length, "split" if overlong == "error" else overlong)
     if len(pieces) > _MAX_DOCUMENTS:
         raise UsageError(f"{len(pieces)} documents are more than one plan holds, {_MAX_DOCUMENTS}")
     shuffle = seed is not None and name not in ("next-fit", "wrap")
     order, row_offsets = plan_rows(pieces.length, max_length, name, seed or 0, shuffle)
-    return PackPlan(max_length, name, pieces, order, row_offsets, loss, len(offsets) - 1)
+    return PackPlan(
+        max_length, name, pieces, order, row_offsets, loss_of(pieces, offsets), len(offsets) - 1
+    )
 
 
 def check_lengths(offsets: Int64, max_length: int) -> None:

@@ -20,14 +20,16 @@ from packer_cli import manifest, output
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.discovery import check_unchanged, find_inputs, plan_units
-from packer_cli.errors import DataError, InternalError, Interrupted, from_os_error
+from packer_cli.encoding import Encode, plain_encoder
+from packer_cli.errors import DataError, InternalError, Interrupted, UsageError, from_os_error
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape, reader_for
 from packer_cli.readers.byte_streams import STDIN, stdin_digest
-from packer_cli.records import InputFile, Shape, Slice, WorkUnit
+from packer_cli.records import InputFile, Slice, WorkUnit
+from packer_cli.shapes import Shape
 from packer_cli.shard_writer import schema
 from packer_cli.shards import Shard, digest
-from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
+from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, locate
 from packer_cli.unit import Job, UnitResult, pack_unit
@@ -50,26 +52,62 @@ def pack(
     """
     files = find_inputs(inputs, config)
     shape = detect_shape(files, config)
+    config = config.for_shape(shape)
+    if shape.is_supervised:
+        notify(f"records: {shape.described()}")
     tokenizer, tokenizer_files = _tokenizer(files, shape, config, options, tokenizer_name, notify)
     pad = tokenizer.info.pad_token_id if tokenizer else 0
     with (
         closing(tokenizer) if tokenizer else nullcontext(),
         output.claimed(destination, files, overwrite=options.overwrite, notify=notify) as work,
     ):
+        encode, template = _encoder(shape, config, tokenizer, tokenizer_files, notify)
         job = Job(
             files,
             config,
             shape,
             tokenizer,
             pad,
+            encode,
             schema(config, pad, tokenizer.info.sha256 if tokenizer else ""),
             work,
             Progress(sum(file.size for file in files), show=options.progress),
         )
         results, digests = _run(job, plan_units(files, config), options.workers)
-        result = _finalize(job, results, digests, tokenizer_files)
+        result = _finalize(job, results, digests, tokenizer_files, template)
         output.replace(destination)
     return result
+
+
+def _encoder(
+    shape: Shape,
+    config: PackConfig,
+    tokenizer: Tokenizer | None,
+    files: TokenizerFiles | None,
+    notify: Notify,
+) -> tuple[Encode, str | None]:
+    """What makes tokens of records, and the source of the chat template it uses."""
+    if not shape.is_supervised or tokenizer is None:
+        return plain_encoder(tokenizer), None
+    from packer_cli.supervised.chat_template import ChatTemplate  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.supervised.documents import Composer  # noqa: PLC0415
+    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
+    from packer_cli.supervised.templates import find_template, special_tokens  # noqa: PLC0415
+
+    found = find_template(config.chat_template, files)
+    template = ChatTemplate(found[0], special_tokens(files)) if found else None
+    needed = shape.is_chat or config.prompt_template == "chat"
+    if needed and found is None:
+        raise UsageError(
+            "messages need a chat template, and the tokenizer has none",
+            "give one with --chat-template FILE",
+        )
+    if needed and found and template:
+        how = "its {% generation %} tags" if template.marks_generation else "its turns"
+        told = "" if config.train_on == "all" else f", told by {how}"
+        notify(f"chat template: {found[1]}; trained on: {config.train_on}{told}")
+    composer = Composer(shape, config, template, tuple(files.added_tokens if files else ()))
+    return SupervisedEncoder(composer, tokenizer, config), found[0] if found else None
 
 
 def _run(
@@ -123,16 +161,19 @@ def _tokenizer(
     if shape.kind == "tokens" and origin == "default":
         notify("input_ids found: no tokenizer needed; padding is id 0")
         return None, None
+    # a chat template writes BOS and ends of turns itself
+    add_bos = False if config.add_bos is None and shape.is_chat else config.add_bos
+    add_eos = not shape.is_chat if config.add_eos is None else config.add_eos
+    framing = Framing(add_bos, add_eos, config.eos_token, config.separator)
     if chosen == BYTES:
         if origin == "default":
             notify("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
-        return bytes_tokenizer(config.add_eos), None
+        return bytes_tokenizer(framing), None
     located = locate(chosen)
     tokenizer = load_tokenizer(
         located,
         backend=options.tokenizer_backend,
-        add_eos=config.add_eos and shape.kind == "text",
-        eos_token=config.eos_token,
+        framing=framing,
         first_documents=_first_documents(files, shape, config),
         notify=notify,
     )
@@ -179,6 +220,7 @@ def _finalize(
     results: list[UnitResult],
     digests: list[tuple[int, str]],
     tokenizer_files: TokenizerFiles | None,
+    template: str | None,
 ) -> dict[str, Any]:
     """Write the side files and the manifest into the work folder, once every unit is done."""
     counts = Counts()
@@ -199,7 +241,7 @@ def _finalize(
     rejected = [result.rejected for result in results if result.rejected]
     if rejected:
         _join(rejected, job.folder / "rejected.jsonl")
-    for name, data in _side_files(shards, tokenizer_files).items():
+    for name, data in _side_files(shards, tokenizer_files, template).items():
         output.write_file(job.folder / name, data)
     info = job.tokenizer.info.as_json() if job.tokenizer else None
     units = [result.unit for result in results]
@@ -221,7 +263,9 @@ def _join(parts: list[Path], whole: Path) -> None:
     output.sync(whole)
 
 
-def _side_files(shards: list[Any], tokenizer_files: TokenizerFiles | None) -> dict[str, bytes]:
+def _side_files(
+    shards: list[Any], tokenizer_files: TokenizerFiles | None, template: str | None
+) -> dict[str, bytes]:
     """What makes the directory a `datasets.load_from_disk` directory, and the tokenizer."""
     # datasets caches what it derives from a data set under its fingerprint
     fingerprint = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
@@ -241,4 +285,6 @@ def _side_files(shards: list[Any], tokenizer_files: TokenizerFiles | None) -> di
     if tokenizer_files is not None:
         found["tokenizer.json"] = tokenizer_files.json
         found.update(tokenizer_files.companions)
+    if template is not None:
+        found["chat_template.jinja"] = template.encode()
     return found

@@ -7,6 +7,7 @@ InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,12 +81,27 @@ class TokenBatch:
 
 
 @dataclass(frozen=True)
+class Spans:
+    """What is trained on: spans of bytes of the UTF-8 texts of n documents, in order.
+
+    offsets     int64[n+1]: document i has the spans offsets[i]..offsets[i+1]
+    begin, end  int64[spans]
+    """
+
+    offsets: Int64
+    begin: Int64
+    end: Int64
+
+
+@dataclass(frozen=True)
 class Records:
-    """A batch of records of one file, before encoding: texts, or tokens already.
+    """A batch of records of one file, before encoding: texts, tokens already, or fields.
 
     positions  int64[n], as in TokenBatch
-    texts      n strings, or None when the records are token ids
-    tokens     (ids, offsets, trained) as in TokenBatch, or None
+    texts      n strings, for records that are one text
+    tokens     (ids, offsets, trained) as in TokenBatch, for records that are token ids
+    spans      of the texts, what is trained on; None: everything
+    fields     n dicts from the shape's own names to values, for all other shapes
     bad        records that could not be read; they are not among the n
     consumed   bytes of the file (as stored on disk) read so far, for progress
     """
@@ -93,6 +109,8 @@ class Records:
     positions: Int64
     texts: list[str] | None = None
     tokens: tuple[UInt32, Int64, UInt8 | None] | None = None
+    spans: Spans | None = None
+    fields: list[dict[str, Any]] | None = None
     bad: list[BadRecord] = field(default_factory=list)
     consumed: int = 0
 
@@ -115,6 +133,12 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.length)
 
+    def take(self, wanted: npt.NDArray[np.bool_]) -> Pieces:
+        """Those where bool[p] `wanted` is set."""
+        return Pieces(
+            self.document[wanted], self.begin[wanted], self.length[wanted], self.start[wanted]
+        )
+
 
 @dataclass(frozen=True)
 class Stock:
@@ -135,11 +159,3 @@ class Stock:
     start: Int32
     file: Int32
     position: Int64
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the records are: "text" in a field, or "tokens" (input_ids and friends)."""
-
-    kind: str
-    field: str

@@ -14,16 +14,20 @@ import numpy as np
 from packer_cli.config import PackConfig
 from packer_cli.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.discovery import check_unchanged
-from packer_cli.encoding import encode
+from packer_cli.encoding import Encode
 from packer_cli.errors import DataError, Interrupted, from_os_error
-from packer_cli.fitting import cut_stream, first_overlong, fit
+from packer_cli.fitting import cut_stream, first_overlong, fit, loss_of, without_untrained
 from packer_cli.progress import Progress
 from packer_cli.readers import reader_for
-from packer_cli.records import BadRecord, InputFile, Int64, Shape, Stock, TokenBatch, WorkUnit
+from packer_cli.records import BadRecord, InputFile, Int64, Stock, TokenBatch, WorkUnit
+from packer_cli.shapes import Shape
 from packer_cli.shard_writer import ShardWriter
 from packer_cli.shards import Shard
 from packer_cli.tokenization import Tokenizer
 from packer_cli.window import Window
+
+# What is left to do to documents that are too long, once the others had their turn.
+_POLICIES = {"error": "split", "truncate-turns": "drop"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Job:
     shape: Shape
     tokenizer: Tokenizer | None
     pad_token_id: int
+    encode: Encode
     schema: Any
     folder: Path
     progress: Progress
@@ -64,9 +69,13 @@ def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
             else:
                 if job.config.overlong == "error":
                     _refuse_overlong(batch, job)
-                policy = "split" if job.config.overlong == "error" else job.config.overlong
-                pieces, loss = fit(batch.offsets, job.config.max_length, policy)
-                counts.add_loss(loss)
+                policy = _POLICIES.get(job.config.overlong or "", job.config.overlong or "")
+                side = job.config.truncate_side
+                pieces = fit(batch.offsets, job.config.max_length, policy, side)
+                if batch.trained is not None and not job.config.keep_untrained:
+                    pieces, untrained = without_untrained(pieces, batch.offsets, batch.trained)
+                    counts.add_loss(untrained)
+                counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
             _count_documents(counts, batch, pieces.document, pieces.length)
             window.add(batch, pieces)
             if window.tokens >= (job.config.window_tokens or 0):
@@ -89,13 +98,14 @@ def _batches(
         for records in reader_for(file.format).read(file, part, job.shape, job.config):
             if job.stop.is_set():
                 raise Interrupted("stopped")
-            if records.bad:
-                rejections.add(file, records.bad)
-                counts.rejected_records += len(records.bad)
-                counts.file(file.index).rejected_records += len(records.bad)
-            job.progress.read(records.consumed, len(records.positions))
-            if len(records.positions):
-                yield encode(records, file.index, job.tokenizer)
+            batch, bad = job.encode(records, file, counts)
+            if bad:
+                rejections.add(file, bad)
+                counts.rejected_records += len(bad)
+                counts.file(file.index).rejected_records += len(bad)
+            job.progress.read(records.consumed, len(batch.position))
+            if len(batch.position):
+                yield batch
         check_unchanged(file)
 
 

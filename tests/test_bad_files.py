@@ -111,19 +111,19 @@ def test_a_file_that_fails_while_it_is_read() -> None:
 @pytest.fixture
 def meddle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
     """Do something to the inputs once the first of their documents are being encoded."""
-    from packer_cli import unit
+    from packer_cli import encoding
 
     monkeypatch.setattr(byte_streams, "BLOCK_BYTES", 64)
 
     def prepare(action: Callable[[], Any]) -> None:
-        encode, pending = unit.encode, [action]
+        encode, pending = encoding.token_batch, [action]
 
         def meddling(*arguments: Any) -> Any:
             if pending:
                 pending.pop()()
             return encode(*arguments)
 
-        monkeypatch.setattr(unit, "encode", meddling)
+        monkeypatch.setattr(encoding, "token_batch", meddling)
 
     return prepare
 

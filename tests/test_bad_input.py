@@ -120,8 +120,9 @@ NOTHING = {
         "nothing to pack: 1 empty, 0 dropped and 0 rejected",
     ),
     "another shape": (
-        b'{"messages": [], "id": 1}\n',
-        "a.jsonl: records have neither 'text' nor 'input_ids'; fields found: messages, id",
+        b'{"body": [], "id": 1}\n',
+        "fit none of: messages, conversations, prompt+completion, instruction+output, text, "
+        "input_ids; fields found: body, id",
     ),
 }
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_cli.fitting import Loss, cut_stream, first_overlong, fit
+from packer_cli.fitting import Loss, cut_stream, first_overlong, fit, loss_of
 from packer_cli.records import Pieces
 
 relaxed = settings(max_examples=100, deadline=None)
@@ -27,7 +27,9 @@ def tokens(pieces: Pieces) -> list[int]:
 @relaxed
 @given(documents, st.integers(1, 20), policies)
 def test_every_token_is_kept_or_counted(lengths: list[int], max_length: int, policy: str) -> None:
-    pieces, loss = fit(offsets_of(lengths), max_length, policy)
+    offsets = offsets_of(lengths)
+    pieces = fit(offsets, max_length, policy)
+    loss = loss_of(pieces, offsets)
     kept = tokens(pieces)
     assert len(kept) == len(set(kept))
     assert len(kept) + loss.truncated_tokens + loss.dropped_tokens == sum(lengths)
@@ -49,7 +51,8 @@ def as_tuples(pieces: Pieces) -> list[tuple[int, int, int]]:
 def test_split_fills_all_pieces_of_a_document_but_the_last(
     lengths: list[int], max_length: int
 ) -> None:
-    pieces, loss = fit(offsets_of(lengths), max_length, "split")
+    pieces = fit(offsets_of(lengths), max_length, "split")
+    loss = loss_of(pieces, offsets_of(lengths))
     assert as_tuples(pieces) == [
         (document, start, min(max_length, length - start))
         for document, length in enumerate(lengths)
@@ -63,21 +66,27 @@ def test_split_fills_all_pieces_of_a_document_but_the_last(
 def test_truncate_keeps_the_beginning_of_every_document(
     lengths: list[int], max_length: int
 ) -> None:
-    pieces, loss = fit(offsets_of(lengths), max_length, "truncate")
+    pieces = fit(offsets_of(lengths), max_length, "truncate")
+    loss = loss_of(pieces, offsets_of(lengths))
     kept = [(i, 0, min(length, max_length)) for i, length in enumerate(lengths) if length]
     assert as_tuples(pieces) == kept
     cut = [length - max_length for length in lengths if length > max_length]
-    assert loss == Loss(truncated_documents=len(cut), truncated_tokens=sum(cut))
+    assert loss == Loss(
+        truncated_documents=len(cut), truncated_tokens=sum(cut), truncated_trained_tokens=sum(cut)
+    )
 
 
 @relaxed
 @given(documents, st.integers(1, 20))
 def test_drop_leaves_out_whole_documents(lengths: list[int], max_length: int) -> None:
-    pieces, loss = fit(offsets_of(lengths), max_length, "drop")
+    pieces = fit(offsets_of(lengths), max_length, "drop")
+    loss = loss_of(pieces, offsets_of(lengths))
     kept = [(i, 0, length) for i, length in enumerate(lengths) if 1 <= length <= max_length]
     assert as_tuples(pieces) == kept
     lost = [length for length in lengths if length > max_length]
-    assert loss == Loss(dropped_documents=len(lost), dropped_tokens=sum(lost))
+    assert loss == Loss(
+        dropped_documents=len(lost), dropped_tokens=sum(lost), dropped_trained_tokens=sum(lost)
+    )
 
 
 @relaxed
@@ -86,7 +95,7 @@ def test_pieces_count_tokens_where_the_offsets_do(
     lengths: list[int], max_length: int, policy: str, first: int
 ) -> None:
     offsets = offsets_of(lengths) + first
-    for pieces in (fit(offsets, max_length, policy)[0], cut_stream(offsets, max_length, 3)):
+    for pieces in (fit(offsets, max_length, policy), cut_stream(offsets, max_length, 3)):
         assert (offsets[pieces.document] + pieces.start).tolist() == pieces.begin.tolist()
         dtypes = [column.dtype for column in (pieces.document, pieces.begin)]
         assert [*dtypes, pieces.length.dtype, pieces.start.dtype] == ["i8", "i8", "i4", "i4"]

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from packer_cli.config import PackConfig
 from packer_cli.readers import byte_streams
 from packer_cli.readers.jsonl import JsonlReader
-from packer_cli.records import InputFile, Shape, Slice
+from packer_cli.records import InputFile, Slice
+from packer_cli.shapes import Shape
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -103,7 +104,7 @@ def test_jsonl_slices_give_each_record_once(
     with patch.object(byte_streams, "BLOCK_BYTES", block):
         for start, stop in pairwise(edges):
             part = Slice(0, start, stop, 0)
-            for records in JsonlReader().read(file, part, Shape("text", "text"), config):
+            for records in JsonlReader().read(file, part, Shape("text", {"text": "text"}), config):
                 assert records.texts is not None
                 good += zip(records.positions.tolist(), records.texts, strict=True)
                 bad += [(record.position, record.reason) for record in records.bad]

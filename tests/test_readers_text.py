@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from packer_cli.config import PackConfig
 from packer_cli.readers import byte_streams, reader_for
-from packer_cli.records import InputFile, Shape, Slice
+from packer_cli.records import InputFile, Slice
+from packer_cli.shapes import Shape
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -26,7 +27,7 @@ def read(path: Path, file_format: str, block: int, **options: object) -> tuple[l
     good, bad = [], []
     with patch.object(byte_streams, "BLOCK_BYTES", block):
         for records in reader_for(file_format).read(
-            file, Slice(0, 0, None, 0), Shape("text", "text"), config
+            file, Slice(0, 0, None, 0), Shape("text", {"text": "text"}), config
         ):
             good += zip(records.positions.tolist(), records.texts or [], strict=True)
             bad += [(record.position, record.reason) for record in records.bad]
@@ -179,13 +180,17 @@ def test_csv_is_the_same_in_any_blocks(tmp_path: Path, block: int) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"a,b\n1,2\n", "a.csv: records have no 'text'; fields found: a, b"),
+        (
+            b"a,b\n1,2\n",
+            "fit none of: messages, conversations, prompt+completion, instruction+output, text; "
+            "fields found: a, b",
+        ),
         (b"text,b\n1\n", "a.csv, line 2 (byte 7): 1 field, the header has 2"),
         (b'text,b\n"1\n2', "a.csv, line 2 (byte 7): not valid CSV: unexpected end of data"),
         (b"text,b\ncaf\xe9,2\n", "a.csv, line 2 (byte 7): invalid UTF-8 at byte 3 of the line"),
-        (b'te"xt,b\n"a"b\n', "a.csv: records have no 'text'"),
+        (b'te"xt,b\n"a"b\n', "a.csv: the records' fields fit none of"),
         (b'"text"x\n', "a.csv, line 1: not valid CSV: ',' expected after '\"'"),
-        (b"input_ids\n1\n", "a.csv: records have no 'text'; fields found: input_ids"),
+        (b"input_ids\n1\n", "output, text; fields found: input_ids"),
     ],
 )
 def test_bad_csv(folder: Path, data: bytes, message: str) -> None:

@@ -17,7 +17,7 @@ from tiny_tokenizers import BOS, BOS_ID, EOS, EOS_ID
 from packer_cli import open_packed
 from packer_cli.errors import UsageError
 from packer_cli.packed import rows_of
-from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
+from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.locate import locate
 
 Load = Callable[..., Tokenizer]
@@ -35,13 +35,15 @@ def load(tmp_path: Path) -> Iterator[Load]:
                 name: rest.pop(name) for name in list(rest) if isinstance(rest[name], dict)
             }
             files = locate(str(tiny.save(tmp_path / "tokenizer", document, **companions)))
-            return stack.enter_context(closing(load_tokenizer(files, backend=engine, **rest)))
+            tokenizer = load_tokenizer(files, backend=engine, framing=Framing(**rest))
+            return stack.enter_context(closing(tokenizer))
 
         yield make
 
 
 def documents(tokenizer: Tokenizer, *texts: str) -> list[list[int]]:
-    ids, offsets = tokenizer.encode(list(texts))
+    ids, offsets, trained = tokenizer.encode(list(texts))
+    assert trained is None
     assert ids.dtype == np.uint32
     assert offsets.dtype == np.int64
     return [ids[a:b].tolist() for a, b in pairwise(offsets)]
@@ -139,17 +141,17 @@ X, Y = 2, 3  # of tiny.letters
         pytest.param((), {}, "xy</s>", [X, Y, EOS_ID], id="EOS in the text already"),
         pytest.param((), {}, "</s>", [EOS_ID], id="EOS is the text"),
         pytest.param((), {}, "x</s>y", [X, EOS_ID, Y, EOS_ID], id="EOS inside"),
-        pytest.param((), {"add_eos": False}, "xy", [X, Y], id="no EOS"),
-        pytest.param((), {"add_eos": False}, "xy</s>", [X, Y, EOS_ID], id="no EOS, in the text"),
+        pytest.param((), {"eos": False}, "xy", [X, Y], id="no EOS"),
+        pytest.param((), {"eos": False}, "xy</s>", [X, Y, EOS_ID], id="no EOS, in the text"),
         pytest.param(("A", EOS), {}, "xy", [X, Y, EOS_ID], id="post-processor EOS"),
         pytest.param(
             ("A", EOS), {}, "xy</s>", [X, Y, EOS_ID], id="post-processor EOS, in the text"
         ),
-        pytest.param(("A", EOS), {"add_eos": False}, "xy", [X, Y], id="no post-processor EOS"),
+        pytest.param(("A", EOS), {"eos": False}, "xy", [X, Y], id="no post-processor EOS"),
         pytest.param((BOS, "A"), {}, "xy", [BOS_ID, X, Y, EOS_ID], id="BOS"),
         pytest.param((BOS, "A"), {}, "<s>xy", [BOS_ID, X, Y, EOS_ID], id="BOS in the text already"),
         pytest.param((BOS, "A"), {}, "x<s>y", [BOS_ID, X, BOS_ID, Y, EOS_ID], id="BOS inside"),
-        pytest.param((BOS, "A"), {"add_eos": False}, "xy", [BOS_ID, X, Y], id="BOS, no EOS"),
+        pytest.param((BOS, "A"), {"eos": False}, "xy", [BOS_ID, X, Y], id="BOS, no EOS"),
         pytest.param((BOS, "A", EOS), {}, "xy", [BOS_ID, X, Y, EOS_ID], id="BOS and EOS"),
         pytest.param(
             (BOS, "A", EOS), {}, "<s>xy</s>", [BOS_ID, X, Y, EOS_ID], id="both in the text already"
@@ -201,7 +203,7 @@ def test_a_configured_token_that_does_not_exist_is_left_alone(load: Load, missin
 
 def test_without_any_eos_padding_is_id_zero(load: Load) -> None:
     document = tiny.with_added_token(tiny.byte_level(), "<|endoftext|>", 400)  # two candidates
-    info = load(document, add_eos=False).info
+    info = load(document, eos=False).info
     assert (info.eos_token_id, info.pad_token_id) == (None, 0)
 
 
@@ -279,10 +281,10 @@ def test_texts_without_a_token_are_counted_as_empty(folder: Path) -> None:
 
 def test_bytes_tokenizer() -> None:
     text = "aé\n日🙂"
-    assert documents(bytes_tokenizer(add_eos=True), text, "", "b") == [
+    assert documents(bytes_tokenizer(Framing()), text, "", "b") == [
         [*text.encode(), 256], [], [98, 256],
     ]  # fmt: skip
-    assert documents(bytes_tokenizer(add_eos=False), text, "") == [list(text.encode()), []]
-    assert documents(bytes_tokenizer(add_eos=True)) == []
-    info = bytes_tokenizer(add_eos=True).info
+    assert documents(bytes_tokenizer(Framing(eos=False)), text, "") == [list(text.encode()), []]
+    assert documents(bytes_tokenizer(Framing())) == []
+    info = bytes_tokenizer(Framing()).info
     assert (info.vocab_size, info.eos_token_id, info.pad_token_id) == (258, 256, 257)

@@ -45,8 +45,9 @@ def test_labels_stay_with_their_tokens(folder: Path, strategy: str, window: int,
     lines = [json.dumps(document) + "\n" for document in documents]
     Path("tokens.jsonl").write_text("".join(lines))
     config = PackConfig(
-        64, strategy=strategy, window_tokens=window, unit_bytes=unit, columns=COLUMNS
-    )
+        64, strategy=strategy, window_tokens=window, unit_bytes=unit, columns=COLUMNS,
+        keep_untrained=True,
+    )  # fmt: skip
     pipeline.pack(["tokens.jsonl"], Path("out"), config, RunOptions(progress=False, workers=2))
     found = pieces_of(Path("out"))
     for position, document in zip(np.cumsum([0, *map(len, lines)]), documents, strict=False):

@@ -260,7 +260,7 @@ def test_labels_are_carried_over_with_their_tokens(folder: Path, strategy: str) 
         expected[0, len(lines)] = [-100, *labels[1:]]
         lines += json.dumps({"input_ids": ids, "labels": labels}).encode() + b"\n"
     Path("w.jsonl").write_bytes(lines)
-    config = PackConfig(max_length=64, strategy=strategy, window_tokens=200)
+    config = PackConfig(64, strategy=strategy, window_tokens=200, keep_untrained=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("packer_cli.readers.byte_streams.BLOCK_BYTES", 300)
         run(["w.jsonl"], Path("out"), config, RunOptions(progress=False))

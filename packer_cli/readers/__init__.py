@@ -12,8 +12,9 @@ from functools import cache
 from typing import Protocol
 
 from packer_cli.config import PackConfig
-from packer_cli.errors import DataError, named
-from packer_cli.records import InputFile, Records, Shape, Slice
+from packer_cli.errors import DataError
+from packer_cli.records import InputFile, Records, Slice
+from packer_cli.shapes import Shape, find_shape
 
 
 class Reader(Protocol):
@@ -62,17 +63,12 @@ def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
         fields = reader.fields(file, config)
         if fields is None:
             continue
-        if config.text_field in fields:
-            return Shape("text", config.text_field)
-        if "input_ids" in fields and reader.holds_tokens:
-            _refuse_text_formats(files, file)
-            return Shape("tokens", "input_ids")
-        nor = " nor 'input_ids'" if reader.holds_tokens else ""
-        raise DataError(
-            f"{file.path}: records have {'neither' if nor else 'no'} '{config.text_field}'{nor}; "
-            f"fields found: {named(fields)}",
-            "name the field that holds the text with --text-field",
+        shape = find_shape(
+            fields, config.shape, config.renamed, file.path, tokens=reader.holds_tokens
         )
+        if shape.kind == "tokens":
+            _refuse_text_formats(files, file)
+        return shape
     where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
     raise DataError(
         f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}",

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 from packer_cli.config import PackConfig
 from packer_cli.errors import DataError, from_os_error, named
 from packer_cli.readers.token_columns import check_tokens, clipped
-from packer_cli.records import BadRecord, InputFile, Int64, Records, Shape, Slice
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
+from packer_cli.shapes import Shape
 
 _BATCH_ROWS = 1024
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_TOKEN_COLUMNS = ("input_ids", "labels", "attention_mask")
 _SKIP = "mend the row, or use --on-error skip"
 
 
@@ -61,9 +61,11 @@ class _ColumnarReader:
                 part = batch.slice(start, _BATCH_ROWS)
                 size = round(part.num_rows * consumed)
                 if shape.kind == "text":
-                    yield _texts(file, part.column(shape.field), row, size)
-                else:
+                    yield _texts(file, part.column(shape.columns["text"]), row, size)
+                elif shape.kind == "tokens":
                     yield _tokens(file, part, row, size)
+                else:
+                    yield _fields(part, shape, row, size)
                 row += part.num_rows
 
 
@@ -147,19 +149,21 @@ def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 def _columns(file: InputFile, schema: Any, shape: Shape) -> list[str]:
     """The columns to read, checked for presence and type."""
-    is_text = shape.kind == "text"
-    first = shape.field if is_text else "input_ids"
-    wanted = [first] if is_text else [n for n in _TOKEN_COLUMNS if n in (first, *schema.names)]
+    is_text, is_tokens = shape.kind == "text", shape.kind == "tokens"
+    wanted = [shape.columns[own] for own in shape.required]
+    wanted += [n for own in shape.optional if (n := shape.columns[own]) in schema.names]
     for name in wanted:
         count = schema.names.count(name)
         if count != 1:
             raise DataError(
                 f"{file.path}: {count or 'no'} column{'s' * (count > 1)} '{name}'; "
                 f"columns found: {named(schema.names)}",
-                "name the right one with --text-field" if is_text else "write the file again",
+                "write the file again"
+                if is_tokens
+                else "name the right one with --text-field, or with --field NAME=COLUMN",
             )
         kind = schema.field(name).type
-        if not (_is_text(kind) if is_text else _is_integer_list(kind)):
+        if (is_text and not _is_text(kind)) or (is_tokens and not _is_integer_list(kind)):
             raise DataError(
                 f"{file.path}: column '{name}' has type {kind}, expected "
                 f"{'a string' if is_text else 'a list of integers'}",
@@ -204,6 +208,38 @@ def _texts(file: InputFile, column: Any, first_row: int, consumed: int) -> Recor
                 bad.setdefault(i, "the text is null")
         positions = np.delete(positions, list(bad))
     return Records(positions, texts=good, bad=_bad(bad, first_row), consumed=consumed)
+
+
+def _fields(batch: Any, shape: Shape, first_row: int, consumed: int) -> Records:
+    positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
+    columns = {
+        own: batch.column(name) for own, name in shape.columns.items() if name in batch.schema.names
+    }
+    bad: dict[int, str] = {}
+    try:
+        values = {own: column.to_pylist() for own, column in columns.items()}
+    except UnicodeDecodeError:
+        values = {own: [None] * batch.num_rows for own in columns}
+        for i in range(batch.num_rows):
+            try:
+                for own, column in columns.items():
+                    values[own][i] = column[i].as_py()
+            except UnicodeDecodeError as error:
+                bad[i] = f"invalid UTF-8 at byte {error.start} of a text"
+    records = [
+        {own: _without_nulls(values[own][i]) for own in values}
+        for i in range(batch.num_rows)
+        if i not in bad
+    ]
+    positions = np.delete(positions, list(bad))
+    return Records(positions, fields=records, bad=_bad(bad, first_row), consumed=consumed)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Arrow gives every struct of a column all the fields that any of them has."""
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _tokens(file: InputFile, batch: Any, first_row: int, consumed: int) -> Records:

@@ -12,7 +12,8 @@ from packer_cli.errors import DataError, named
 from packer_cli.readers.byte_streams import Source, open_source, read_lines
 from packer_cli.readers.jsonl import too_long
 from packer_cli.readers.line_positions import LinePositions
-from packer_cli.records import BadRecord, InputFile, Records, Shape, Slice
+from packer_cli.records import BadRecord, InputFile, Records, Slice
+from packer_cli.shapes import Shape
 
 _BATCH_CHARACTERS = 4 << 20
 _PER_RECORD = 64  # so that batches of short or bad records are bounded too
@@ -90,14 +91,9 @@ class DelimitedReader(LinePositions):
             lines = _Lines(source, config, file)
             rows = self._rows(lines, config)
             header = self._header(rows, file) or []
-            if shape.field not in header:
-                raise DataError(
-                    f"{file.path}: no column '{shape.field}'; columns found: {named(header)}",
-                    "name the right one with --text-field",
-                )
-            column = header.index(shape.field)
+            columns = _columns(file, header, shape)
             positions: list[int] = []
-            texts: list[str] = []
+            found: list[list[str]] = []
             bad: list[BadRecord] = []
             size = 0
             while True:
@@ -110,20 +106,35 @@ class DelimitedReader(LinePositions):
                     continue
                 if row is not None and len(row) == len(header):
                     positions.append(begin)
-                    texts.append(row[column])
-                    size += len(row[column]) + _PER_RECORD
+                    found.append([row[column] for column in columns.values()])
+                    size += sum(map(len, found[-1])) + _PER_RECORD
                 elif row:
                     size += _PER_RECORD
                     plural = "s" * (len(row) != 1)
                     reason = f"{len(row)} field{plural}, the header has {len(header)}"
                     bad.append(BadRecord(begin, reason, _MEND))
                 if row is None or size > _BATCH_CHARACTERS:
+                    is_text = shape.kind == "text"
                     yield Records(
                         np.array(positions, np.int64),
-                        texts=texts,
+                        texts=[values[0] for values in found] if is_text else None,
+                        fields=None
+                        if is_text
+                        else [dict(zip(columns, values, strict=True)) for values in found],
                         bad=bad,
                         consumed=source.consumed(),
                     )
-                    positions, texts, bad, size = [], [], [], 0
+                    positions, found, bad, size = [], [], [], 0
                 if row is None:
                     return
+
+
+def _columns(file: InputFile, header: list[str], shape: Shape) -> dict[str, int]:
+    """The shape's own names of fields -> their places in the header."""
+    for own in shape.required:
+        if shape.columns[own] not in header:
+            raise DataError(
+                f"{file.path}: no column '{shape.columns[own]}'; columns found: {named(header)}",
+                "name the right one with --text-field, or with --field NAME=COLUMN",
+            )
+    return {own: header.index(name) for own, name in shape.columns.items() if name in header}

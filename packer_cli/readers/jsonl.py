@@ -18,7 +18,8 @@ from packer_cli.readers.byte_streams import Lines, open_source, read_lines
 from packer_cli.readers.json_mistakes import DECODE_ERRORS, MEND, explain
 from packer_cli.readers.line_positions import LinePositions
 from packer_cli.readers.token_columns import BEYOND, check_tokens
-from packer_cli.records import BadRecord, InputFile, Int64, Records, Shape, Slice
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
+from packer_cli.shapes import Shape, fits_a_shape
 
 
 class JsonlReader(LinePositions):
@@ -44,7 +45,7 @@ class JsonlReader(LinePositions):
                         bad = explain(line, start, _any_decoder)
                         place = self.describe(file, start)
                         raise DataError(f"{file.path}, {place}: {bad.reason}", bad.tip) from None
-                    if not skip or config.text_field in names or "input_ids" in names:
+                    if not skip or fits_a_shape(names, config.shape, config.renamed):
                         return names
                     first = first or names
                 if first is not None:
@@ -62,25 +63,25 @@ class JsonlReader(LinePositions):
                 if shape.kind == "text":
                     texts = [record.text for record in decoded]
                     yield Records(positions, texts=texts, bad=bad, consumed=consumed)
-                else:
+                elif shape.kind == "tokens":
                     yield _token_records(positions, decoded, bad, consumed)
+                else:
+                    fields = [msgspec.structs.asdict(record) for record in decoded]
+                    yield Records(positions, fields=fields, bad=bad, consumed=consumed)
 
 
 def _decoder(shape: Shape) -> Callable[[bytes], Any]:
-    if shape.kind == "text":
-        record = msgspec.defstruct(
-            "Record", [("text", str)], rename={"text": shape.field}, gc=False
-        )
-    else:
-        numbers = list[int] | None
-        record = msgspec.defstruct(
-            "Record",
-            [
-                ("input_ids", list[int]),
-                ("labels", numbers, None),
-                ("attention_mask", numbers, None),
-            ],
-        )
+    """Of records as structs that have the shape's own names."""
+    numbers = list[int] | None
+    kinds: dict[str, Any] = {
+        "text": str, "input_ids": list[int], "labels": numbers, "attention_mask": numbers,
+    }  # fmt: skip
+    required = [(own, kinds.get(own, Any)) for own in shape.required]
+    optional = [(own, kinds.get(own, Any), None) for own in shape.optional]
+    # values of other fields refer to each other, as in messages, so the garbage collector
+    # may know of them
+    gc = shape.kind != "text"
+    record = msgspec.defstruct("Record", [*required, *optional], rename=shape.columns, gc=gc)
     return msgspec.json.Decoder(record).decode
 
 

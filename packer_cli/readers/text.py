@@ -10,7 +10,8 @@ from packer_cli.config import PackConfig
 from packer_cli.readers.byte_streams import Lines, open_source, read_lines
 from packer_cli.readers.jsonl import too_long
 from packer_cli.readers.line_positions import LinePositions
-from packer_cli.records import BadRecord, InputFile, Records, Shape, Slice
+from packer_cli.records import BadRecord, InputFile, Records, Slice
+from packer_cli.shapes import Shape
 
 _Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
 
@@ -22,7 +23,7 @@ class TextReader(LinePositions):
     holds_tokens = False
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
-        return [config.text_field]
+        return [config.renamed.get("text", "text")]
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False

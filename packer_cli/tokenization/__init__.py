@@ -12,17 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
 from packer_cli._kernels import filling
 from packer_cli.errors import UsageError
-from packer_cli.records import Int64, UInt32
+from packer_cli.records import Int64, Spans, UInt8, UInt32
 from packer_cli.tokenization.agreement import differs_at_start, sample_of
 from packer_cli.tokenization.engines import BytesEngine, Engine, FastEngine, ReferenceEngine
 from packer_cli.tokenization.locate import TokenizerFiles
 from packer_cli.tokenization.reference_process import ReferenceProcess
+from packer_cli.tokenization.token_bytes import (
+    TokenBytes,
+    mark_trained,
+    plain_bytes,
+    token_bytes,
+)
+
+Tokens = tuple[UInt32, Int64, UInt8 | None]
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,26 @@ class TokenizerInfo:
         return dict(vars(self))
 
 
+@dataclass(frozen=True)
+class Framing:
+    """What goes around every document; None: as the tokenizer's post-processor does.
+
+    `separator` is a text after every document, never trained on.
+    """
+
+    bos: bool | None = None
+    eos: bool = True
+    eos_token: str | None = None
+    separator: str | None = None
+
+
+@dataclass(frozen=True)
+class _Frame:
+    prefix: UInt32
+    suffix: UInt32
+    separator: UInt32
+
+
 class Tokenizer:
     """Encodes documents, special tokens included. Safe to share between threads.
 
@@ -50,21 +78,24 @@ class Tokenizer:
         self,
         info: TokenizerInfo,
         engine: Engine,
-        prefix: list[int],
-        suffix: list[int],
-        reference: ReferenceProcess | None = None,
+        frame: _Frame,
+        lengths: Callable[[], TokenBytes],
+        exact: ReferenceEngine | ReferenceProcess | None = None,
     ) -> None:
-        """`reference` is given when `engine` is to be checked against it by samples."""
+        """`exact` is the reference; samples of another engine are checked against it."""
         self.info = info
         self.engine = engine
-        self._prefix = np.array(prefix, np.uint32)
-        self._suffix = np.array(suffix, np.uint32)
-        self._reference = reference
+        self._frame = frame
+        self._lengths = cache(lengths)
+        self._exact = exact
+        self._reference = exact if isinstance(exact, ReferenceProcess) else None
 
-    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        """(ids uint32[T], offsets int64[n + 1]). A text without any token stays empty.
+    def encode(self, texts: list[str], spans: Spans | None = None) -> Tokens:
+        """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all).
 
-        Raises InternalError when an earlier sample of the engine differed from the reference.
+        A text without any token stays empty. A token is trained when it holds at least one
+        byte of its text's `spans`; EOS when the token before it is. Raises InternalError when
+        an earlier sample of the engine differed from the reference.
         """
         if self._reference is not None and texts:
             # one more text in the same call, rather than a call for so little
@@ -74,15 +105,17 @@ class Tokenizer:
             ids, offsets = ids[: offsets[-2]], offsets[:-1]
         else:
             ids, offsets = self.engine.encode(texts)
-        extra = len(self._prefix) + len(self._suffix)
-        if not extra:
-            return ids, offsets
-        framed = np.empty(len(ids) + extra * len(texts), np.uint32)
-        framed_offsets = np.empty(len(texts) + 1, np.int64)
-        used = filling.frame_documents(
-            ids, offsets, self._prefix, self._suffix, framed, framed_offsets
-        )
-        return framed[:used], framed_offsets
+        trained: UInt8 | None = None
+        if spans is not None:
+            trained = mark_trained(self._lengths(), texts, ids, offsets, spans, self._exact)
+        frame = self._frame
+        ids, offsets, trained = _framed(ids, offsets, trained, frame.prefix, frame.suffix)
+        if len(frame.separator):
+            if trained is None:
+                trained = np.ones(len(ids), np.uint8)
+            nothing = frame.separator[:0]
+            return _framed(ids, offsets, trained, nothing, frame.separator, train_suffix=False)
+        return ids, offsets, trained
 
     def finish(self) -> None:
         """Wait for the last sample. Raises InternalError when it differed."""
@@ -94,24 +127,43 @@ class Tokenizer:
             self._reference.close()
 
 
-_Describe = Callable[
-    [ReferenceEngine | ReferenceProcess], tuple[TokenizerInfo, list[int], list[int]]
-]
+def _framed(
+    ids: UInt32, offsets: Int64, trained: UInt8 | None, prefix: UInt32, suffix: UInt32,
+    *, train_suffix: bool = True,
+) -> Tokens:  # fmt: skip
+    count = len(offsets) - 1
+    room = len(ids) + (len(prefix) + len(suffix)) * count
+    if room == len(ids):
+        return ids, offsets, trained
+    out, out_offsets = np.empty(room, np.uint32), np.empty(count + 1, np.int64)
+    out_trained = None if trained is None else np.empty(room, np.uint8)
+    used = filling.frame_documents(
+        ids, offsets, prefix, suffix, out, out_offsets, trained, out_trained, train_suffix
+    )
+    return out[:used], out_offsets, None if out_trained is None else out_trained[:used]
 
 
-def bytes_tokenizer(add_eos: bool) -> Tokenizer:
+_Describe = Callable[[ReferenceEngine | ReferenceProcess], tuple[TokenizerInfo, _Frame]]
+
+
+def bytes_tokenizer(framing: Framing) -> Tokenizer:
     """The built-in tokenizer: UTF-8 bytes, EOS 256, padding 257."""
     engine = BytesEngine()
+    if framing.bos:
+        raise UsageError("--bos: the bytes tokenizer has no BOS")
+    if framing.eos_token is not None:
+        raise UsageError("--eos-token: the bytes tokenizer has an EOS of its own")
     info = TokenizerInfo("bytes", "", engine.VOCAB_SIZE, None, engine.EOS, engine.PAD)
-    return Tokenizer(info, engine, [], [engine.EOS] if add_eos else [])
+    separator, _ = engine.encode([framing.separator or ""])
+    suffix = np.array([engine.EOS] if framing.eos else [], np.uint32)
+    return Tokenizer(info, engine, _Frame(suffix[:0], suffix, separator), plain_bytes)
 
 
 def load_tokenizer(
     files: TokenizerFiles,
     *,
     backend: str = "auto",
-    add_eos: bool = True,
-    eos_token: str | None = None,
+    framing: Framing = Framing(),
     first_documents: list[str] | None = None,
     notify: Callable[[str], None] = lambda message: None,
 ) -> Tokenizer:
@@ -120,7 +172,7 @@ def load_tokenizer(
     `notify` hears why the reference is used instead. Raises UsageError when the files cannot
     be loaded, or when there is no EOS to append.
     """
-    describe = partial(_describe, files, add_eos, eos_token)
+    describe = partial(_describe, files, framing)
     try:
         if backend == "tokenizers":
             return _on_reference(files, describe)
@@ -138,8 +190,8 @@ def load_tokenizer(
 
 def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
     reference = ReferenceEngine(files.json)
-    info, prefix, suffix = describe(reference)
-    return Tokenizer(info, reference, prefix, suffix)
+    info, frame = describe(reference)
+    return Tokenizer(info, reference, frame, partial(token_bytes, files.json), reference)
 
 
 def _on_fast(
@@ -149,10 +201,11 @@ def _on_fast(
     reference = ReferenceProcess(files.json)  # it loads while the fast engine does
     try:
         fast = FastEngine(files.json)
-        info, prefix, suffix = describe(reference)
+        info, frame = describe(reference)
         difference = differs_at_start(fast, reference, files.added_tokens, documents)
         if difference is None:
-            return Tokenizer(info, fast, prefix, suffix, reference), ""
+            lengths = partial(token_bytes, files.json)
+            return Tokenizer(info, fast, frame, lengths, reference), ""
         problem = f"gigatoken differs from tokenizers on {difference}"
     except ValueError as error:
         problem = str(error).splitlines()[0]
@@ -164,20 +217,17 @@ def _on_fast(
 
 
 def _describe(
-    files: TokenizerFiles,
-    add_eos: bool,
-    eos_token: str | None,
-    reference: ReferenceEngine | ReferenceProcess,
-) -> tuple[TokenizerInfo, list[int], list[int]]:
-    """(info, prefix, suffix): what goes around every document, EOS included."""
-    eos_name = files.eos if eos_token is None else eos_token
+    files: TokenizerFiles, framing: Framing, reference: ReferenceEngine | ReferenceProcess
+) -> tuple[TokenizerInfo, _Frame]:
+    """What the tokenizer is, and what goes around every document."""
+    eos_name = files.eos if framing.eos_token is None else framing.eos_token
     names = [name for name in (files.bos, eos_name, files.pad) if name is not None]
     about = reference.describe(names)
     if about.prefix is None:
         raise UsageError("its post-processor rewrites the text's own tokens")
     # a configured token that the vocabulary lacks only matters where it is needed
     bos, eos, pad = (about.token_ids.get(name or "") for name in (files.bos, eos_name, files.pad))
-    if eos is None and (add_eos or eos_token is not None):
+    if eos is None and (framing.eos or framing.eos_token is not None):
         problem = "no configuration names its EOS token"
         if eos_name is not None:
             problem = f"its EOS token {eos_name!r} is not in the vocabulary"
@@ -185,12 +235,19 @@ def _describe(
             problem,
             "name one that exists with --eos-token, or leave it out with --no-eos",
         )
-    suffix = about.suffix
+    prefix, suffix = about.prefix, about.suffix
+    if framing.bos is False:
+        prefix = []
+    elif framing.bos and bos not in prefix:
+        if bos is None:
+            raise UsageError("--bos: no configuration names a BOS token that it has")
+        prefix = [bos, *prefix]
     if suffix[-1:] == [eos]:
         suffix = suffix[:-1]  # with --no-eos, not even the post-processor's own
-    if add_eos and eos is not None:
+    if framing.eos and eos is not None:
         suffix = [*suffix, eos]
     if pad is None:
         pad = 0 if eos is None else eos  # masked by position, never by its id: any id will do
+    separator, _ = reference.encode([framing.separator or ""])
     info = TokenizerInfo(files.source, files.sha256, about.vocab_size, bos, eos, pad)
-    return info, about.prefix, suffix
+    return info, _Frame(np.array(prefix, np.uint32), np.array(suffix, np.uint32), separator)

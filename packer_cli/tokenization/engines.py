@@ -101,6 +101,11 @@ class ReferenceEngine:
         flat_ids = np.concatenate(parts) if parts else np.empty(0, np.uint32)
         return flat_ids, _offsets(lengths, len(lengths))
 
+    def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """(ids, (first character, end) of each token), without special tokens."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
     def describe(self, tokens: list[str]) -> Description:
         for text in _PROBES:
             bare = self.tokenizer.encode(text, add_special_tokens=False).ids

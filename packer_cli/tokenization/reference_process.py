@@ -59,6 +59,10 @@ class ReferenceProcess:
         ids, offsets = self._ask("encode", texts)
         return ids, offsets
 
+    def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        ids, offsets = self._ask("offsets", text)
+        return ids, offsets
+
     def check(self, text: str, ids: UInt32) -> None:
         """Have `ids` compared; a difference is raised by a later `check`, or by `finish`."""
         with self._lock:

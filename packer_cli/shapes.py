@@ -1,0 +1,144 @@
+"""The shapes of records, and which fields make them up. Adding one: CONTRIBUTING.md.
+
+A shape is told from the names of the first record's fields, unless --shape names it. `--field
+NAME=COLUMN` says where a field is found under another name, such as messages=chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from packer_cli.errors import DataError, UsageError, named
+
+CHAT = ("messages", "conversations")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the records are. `columns`: the field's own name -> its name in the input."""
+
+    kind: str
+    columns: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_chat(self) -> bool:
+        return self.kind in CHAT
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the records say what of them is trained on, so that most must stay whole."""
+        return self.kind not in ("text", "tokens")
+
+    @property
+    def train_on(self) -> tuple[str, ...]:
+        """What can be trained on, the default first."""
+        if self.is_chat:
+            return ("assistant", "last-assistant", "all")
+        return ("completion", "all") if self.is_supervised else ("all",)
+
+    @property
+    def prompt_templates(self) -> tuple[str, ...]:
+        """How a prompt can become text, the default first."""
+        if self.kind == "alpaca":
+            return ("alpaca", "chat")
+        return ("none", "alpaca", "chat") if self.kind == "prompt-completion" else ("none",)
+
+    @property
+    def required(self) -> list[str]:
+        """The own names of the fields that every record must have."""
+        return [names[0] for names in KINDS[self.kind].required]
+
+    @property
+    def optional(self) -> list[str]:
+        """The own names of the fields that a record may have."""
+        return [own for own in self.columns if own not in self.required]
+
+    def described(self) -> str:
+        """For people: "prompt-completion (prompt=question, completion=answer)"."""
+        other = [f"{own}={name}" for own, name in self.columns.items() if own != name]
+        return f"{self.kind} ({', '.join(other)})" if other else self.kind
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Fields that must be there, each under one of some names in step, and those that may be."""
+
+    required: tuple[tuple[str, ...], ...]
+    optional: tuple[str, ...] = ()
+
+
+# In the order in which they are tried: what says most about a record comes first.
+KINDS = {
+    "messages": _Kind((("messages",),), ("tools",)),
+    "conversations": _Kind((("conversations", "conversation"),), ("tools", "system")),
+    "prompt-completion": _Kind(
+        (
+            ("prompt", "question", "query", "input"),
+            ("completion", "answer", "response", "output"),
+        ),
+        ("tools",),
+    ),
+    "alpaca": _Kind((("instruction",), ("output", "response")), ("input", "system")),
+    "text": _Kind((("text",),)),
+    "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
+}
+FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required}
+                | {name for k in KINDS.values() for name in k.optional})  # fmt: skip
+
+
+def find_shape(
+    fields: list[str], wanted: str | None, renamed: dict[str, str], where: str, *, tokens: bool
+) -> Shape:
+    """The shape of a record with these field names.
+
+    `wanted`: --shape, or None to detect it; `renamed`: --field. `tokens`: whether the format can
+    hold lists of ids. Raises DataError when no shape fits, naming the fields found.
+    """
+    if absent := [name for name in renamed.values() if name not in fields]:
+        raise DataError(
+            f"{where}: records have no '{absent[0]}'; fields found: {named(fields)}",
+            "name the right field with --text-field, or with --field NAME=COLUMN",
+        )
+    kinds = [wanted] if wanted else [k for k in KINDS if tokens or k != "tokens"]
+    for kind in kinds:
+        # an alpaca record's input and output alone look like a prompt and its completion
+        if kind == "prompt-completion" and not wanted and "instruction" in fields:
+            continue
+        columns = _columns(KINDS[kind], fields, renamed)
+        if columns is not None and set(renamed) <= set(columns):
+            return Shape(kind, columns)
+    expected = ", ".join("+".join(names[0] for names in KINDS[k].required) for k in kinds)
+    raise DataError(
+        f"{where}: the records' fields fit none of: {expected}; fields found: {named(fields)}",
+        "name the text with --text-field, or map other fields with --field NAME=COLUMN",
+    )
+
+
+def fits_a_shape(fields: list[str], wanted: str | None, renamed: dict[str, str]) -> bool:
+    """Whether `find_shape` would find one."""
+    try:
+        find_shape(fields, wanted, renamed, "", tokens=True)
+    except DataError:
+        return False
+    return True
+
+
+def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[str, str] | None:
+    columns = {}
+    for names in kind.required:
+        own = names[0]
+        found = renamed.get(own) or next((name for name in names if name in fields), None)
+        if found is None or found not in fields:
+            return None
+        columns[own] = found
+    # the first record need not have what others do
+    return columns | {own: renamed.get(own, own) for own in kind.optional}
+
+
+def check_options(wanted: str | None, renamed: dict[str, str]) -> None:
+    """UsageError for a shape or a field name that does not exist."""
+    if wanted is not None and wanted not in KINDS:
+        raise UsageError(f"--shape: {wanted!r} is not one of {', '.join(KINDS)}")
+    for own in renamed:
+        if own not in FIELDS:
+            raise UsageError(f"--field: {own!r} is not one of {', '.join(FIELDS)}")

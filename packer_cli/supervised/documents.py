@@ -1,0 +1,240 @@
+"""Records to documents: one text each, and the spans of it that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from packer_cli.config import PackConfig
+from packer_cli.errors import UsageError
+from packer_cli.records import BadRecord, Int64, Records, Spans
+from packer_cli.shapes import Shape
+from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
+from packer_cli.supervised.messages import MalformedError, parse_messages, parse_tools
+from packer_cli.supervised.turns import ASSISTANT, AssistantSpans, UndecidableError
+
+_SKIP = "mend the record, or use --on-error skip"
+_PARTS_PROBE = "\ue000part\ue001"
+_Message = dict[str, Any]
+
+# Taori et al. 2023, Stanford Alpaca: the prompts that the data were made for.
+ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+ALPACA = (
+    "Below is an instruction that describes a task. Write a response that appropriately "
+    "completes the request.\n\n### Instruction:\n{instruction}\n\n### Response:\n"
+)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A record as messages."""
+
+    messages: list[_Message]
+    tools: list[Any] | None
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text; `spans` of characters to train on, None for all of it.
+
+    `conversation` is what the text was rendered from, where it was.
+    """
+
+    text: str
+    spans: list[tuple[int, int]] | None
+    conversation: Conversation | None = None
+
+
+@dataclass(frozen=True)
+class Composer:
+    """Makes documents of records. Safe to share between threads.
+
+    `end_tokens`: contents of the tokens that can end a turn.
+    """
+
+    shape: Shape
+    config: PackConfig
+    template: ChatTemplate | None
+    end_tokens: tuple[str, ...] = ()
+    _assistant: AssistantSpans | None = field(init=False)
+    _keep_parts: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = self.template and self.config.train_on != "all"
+        assistant = AssistantSpans(self.template) if found and self.template else None
+        object.__setattr__(self, "_assistant", assistant)
+        object.__setattr__(self, "_keep_parts", bool(self.template and _shows_parts(self.template)))
+
+    def compose(self, records: Records) -> tuple[Records, list[Document]]:
+        """Texts and spans in the place of `records.fields`, and the documents themselves.
+
+        Records that cannot be one join `bad`. Raises UndecidableError, with the position.
+        """
+        documents: list[Document] = []
+        bad = list(records.bad)
+        kept = np.ones(len(records.positions), bool)
+        for i, fields in enumerate(records.fields or []):
+            try:
+                documents.append(self.document(fields))
+            except (MalformedError, RefusedError) as error:
+                kept[i] = False
+                bad.append(BadRecord(int(records.positions[i]), str(error), _SKIP))
+            except UndecidableError as error:
+                error.position = int(records.positions[i])
+                raise
+        bad.sort(key=lambda record: record.position)
+        composed = Records(
+            records.positions[kept],
+            texts=[document.text for document in documents],
+            spans=byte_spans(documents),
+            bad=bad,
+            consumed=records.consumed,
+        )
+        return composed, documents
+
+    def document(self, fields: dict[str, Any]) -> Document:
+        """Raises MalformedError, RefusedError, and UndecidableError to end the run."""
+        conversation = self._conversation(fields)
+        if conversation is not None:
+            return self.render(conversation)
+        if self.shape.kind == "alpaca":
+            prompt, completion = _alpaca(fields, self.shape), self._text(fields, "output")
+        else:
+            prompt, completion = self._text(fields, "prompt"), self._text(fields, "completion")
+            if self.config.prompt_template == "alpaca":
+                prompt = ALPACA.format(instruction=prompt)
+        text = prompt + completion
+        spans = None if self.config.train_on == "all" else [(len(prompt), len(text))]
+        return Document(text, spans)
+
+    def render(self, conversation: Conversation) -> Document:
+        """The document of messages, through the chat template."""
+        if self.template is None:
+            raise UsageError(
+                "messages need a chat template, and the tokenizer has none",
+                "give one with --chat-template FILE",
+            )
+        messages, tools = conversation.messages, conversation.tools
+        rendering = self.template.render(messages, tools)
+        if self._assistant is None:
+            return Document(rendering.text, None, conversation)
+        last_only = self.config.train_on == "last-assistant"
+        spans = self._assistant.find(rendering, messages, tools, last_only=last_only)
+        return Document(rendering.text, spans, conversation)
+
+    def _conversation(self, fields: dict[str, Any]) -> Conversation | None:
+        kind, columns = self.shape.kind, self.shape.columns
+        if kind == "alpaca" and self.config.prompt_template == "chat":
+            question = "\n".join(filter(None, _instruction(fields, self.shape)))
+            return _exchange(question, self._text(fields, "output"))
+        if self.shape.is_chat:
+            own = self.shape.required[0]
+            messages = parse_messages(fields[own], columns[own], keep_parts=self._keep_parts)
+            system = fields.get("system")
+            if isinstance(system, str) and system and messages[0].get("role") != "system":
+                messages.insert(0, {"role": "system", "content": system})
+            return Conversation(messages, self._tools(fields))
+        if kind != "prompt-completion":
+            return None
+        if isinstance(fields["prompt"], list) or isinstance(fields["completion"], list):
+            prompt = self._side(fields, "prompt", "user")
+            completion = self._side(fields, "completion", ASSISTANT)
+            # what the prompt holds of the assistant is context
+            silent = [m | {"train": 0} if m["role"] == ASSISTANT else m for m in prompt]
+            return Conversation([*silent, *completion], self._tools(fields))
+        if self.config.prompt_template == "chat":
+            return _exchange(self._text(fields, "prompt"), self._text(fields, "completion"))
+        return None
+
+    def _side(self, fields: dict[str, Any], own: str, role: str) -> list[_Message]:
+        if isinstance(fields[own], str):
+            return [{"role": role, "content": fields[own]}]
+        name = self.shape.columns[own]
+        return parse_messages(fields[own], name, keep_parts=self._keep_parts)
+
+    def _tools(self, fields: dict[str, Any]) -> list[Any] | None:
+        return parse_tools(fields.get("tools"), self.shape.columns["tools"])
+
+    def _text(self, fields: dict[str, Any], own: str) -> str:
+        return _text(fields, own, self.shape)
+
+
+def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple[int, int]:
+    """(trained turns of the assistant, those of them that end in none of `end_tokens`)."""
+    turns = [
+        document.text[start:stop]
+        for document in documents
+        if document.conversation is not None
+        for start, stop in document.spans or []
+    ]
+    return len(turns), sum(not turn.rstrip().endswith(end_tokens) for turn in turns)
+
+
+def _exchange(question: str, answer: str) -> Conversation:
+    messages: list[_Message] = [
+        {"role": "user", "content": question}, {"role": ASSISTANT, "content": answer},
+    ]  # fmt: skip
+    return Conversation(messages, None)
+
+
+def _text(fields: dict[str, Any], own: str, shape: Shape) -> str:
+    value = fields.get(own)
+    if not isinstance(value, str):
+        what = "null" if value is None else type(value).__name__
+        raise MalformedError(f"field '{shape.columns[own]}' is {what}, expected a string")
+    return value
+
+
+def _instruction(fields: dict[str, Any], shape: Shape) -> tuple[str, str]:
+    extra = "" if fields.get("input") is None else _text(fields, "input", shape)
+    return _text(fields, "instruction", shape), extra
+
+
+def _alpaca(fields: dict[str, Any], shape: Shape) -> str:
+    instruction, extra = _instruction(fields, shape)
+    if extra:
+        return ALPACA_WITH_INPUT.format(instruction=instruction, input=extra)
+    return ALPACA.format(instruction=instruction)
+
+
+def _shows_parts(template: ChatTemplate) -> bool:
+    """Whether the template writes content that is a list of parts; many write nothing then."""
+    parts = [{"type": "text", "text": _PARTS_PROBE}]
+    try:
+        text = template.render([{"role": "user", "content": parts}]).text
+    except RefusedError:
+        return False
+    return text.count(_PARTS_PROBE) == 1 and "'text'" not in text
+
+
+def byte_spans(documents: list[Document]) -> Spans | None:
+    """The spans of all documents in UTF-8 bytes of their texts; None when all is trained."""
+    if all(document.spans is None for document in documents):
+        return None
+    counts, edges = [], []
+    for document in documents:
+        spans = [(0, len(document.text))] if document.spans is None else document.spans
+        counts.append(len(spans))
+        edges.extend(spans if document.text.isascii() else _in_bytes(document.text, spans))
+    offsets = np.zeros(len(documents) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    flat: Int64 = np.array(edges, np.int64).reshape(-1, 2)
+    return Spans(offsets, np.ascontiguousarray(flat[:, 0]), np.ascontiguousarray(flat[:, 1]))
+
+
+def _in_bytes(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    found, done, size = [], 0, 0
+    length: Callable[[str], int] = lambda part: len(part.encode("utf-8", "surrogatepass"))  # noqa: E731
+    for start, stop in spans:
+        size += length(text[done:start])
+        end = size + length(text[start:stop])
+        found.append((size, end))
+        done, size = stop, end
+    return found

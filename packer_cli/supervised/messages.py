@@ -1,0 +1,131 @@
+"""Conversations of every dialect, as the messages that chat templates know.
+
+    {"role": "user", "content": "..."}                   OpenAI style: as it is
+    {"from": "gpt", "value": "..."}                      ShareGPT style: renamed
+    {"from": "function_call", "value": '{"name": ..}'}   becomes an assistant's tool call
+    content: null, a string, or a list of text parts
+
+As transformers does, fields that are null are left out of a message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+_ROLES = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
+    "model": "assistant", "observation": "tool", "function_response": "tool",
+    "function": "tool", "ipython": "tool",
+}  # fmt: skip
+_CALLS = ("function_call", "tool_call")
+_JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_FLAGS = ("weight", "train")
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
+
+
+class MalformedError(ValueError):
+    """The record is not what its shape says."""
+
+
+def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str, Any]]:
+    """The messages in a field called `name`: a list of dicts, or JSON text of one.
+
+    `keep_parts`: leave lists of text parts to the template; else they become one string.
+    Raises MalformedError.
+    """
+    if isinstance(value, str):
+        value = _parse_json(value, name)
+    if not isinstance(value, list):
+        raise MalformedError(f"field '{name}' is {_kind(value)}, expected a list of messages")
+    if not value:
+        raise MalformedError(f"field '{name}' has no messages")
+    return [_message(item, f"{name}[{i}]", keep_parts) for i, item in enumerate(value)]
+
+
+def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise MalformedError(f"{where} is {_kind(item)}, expected an object")
+    message = {key: value for key, value in item.items() if value is not None}
+    if "role" not in message and "from" in message:
+        message = _from_sharegpt(message, where)
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        problem = f"is {_kind(role)}, expected a string" if "role" in message else "is missing"
+        raise MalformedError(f"{where}.role {problem}")
+    if isinstance(content, list):
+        texts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+        if not keep_parts:
+            message["content"] = "".join(texts)
+    elif content is not None and not isinstance(content, str):
+        raise MalformedError(
+            f"{where}.content is {_kind(content)}, expected a string or a list of parts"
+        )
+    if reasoning := next((message[key] for key in _REASONING if key in message), None):
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    for flag in _FLAGS:
+        if message.get(flag, 1) not in (0, 1):
+            raise MalformedError(f"{where}.{flag} is {message[flag]!r}, expected 0 or 1")
+    return message
+
+
+def is_trained(message: dict[str, Any]) -> bool:
+    """Whether the message's own `weight` and `train` leave it to be trained on."""
+    return all(message.get(flag, 1) for flag in _FLAGS)
+
+
+def has_flags(message: dict[str, Any]) -> bool:
+    return any(flag in message for flag in _FLAGS)
+
+
+def _from_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
+    speaker, value = message.pop("from"), message.pop("value", None)
+    if speaker in _CALLS and isinstance(value, str):
+        return {"role": "assistant", "content": "", "tool_calls": _calls(value, where), **message}
+    role = _ROLES.get(speaker, speaker) if isinstance(speaker, str) else speaker
+    return {"role": role, **({} if value is None else {"content": value}), **message}
+
+
+def _calls(value: str, where: str) -> list[dict[str, Any]]:
+    calls = _parse_json(value, f"{where}.value")
+    calls = calls if isinstance(calls, list) else [calls]
+    for call in calls:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise MalformedError(f"{where}.value is no call: expected a JSON object with a name")
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if isinstance(part, dict) else None
+    if kind not in (None, "text") or not isinstance(text, str):
+        what = f"of type {kind!r}" if kind not in (None, "text") else "without a text"
+        raise MalformedError(f"{where} is {what}; only text can be packed")
+    return text
+
+
+def parse_tools(value: Any, name: str) -> list[Any] | None:
+    """Tools as a list, or None when there are none: a list, one object, or JSON text of that."""
+    if isinstance(value, str):
+        value = _parse_json(value, name) if value.strip() else None
+    if isinstance(value, dict):
+        value = [value]
+    if value is not None and not isinstance(value, list):
+        raise MalformedError(f"field '{name}' is {_kind(value)}, expected a list of tools")
+    return value or None
+
+
+def _parse_json(text: str, name: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except _JSON_ERRORS as error:
+        raise MalformedError(f"field '{name}' is text that is not valid JSON: {error}") from None
+
+
+def _kind(value: object) -> str:
+    kinds = {str: "a string", int: "an integer", float: "a number", bool: "true or false",
+             dict: "an object", list: "a list", type(None): "null"}  # fmt: skip
+    return kinds.get(type(value), type(value).__name__)

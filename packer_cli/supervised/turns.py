@@ -1,0 +1,142 @@
+"""Which characters of a rendered conversation the assistant wrote, end of turn included.
+
+With `{% generation %}` in the template: what is inside the tags, as in transformers. Without,
+as in most templates, the loop over the messages tells where each turn begins and ends; what the
+template writes before the assistant may speak (the generation prompt) is not the assistant's.
+Where the template keeps that from us, the conversation is rendered up to and without the turn,
+and the texts are compared. Where that does not tell either, it is an error: never a guess.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packer_cli.errors import DataError
+from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering, Turn
+from packer_cli.supervised.messages import has_flags, is_trained
+
+ASSISTANT = "assistant"
+_PROBE = "\ue000probe\ue001"
+_Span = tuple[int, int]
+
+
+class UndecidableError(DataError):
+    """It cannot be told which part of the text is the assistant's."""
+
+    position = 0
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the assistant's part of the text cannot be told: {why}",
+            "use a template with {% generation %} tags (--chat-template), or --train-on all",
+        )
+
+
+class AssistantSpans:
+    """Finds the assistant's spans in the renderings of one template."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._prompt = "" if template.marks_generation else _generation_prompt(template)
+
+    def find(
+        self, rendering: Rendering, messages: list[dict[str, Any]], tools: list[Any] | None,
+        *, last_only: bool,
+    ) -> list[_Span]:  # fmt: skip
+        """Spans of characters to train on, in order.
+
+        Messages whose `weight` or `train` is 0 have none; `last_only`: only the last assistant
+        message's. Raises UndecidableError.
+        """
+        speakers = [message for message in messages if message.get("role") == ASSISTANT]
+        if not speakers:
+            return []
+        turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
+        if self._template.marks_generation:
+            return self._chosen(rendering.generated, turns, speakers, last_only)
+        spans = [self._without_prompt(rendering.text, turn) for turn in turns]
+        if not turns or any(start < 0 for start, _ in spans):
+            spans = self._by_prefixes(rendering.text, messages, tools)
+            turns = [Turn(a, b, m) for (a, b), m in zip(spans, speakers, strict=True)]
+        return self._chosen(spans, turns, speakers, last_only)
+
+    def _chosen(
+        self, spans: list[_Span], turns: list[Turn], speakers: list[dict[str, Any]], last_only: bool
+    ) -> list[_Span]:
+        """The spans, as far as their messages are to be trained on."""
+        if last_only and turns:
+            begin = turns[-1].start
+            spans = [span for span in spans if span[0] >= begin]
+        elif last_only:
+            spans = spans[-1:]
+        if not any(has_flags(message) for message in speakers):
+            return spans
+        if all(is_trained(message) for message in speakers):
+            return spans
+        if not all(any(turn.message is m for m in speakers) for turn in turns) or not turns:
+            raise UndecidableError("messages have weights, and the template rearranges messages")
+        silent = [turn for turn in turns if not is_trained(turn.message)]
+        return [s for s in spans if not any(t.start <= s[0] < t.stop for t in silent)]
+
+    def _without_prompt(self, text: str, turn: Turn) -> _Span:
+        """The turn without the generation prompt before it; (-1, -1) when that is not there."""
+        core = self._prompt.strip()
+        if not core:
+            return turn.start, turn.stop
+        start = text.find(core, turn.start, turn.stop)
+        if start < 0:
+            return -1, -1
+        start += len(core)
+        # templates may end the prompt in more white space than the turn has there
+        rest = self._prompt[len(self._prompt.rstrip()) :]
+        while rest and text.startswith(rest[0], start):
+            start, rest = start + 1, rest[1:]
+        return start, turn.stop
+
+    def _by_prefixes(
+        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> list[_Span]:
+        spans = []
+        for i, message in enumerate(messages):
+            if message.get("role") != ASSISTANT:
+                continue
+            try:
+                before = self._template.render(messages[:i], tools, add_generation_prompt=True).text
+                after = self._template.render(messages[: i + 1], tools).text
+            except RefusedError as error:
+                raise UndecidableError(str(error)) from error
+            if not (text.startswith(before) and text.startswith(after)):
+                raise UndecidableError("the template renders messages differently later on")
+            if len(before) >= len(after):
+                raise UndecidableError(f"message {i} leaves no trace")
+            spans.append((len(before), len(after)))
+        return spans
+
+
+def _generation_prompt(template: ChatTemplate) -> str:
+    """What the template writes before the assistant's own words, "" for nothing at all."""
+    user = {"role": "user", "content": _PROBE}
+    try:
+        plain = template.render([user]).text
+        prompted = template.render([user], add_generation_prompt=True).text
+        answered = template.render([user, {"role": ASSISTANT, "content": _PROBE}])
+    except RefusedError as error:
+        raise UndecidableError(
+            f"the template refuses a question and its answer: {error}"
+        ) from error
+    shared = _common_prefix(plain, prompted)  # what ends a text may be left out of a prompt
+    prompt = prompted[shared:]
+    if prompt.strip() or len(prompted) != len(plain):
+        return prompt
+    turns = [turn for turn in answered.turns if turn.message.get("role") == ASSISTANT]
+    if len(turns) != 1 or answered.text.count(_PROBE) != 2:
+        return ""
+    header = answered.text[turns[0].start : answered.text.rindex(_PROBE)]
+    return header if header.strip() else ""
+
+
+def _common_prefix(a: str, b: str) -> int:
+    for i, (x, y) in enumerate(zip(a, b)):  # noqa: B905 up to the shorter one's end
+        if x != y:
+            return i
+    return min(len(a), len(b))
