@@ -46,6 +46,7 @@ def mark_trained(
                 end = begin + size
                 while span < last and span_end[span] <= begin:
                     span += 1
-                trained[t] = span < last and end > span_begin[span] and end > begin
+                # the space alone stands before the byte that follows
+                trained[t] = span < last and (end if size else begin + 1) > span_begin[span]
                 begin = end
             certain[i] = begin == text_bytes[i]

@@ -92,7 +92,10 @@ def test_usage_errors_of_the_parser(arguments: list[str], message: str) -> None:
         (["-l", -4], "--max-length: -4 is not between 1 and 16777216"),
         (["-l", 1 << 25], "--max-length: 33554432 is not between 1 and 16777216"),
         (["--strategy", "magic"], "'magic' is not one of best-fit, first-fit,"),
-        (["--overlong", "keep"], "--overlong: 'keep' is not one of split, truncate, drop, error"),
+        (
+            ["--overlong", "keep"],
+            "--overlong: 'keep' is not one of split, truncate, truncate-turns, drop, error",
+        ),
         (["--on-error", "warn"], "--on-error: 'warn' is not one of fail, skip"),
         (["--sample-by", "word"], "--sample-by: 'word' is not one of line, paragraph, document"),
         (["--input-format", "xml"], "--input-format: 'xml' is not one of jsonl, parquet,"),

@@ -122,7 +122,15 @@ class Composer:
                 "give one with --chat-template FILE",
             )
         messages, tools = conversation.messages, conversation.tools
-        rendering = self.template.render(messages, tools)
+        try:
+            rendering = self.template.render(messages, tools)
+        except RefusedError:
+            # many templates cannot do without content, which APIs leave out beside tool calls
+            filled = [m if "content" in m else m | {"content": ""} for m in messages]
+            if filled == messages:
+                raise
+            messages = filled
+            rendering = self.template.render(messages, tools)
         if self._assistant is None:
             return Document(rendering.text, None, conversation)
         last_only = self.config.train_on == "last-assistant"

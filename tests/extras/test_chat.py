@@ -1,0 +1,218 @@
+"""Conversations as transformers renders, tokenizes and masks them, token for token.
+
+Templates, tokenizers and chats are the real ones of ../shared; the tests skip without them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import check_directory, packer, recover_documents
+from transformers import PreTrainedTokenizerFast
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+TOKENIZERS = ("qwen3", "llama3_1", "mistral_v3")
+CHATS = ("chat_glaive_toolcall", "chat_oasst_en100", "chat_sgd_toolcalls", "chat_tau_airline")
+TEMPLATES = sorted(path.stem for path in SHARED.glob("chat_templates/*.jinja"))
+MOST = 30  # conversations of each file
+LENGTH = 1 << 17  # nothing is too long
+
+pytestmark = pytest.mark.skipif(not TEMPLATES, reason="../shared is not there")
+Message = dict[str, Any]
+
+
+@cache
+def tokenizer(name: str) -> PreTrainedTokenizerFast:
+    folder = SHARED / "tokenizers" / name
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    special = {key: config[key] for key in ("bos_token", "eos_token", "pad_token")
+               if isinstance(config.get(key), str)}  # fmt: skip
+    loaded = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **special)
+    loaded.chat_template = config["chat_template"]
+    return loaded
+
+
+def records(name: str) -> Iterator[tuple[bytes, list[Message], list[Any] | None]]:
+    """(line, messages as transformers wants them, tools)."""
+    import pyarrow as pa
+
+    path = SHARED / "data" / f"{name}.jsonl.zst"
+    with pa.input_stream(str(path), compression="zstd") as source:
+        lines = source.read().split(b"\n")
+    for line in lines[:MOST]:
+        record = json.loads(line)
+        tools = record.get("tools") or None
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        yield line, messages_of(record), tools or None
+
+
+def messages_of(record: dict[str, Any]) -> list[Message]:
+    if "messages" in record:
+        return record["messages"]
+    roles = {"human": "user", "gpt": "assistant", "observation": "tool"}
+    messages = []
+    for turn in record["conversations"]:
+        if turn["from"] == "function_call":
+            call = {"type": "function", "function": json.loads(turn["value"])}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        else:
+            role = roles.get(turn["from"], turn["from"])
+            messages.append({"role": role, "content": turn["value"]})
+    return messages
+
+
+def theirs(
+    messages: list[Message], tools: list[Any] | None, name: str, template: str | None, mask: bool
+) -> dict[str, Any] | None:
+    """What transformers makes of a conversation, None where the template refuses it.
+
+    Where a template fails on a message without content, it gets an empty one.
+    """
+    for filled in (messages, [{**m, "content": m.get("content") or ""} for m in messages]):
+        try:
+            return dict(
+                tokenizer(name).apply_chat_template(
+                    filled, tools=tools, chat_template=template, return_dict=True,
+                    return_assistant_tokens_mask=mask,
+                )
+            )  # fmt: skip
+        except Exception:  # noqa: BLE001, S112 jinja2's many
+            continue
+    return None
+
+
+def packed(folder: Path, lines: list[bytes], name: str, *options: str) -> tuple[Any, Any, Any]:
+    """(manifest, ids by position, labels by position)."""
+    (folder / "chat.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    result = packer(
+        "pack", "chat.jsonl", "-l", LENGTH, "-t", SHARED / "tokenizers" / name, "-o", "out", "-q",
+        "--on-error", "skip", "--keep-untrained", "--overwrite", *options,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    manifest = check_directory("out")
+    by_position = [
+        {position: tokens.tolist() for (_, position), tokens in found.items()}
+        for found in (recover_documents("out"), recover_documents("out", "labels"))
+    ]
+    return manifest, *by_position
+
+
+def positions(lines: list[bytes]) -> Iterator[int]:
+    at = 0
+    for line in lines:
+        yield at
+        at += len(line) + 1
+
+
+def trained(ids: list[int], mask: list[int]) -> list[int]:
+    return [-100, *(i if m else -100 for i, m in zip(ids[1:], mask[1:], strict=True))]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("template", [None, *TEMPLATES])
+def test_ids_and_generation_masks(folder: Path, template: str | None, chat: str, name: str) -> None:
+    path = SHARED / "chat_templates" / f"{template}.jinja"
+    source = path.read_text() if template else None
+    has_tags = "{%- generation %}" in (source or "")
+    options = ["--chat-template", str(path)] if template else []
+    if not has_tags:
+        options += ["--train-on", "all"]
+    found = list(records(chat))
+    lines = [line for line, _, _ in found]
+    expected = [theirs(m, tools, name, source, has_tags) for _, m, tools in found]
+    if not any(expected):
+        result = packer("pack", "chat.jsonl", "-l", 8, "-t", SHARED / "tokenizers" / name)
+        assert result.exit_code
+        return
+    manifest, ids, labels = packed(folder, lines, name, *options)
+    assert manifest["rejected_records"] == expected.count(None)
+    assert manifest["documents"] == len(expected) - expected.count(None)
+    for position, one in zip(positions(lines), expected, strict=True):
+        if one is None:
+            assert position not in ids
+            continue
+        assert ids[position] == one["input_ids"]
+        mask = one["assistant_masks"] if has_tags else [1] * len(one["input_ids"])
+        assert labels[position] == trained(one["input_ids"], mask)
+
+
+def by_prefixes(
+    messages: list[Message], tools: list[Any] | None, name: str, template: str | None
+) -> list[int] | None:
+    """The mask of assistant turns from renderings of prefixes; None where they don't nest."""
+
+    def render(some: list[Message], **options: Any) -> str:
+        return str(tokenizer(name).apply_chat_template(
+            some, tools=tools, chat_template=template, tokenize=False, **options
+        ))  # fmt: skip
+
+    whole = render(messages)
+    encoded = tokenizer(name)(whole, add_special_tokens=False, return_offsets_mapping=True)
+    mask = [0] * len(encoded["input_ids"])
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        try:
+            before = render(messages[:i], add_generation_prompt=True)
+            after = render(messages[: i + 1])
+        except Exception:  # noqa: BLE001
+            return None
+        if not (whole.startswith(before) and whole.startswith(after)):
+            return None
+        for t, (start, end) in enumerate(encoded["offset_mapping"]):
+            if start < len(after) and end > len(before) and end > start:
+                mask[t] = 1
+    return mask
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("template", [None, "cz__chatml", "cz__llama-3-instruct", "trl__phi3"])
+def test_turns_without_tags(folder: Path, template: str | None, chat: str, name: str) -> None:
+    """Trained is what the assistant said, and the end of its turns; nothing that others said.
+
+    Where renderings of prefixes nest, it is exactly the differences between them.
+    """
+    path = SHARED / "chat_templates" / f"{template}.jinja"
+    source = path.read_text() if template else None
+    found = list(records(chat))[:40]
+    lines = [line for line, _, _ in found]
+    if not any(theirs(m, tools, name, source, False) for _, m, tools in found):
+        pytest.skip("the template refuses all of them")
+    options = ["--chat-template", str(path)] if template else []
+    _, ids, labels = packed(folder, lines, name, *options)
+    for position, (_, messages, tools) in zip(positions(lines), found, strict=True):
+        if position not in ids:
+            continue
+        flags = [label != -100 for label in labels[position]]
+        check_turns(ids[position], flags, messages, name)
+        if all(isinstance(m.get("content"), str) for m in messages) and template != "trl__phi3":
+            mask = by_prefixes(messages, tools, name, source)  # phi3 ends every text in EOS
+            assert mask is None or labels[position] == trained(ids[position], mask)
+
+
+def check_turns(ids: list[int], flags: list[bool], messages: list[Message], name: str) -> None:
+    runs = [
+        (flag, [i for _, i in group]) for flag, group in groupby(zip(flags, ids), itemgetter(0))
+    ]
+    parts = [(flag, tokenizer(name).decode(run)) for flag, run in runs]
+    said = "\n".join(text for flag, text in parts if flag)
+    others = "\n".join(text for flag, text in parts if not flag)
+    places = {"assistant": 0, "user": 0}
+    for message in messages:
+        role, content = message["role"], message.get("content")
+        if role in places and isinstance(content, str) and len(content) > 20:
+            text = said if role == "assistant" else others
+            places[role] = text.find(content.strip()[:60].strip(), places[role]) + 1
+            assert places[role], content
+    for flag, text in parts:
+        if flag:
+            assert text.rstrip().endswith(("<|im_end|>", "<|eot_id|>", "</s>", "<|end|>")), text
