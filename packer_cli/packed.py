@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli.errors import DataError
-from packer_cli.manifest import load
+from packer_cli.manifest import MANIFEST, load
 
 PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
 
@@ -39,6 +39,12 @@ class PackedDirectory:
     def find(self, row: int) -> tuple[dict[str, Any], int]:
         """The shard that holds a row counted over all shards, and the row's number in it."""
         index = bisect_right(self._ends, row)
+        if index == len(self._ends):
+            raise DataError(
+                f"{self.path / MANIFEST}: its total is {len(self)} rows, its shards hold "
+                f"{sum(shard['rows'] for shard in self.manifest['shards'])}",
+                "pack the data again",
+            )
         shard = self.manifest["shards"][index]
         return shard, row - (self._ends[index] - shard["rows"])
 

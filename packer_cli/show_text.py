@@ -70,9 +70,8 @@ class RowPrinter:
             self._segment(spans_of(segment, self._decoder))
         if whole and row.padding:
             self._add(f"... {row.padding:,} padding token{'s' * (row.padding != 1)}\n", "dim")
-        self._add("\n")
         self._console.print(Segments(self._pieces), soft_wrap=True, end="")
-        self._pieces.clear()
+        self._pieces = [Piece("\n")]  # between rows
 
     def _segment(self, spans: list[Span]) -> None:
         place, text = 0, ""

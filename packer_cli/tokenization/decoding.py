@@ -48,7 +48,9 @@ def load_decoder(directory: Path, tokenizer: dict[str, Any] | None) -> Decoder |
     try:
         engine = ReferenceEngine(content)
     except UsageError as error:
-        raise DataError(f"{path}: {error.message}", error.tip) from error
+        raise DataError(
+            f"{path}: {error.message.removeprefix('tokenizer.json ')}", error.tip
+        ) from error
     return ReferenceDecoder(engine, {tokenizer["bos_token_id"], tokenizer["eos_token_id"]})
 
 
