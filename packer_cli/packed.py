@@ -7,7 +7,9 @@ compared on open, and its rows when it is mapped.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli.errors import DataError
-from packer_cli.manifest import load
+from packer_cli.manifest import MANIFEST, load
 
-_PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
+PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
 
 
 class PackedDirectory:
@@ -28,10 +30,35 @@ class PackedDirectory:
         self.path = path
         self.manifest = manifest
         self.max_length: int = manifest["config"]["max_length"]
+        self._ends = list(accumulate(shard["rows"] for shard in manifest["shards"]))
 
     def __len__(self) -> int:
         """Rows in all shards."""
         return int(self.manifest["rows"])
+
+    def find(self, row: int) -> tuple[dict[str, Any], int]:
+        """The shard that holds a row counted over all shards, and the row's number in it."""
+        index = bisect_right(self._ends, row)
+        if index == len(self._ends):
+            raise DataError(
+                f"{self.path / MANIFEST}: its total is {len(self)} rows, its shards hold "
+                f"{sum(shard['rows'] for shard in self.manifest['shards'])}",
+                "pack the data again",
+            )
+        shard = self.manifest["shards"][index]
+        return shard, row - (self._ends[index] - shard["rows"])
+
+    def check_size(self, shard: dict[str, Any]) -> None:
+        """Raise DataError when a shard is missing or not as long as the manifest says."""
+        file = self.path / shard["file"]
+        try:
+            size = file.stat().st_size
+        except OSError:
+            raise DataError(f"{file}: is missing", PACK_AGAIN) from None
+        if size != shard["bytes"]:
+            raise DataError(
+                f"{file}: has {size} bytes, the manifest says {shard['bytes']}", PACK_AGAIN
+            )
 
     def batches(self, shard: dict[str, Any]) -> Iterator[Any]:
         """The Arrow record batches of a shard (an entry of manifest["shards"]), mapped.
@@ -45,10 +72,10 @@ class PackedDirectory:
                     rows += batch.num_rows
                     yield batch
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: not a readable shard: {error}", _PACK_AGAIN) from error
+            raise DataError(f"{path}: not a readable shard: {error}", PACK_AGAIN) from error
         if rows != shard["rows"]:
             raise DataError(
-                f"{path}: holds {rows} rows, the manifest says {shard['rows']}", _PACK_AGAIN
+                f"{path}: holds {rows} rows, the manifest says {shard['rows']}", PACK_AGAIN
             )
 
 
@@ -59,18 +86,10 @@ def open_packed(path: str | os.PathLike[str]) -> PackedDirectory:
     missing or has another size than the manifest says.
     """
     directory = Path(path)
-    manifest = load(directory)
-    for shard in manifest["shards"]:
-        file = directory / shard["file"]
-        try:
-            size = file.stat().st_size
-        except OSError:
-            raise DataError(f"{file}: is missing", _PACK_AGAIN) from None
-        if size != shard["bytes"]:
-            raise DataError(
-                f"{file}: has {size} bytes, the manifest says {shard['bytes']}", _PACK_AGAIN
-            )
-    return PackedDirectory(directory, manifest)
+    packed = PackedDirectory(directory, load(directory))
+    for shard in packed.manifest["shards"]:
+        packed.check_size(shard)
+    return packed
 
 
 def rows_of(column: Any) -> npt.NDArray[Any]:

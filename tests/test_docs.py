@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ def test_the_commands_of_readme_run_as_written(project: Path) -> None:
         assert "utilization" in result.stdout
 
 
+def test_the_row_that_readme_shows(project: Path) -> None:
+    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
+    shown = README.split("as here in `packer show documents-packed-1024 97`:\n\n")[1]
+    result = packer("show", "documents-packed-1024", 97)
+    printed = textwrap.indent(result.stdout, "    ")
+    assert shown.startswith(printed), printed
+
+
 def test_the_python_of_readme_prints_what_it_shows(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,7 +60,7 @@ def test_the_python_of_readme_prints_what_it_shows(
 
 
 def test_the_options_that_readme_names_exist() -> None:
-    help_text = packer("pack", "--help").stdout + packer("stats", "--help").stdout
+    help_text = "".join(packer(name, "--help").stdout for name in ("pack", "stats", "show"))
     options = set(re.findall(r"`(--[a-z-]+)", README))
     assert len(options) > 10
     assert [option for option in options if option not in help_text] == []
