@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from packer_cli.errors import UsageError
@@ -19,6 +20,10 @@ DEFAULT_COLUMNS = COLUMNS[:5]
 REQUIRED_COLUMNS = ("input_ids", "cu_seqlens")
 OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
 ERROR_POLICIES = ("fail", "skip")
+_UNLIMITED = {
+    "wrap": "wrap fills every row to its end, whatever the number of segments",
+    "mffd": "with a limit mffd would not keep within 71/60 of the fewest rows",
+}
 SAMPLE_BY = ("line", "paragraph", "document")
 INPUT_FORMATS = ("jsonl", "parquet", "arrow", "text", "csv", "tsv")
 
@@ -28,6 +33,36 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise UsageError(f"{option}: {value!r} is not one of {', '.join(allowed)}")
+
+
+def check_row_options(
+    strategy: str,
+    max_length: int,
+    max_segments: int | None,
+    segment_multiple: int,
+    spelled: Callable[[str], str],
+) -> None:
+    """UsageError when these cannot be had together. `spelled`: a name as its user wrote it."""
+    name = spelled("max_segments_per_row")
+    if max_segments is not None:
+        if not 1 <= max_segments <= MAX_LENGTH_LIMIT:
+            raise UsageError(f"{name}: {max_segments} is not between 1 and {MAX_LENGTH_LIMIT}")
+        if strategy in _UNLIMITED:
+            raise UsageError(
+                f"{name}: {_UNLIMITED[strategy]}", "choose another strategy, such as best-fit"
+            )
+    name = spelled("segment_multiple")
+    if segment_multiple < 1:
+        raise UsageError(f"{name}: {segment_multiple} is not positive")
+    if max_length % segment_multiple:
+        raise UsageError(
+            f"{name}: {spelled('max_length')} {max_length} is not a multiple of {segment_multiple}",
+            f"use {max_length - max_length % segment_multiple or segment_multiple} tokens a row",
+        )
+
+
+def _as_option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +87,9 @@ class PackConfig:
     unit_bytes        input bytes in a work unit; None: by the size of the input
     window_tokens     tokens that one plan considers together
     shard_bytes       a unit's shard is continued in a new part beyond this size
+    max_segments_per_row  a row that has as many is closed; None: any number
+    segment_multiple  every segment is padded inside its row to a multiple of this; above 1 the
+                      column cu_seqlens_padded says where segments begin
     """
 
     max_length: int
@@ -70,6 +108,8 @@ class PackConfig:
     unit_bytes: int | None = None
     window_tokens: int | None = None
     shard_bytes: int = GIB
+    max_segments_per_row: int | None = None
+    segment_multiple: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_length <= MAX_LENGTH_LIMIT:
@@ -95,8 +135,11 @@ class PackConfig:
         for option in ("max_line_bytes", "shard_bytes", "unit_bytes", "window_tokens"):
             value = getattr(self, option)
             if value is not None and value < 1:
-                raise UsageError(f"--{option.replace('_', '-')}: {value} is not positive")
+                raise UsageError(f"{_as_option(option)}: {value} is not positive")
         strategy = canonical_name(self.strategy)
+        check_row_options(
+            strategy, self.max_length, self.max_segments_per_row, self.segment_multiple, _as_option
+        )
         if strategy == "wrap" and self.overlong != "split":
             raise UsageError(
                 f"--overlong: {self.overlong} has no meaning with --strategy wrap",

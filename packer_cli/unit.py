@@ -16,7 +16,7 @@ from packer_cli.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.discovery import check_unchanged
 from packer_cli.encoding import encode
 from packer_cli.errors import DataError, Interrupted, from_os_error
-from packer_cli.fitting import cut_stream, first_overlong, fit
+from packer_cli.fitting import cut_stream, first_overlong, fit, padded
 from packer_cli.progress import Progress
 from packer_cli.readers import reader_for
 from packer_cli.records import BadRecord, InputFile, Int64, Shape, Stock, TokenBatch, WorkUnit
@@ -59,8 +59,9 @@ def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
     try:
         for batch in _batches(unit, job, rejections, counts):
             if job.config.strategy == "wrap":
-                pieces = cut_stream(batch.offsets, job.config.max_length, stream_position)
-                stream_position += int(batch.offsets[-1])
+                multiple = job.config.segment_multiple
+                pieces = cut_stream(batch.offsets, job.config.max_length, stream_position, multiple)
+                stream_position += int(padded(np.diff(batch.offsets), multiple).sum())
             else:
                 if job.config.overlong == "error":
                     _refuse_overlong(batch, job)

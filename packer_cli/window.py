@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from packer_cli._kernels import filling
 from packer_cli.config import PackConfig
+from packer_cli.fitting import padded
 from packer_cli.packing import plan_rows
 from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8
 from packer_cli.strategies import keeps_order
@@ -55,8 +56,9 @@ class Window:
         config, stock = self._config, _joined(self._parts)
         self._parts, self.tokens = [], 0  # the parts' tokens are freed before any are copied
         order, row_offsets = plan_rows(
-            stock.length, config.max_length, config.strategy, self._seed(), bool(config.shuffle)
-        )
+            stock.length, config.max_length, config.strategy, self._seed(), bool(config.shuffle),
+            max_segments=config.max_segments_per_row, segment_multiple=config.segment_multiple,
+        )  # fmt: skip
         self._plans += 1
         if last:
             return stock, order, row_offsets
@@ -81,7 +83,7 @@ class Window:
             carried[rows - 1 :] = True  # the open row; the next window goes on filling it
             return carried
         used = np.zeros(len(order) + 1, np.int64)
-        np.cumsum(stock.length[order], out=used[1:])
+        np.cumsum(padded(stock.length[order], self._config.segment_multiple), out=used[1:])
         space = self._config.max_length - np.diff(used[row_offsets])
         emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_CARRIED]
         carried[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
