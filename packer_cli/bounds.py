@@ -17,9 +17,9 @@ def lower_bound_rows(
     max_segments      that a row may hold; None: any number
     segment_multiple  that segments are padded to; divides max_length
 
-    With `max_segments` at least ceil(documents / max_segments). Lengths and rows are measured
-    in units of `segment_multiple`. The larger of ceil(tokens / max_length) and the L2 bound of Martello and Toth 1990
-    ("Lower bounds and reduction procedures for the bin packing problem"): for a threshold a,
+    The largest of ceil(documents / max_segments), ceil(tokens / max_length), tokens counted with
+    their padding, and the L2 bound of Martello and Toth 1990 ("Lower bounds and reduction
+    procedures for the bin packing problem"): for a threshold a,
     documents above max_length - a stand alone, those above half a row need one each, and
     those from a to half a row can only use what the latter leave. Here for all a at once, by
     prefix sums over lengths: O(max_length).

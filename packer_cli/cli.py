@@ -176,6 +176,22 @@ def pack(
         str,
         typer.Option(help="Columns to write, comma-separated; position_ids is the optional one."),
     ] = "input_ids,labels,attention_mask,cu_seqlens,segments",
+    position_ids: Annotated[
+        bool, typer.Option("--position-ids", help="Also write the column position_ids.")
+    ] = False,
+    label_shift: Annotated[
+        str,
+        typer.Option(help="none: the model shifts labels; pre: shifted here, inside segments."),
+    ] = "none",
+    max_segments_per_row: Annotated[
+        int | None, typer.Option(metavar="K", help="Close a row that has K segments.")
+    ] = None,
+    segment_multiple: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Pad every segment, inside its row, to a multiple of N tokens."
+        ),
+    ] = 1,
     text_field: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
     input_format: Annotated[
         str | None,
@@ -234,7 +250,10 @@ def pack(
 
         config = PackConfig(
             max_length=max_length, strategy=strategy, seed=seed, shuffle=shuffle,
-            overlong=overlong, columns=_list(columns), text_field=text_field,
+            overlong=overlong,
+            columns=_list(columns) + (("position_ids",) if position_ids else ()),
+            label_shift=label_shift, max_segments_per_row=max_segments_per_row,
+            segment_multiple=segment_multiple, text_field=text_field,
             input_format=input_format, sample_by=sample_by, add_eos=eos, eos_token=eos_token,
             on_error=on_error,
             max_line_bytes=_parse_size("--max-line-bytes", max_line_bytes),

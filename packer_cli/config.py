@@ -17,6 +17,8 @@ from packer_cli.strategies import canonical_name, keeps_order
 MAX_LENGTH_LIMIT = 1 << 24
 COLUMNS = ("input_ids", "labels", "attention_mask", "cu_seqlens", "segments", "position_ids")
 DEFAULT_COLUMNS = COLUMNS[:5]
+PADDED_BOUNDARIES = "cu_seqlens_padded"  # written exactly when there is a segment multiple
+LABEL_SHIFTS = ("none", "pre")
 REQUIRED_COLUMNS = ("input_ids", "cu_seqlens")
 OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
 ERROR_POLICIES = ("fail", "skip")
@@ -90,6 +92,7 @@ class PackConfig:
     max_segments_per_row  a row that has as many is closed; None: any number
     segment_multiple  every segment is padded inside its row to a multiple of this; above 1 the
                       column cu_seqlens_padded says where segments begin
+    label_shift       "pre": labels are shifted inside their segments; "none": the model shifts
     """
 
     max_length: int
@@ -110,6 +113,7 @@ class PackConfig:
     shard_bytes: int = GIB
     max_segments_per_row: int | None = None
     segment_multiple: int = 1
+    label_shift: str = "none"
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_length <= MAX_LENGTH_LIMIT:
@@ -124,8 +128,10 @@ class PackConfig:
         _one_of("--sample-by", self.sample_by, SAMPLE_BY)
         if self.input_format is not None:
             _one_of("--input-format", self.input_format, INPUT_FORMATS)
+        _one_of("--label-shift", self.label_shift, LABEL_SHIFTS)
+        padded = (PADDED_BOUNDARIES,) if self.segment_multiple > 1 else ()
         for name in self.columns:
-            _one_of("--columns", name, COLUMNS)
+            _one_of("--columns", name, COLUMNS + padded)
         missing = [name for name in REQUIRED_COLUMNS if name not in self.columns]
         if missing:
             raise UsageError(
@@ -147,7 +153,7 @@ class PackConfig:
             )
         normal: dict[str, object] = {
             "strategy": strategy,
-            "columns": tuple(name for name in COLUMNS if name in self.columns),
+            "columns": tuple(name for name in COLUMNS if name in self.columns) + padded,
         }
         if self.shuffle is None:
             normal["shuffle"] = not keeps_order(strategy)

@@ -54,7 +54,12 @@ def build(
         **{name: getattr(counts, name) for name in _TOTALS},
         "padding_tokens": slots - counts.tokens,
         "utilization": counts.tokens / slots if slots else 0.0,
-        "lower_bound_rows": lower_bound_rows(counts.piece_length, config.max_length),
+        "lower_bound_rows": lower_bound_rows(
+            counts.piece_length,
+            config.max_length,
+            max_segments=config.max_segments_per_row,
+            segment_multiple=config.segment_multiple,
+        ),
         "histograms": {
             name: getattr(counts, name).tolist()
             for name in ("document_length", "row_fill", "segments_per_row")

@@ -254,8 +254,8 @@ def plan_packing(
     segment_multiple       each segment takes its length rounded up to a multiple of this
 
     Raises UsageError for an unknown name, a max_length outside 1..2**24 or a seed outside
-    0..2**63-1, options that do not go together, and DataError for a negative or (under "error") overlong length, or one of
-    2**31 and more, naming the first.
+    0..2**63-1, or options that do not go together, and DataError for a negative or (under
+    "error") overlong length, or one of 2**31 and more, naming the first.
     """
     name = canonical_name(strategy)
     _check_max_length(max_length)
