@@ -219,3 +219,59 @@ def frame_documents(documents, prefix, suffix):
 
 def gather_pieces(ids, begin, length):
     return [token for b, n in zip(begin, length, strict=True) for token in ids[b : b + n]]
+
+
+def balance_rows(  # noqa: PLR0912 one loop in the other, as the rule is
+    lengths, row_offsets, capacity, multiple, most_segments
+):
+    """(order, row_offsets, exchanges) by the same rule, costs summed anew whenever asked for."""
+    paired, passes, exchanges = 16, 16, 0
+    lengths = [int(length) for length in lengths]
+    rows = [list(range(a, b)) for a, b in pairwise(row_offsets)]
+    if not rows:
+        return [], [0], 0
+
+    def cost(row):
+        return sum(lengths[i] ** 2 for i in rows[row])
+
+    def row_of(segment):
+        return next(row for row, segments in enumerate(rows) if segment in segments)
+
+    def taken(length):
+        return -(-length // multiple)
+
+    mean = sum(map(cost, range(len(rows)))) // len(rows)
+    for number in range(passes):
+        cheapest_first, before = sorted(range(len(rows)), key=cost), exchanges
+        listed = {}
+        for row in reversed(cheapest_first):
+            for segment in rows[row]:
+                listed.setdefault(lengths[segment], []).append(segment)
+        for y in cheapest_first:
+            while cost(y) < mean:
+                at = number * paired % len(rows[y]) if len(rows[y]) > paired else 0
+                own = (rows[y][at:] + rows[y][:at])[:paired]
+                best = (0, None)
+                for i, b in enumerate(own):
+                    for c in own[:i]:
+                        together = listed.get(lengths[b] + lengths[c], [])
+                        while together and cost(row_of(together[0])) <= mean:
+                            together.pop(0)
+                        if not together:
+                            continue
+                        x, moved = row_of(together[0]), 2 * lengths[b] * lengths[c]
+                        gain = moved * (cost(x) - cost(y) - moved)
+                        full = len(rows[x]) == most_segments
+                        same = taken(lengths[b]) + taken(lengths[c]) == taken(lengths[together[0]])
+                        if gain > best[0] and same and not full:
+                            best = (gain, (b, c, x, together))
+                if best[1] is None:
+                    break
+                b, c, x, together = best[1]
+                longer = together.pop(0)
+                rows[x] = [c, b, *(i for i in rows[x] if i != longer)]
+                rows[y] = [longer, *(i for i in rows[y] if i not in (b, c))]
+                exchanges += 1
+        if exchanges == before:
+            break
+    return [i for row in rows for i in row], np.cumsum([0, *map(len, rows)]).tolist(), exchanges

@@ -5,11 +5,13 @@ Inputs are read-only; outputs lie between margins that must stay as they were.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packer_cli._kernels import best_fit, filling, mffd, one_by_one, reference, sorting
+from packer_cli._kernels import balancing, best_fit, filling, mffd, one_by_one, reference, sorting
 
 # Around the words of the bitset: one, two and three levels deep.
 CAPACITIES = [1, 2, 3, 5, 6, 7, 63, 64, 65, 4095, 4096, 4097, 131072, 262143, 262144, 262145]
@@ -235,6 +237,47 @@ def test_fill_rows_of_the_middle_of_a_plan() -> None:
     assert out.tolist() == [[0, 1, 2, 3, 99], [4, 5, 6, 99, 99]]
     assert boundaries.tolist() == [0, 4, 0, 3]
     assert edges.tolist() == [0, 2, 4]
+
+
+def costs(lengths: np.ndarray, order: list[int], offsets: list[int]) -> list[int]:
+    return [sum(int(s) ** 2 for s in lengths[order[a:b]]) for a, b in pairwise(offsets)]
+
+
+@relaxed
+@given(problems(most=120), st.sampled_from([1, 2, 5, 64]), limits)
+def test_balance_rows_equals_its_twin_and_keeps_rows_as_full(
+    problem: tuple[np.ndarray, int], multiple: int, most: int
+) -> None:
+    units = min(problem[1], 3000)
+    sizes = fixed(np.minimum(problem[0], units), np.int32)
+    order, offsets = plan(sizes, units, most)
+    rng = np.random.default_rng(len(sizes))
+    # at most as long as what was planned, in units, and planned row after row
+    lengths = fixed(sizes[order] * multiple - rng.integers(0, multiple, len(sizes)), np.int32)
+    new_order, new_offsets = output(len(sizes)), output(len(offsets))
+    arguments = (lengths, fixed(offsets), units * multiple, multiple, most)
+    exchanges = balancing.balance_rows(*arguments, new_order, new_offsets)
+    assert margins_kept(new_order, new_offsets)
+    new = new_order.tolist(), new_offsets.tolist()
+    assert (*new, exchanges) == reference.balance_rows(*arguments)
+    assert sorted(new[0]) == list(range(len(sizes)))
+    for taken in (lengths, -(-lengths // multiple)):
+        before = [taken[a:b].sum() for a, b in pairwise(offsets)]
+        assert [taken[new[0][a:b]].sum() for a, b in pairwise(new[1])] == before
+    assert most == 0 or max(np.diff(new[1]), default=0) <= most
+    old_costs, new_costs = costs(lengths, list(range(len(sizes))), offsets), costs(lengths, *new)
+    assert sum(new_costs) == sum(old_costs)
+    assert max(new_costs, default=0) <= max(old_costs, default=0)
+    squares = [sum(cost**2 for cost in found) for found in (old_costs, new_costs)]
+    assert squares[1] < squares[0] if exchanges else new[0] == list(range(len(sizes)))
+
+
+def test_balance_rows_exchanges_one_segment_for_two_of_its_length() -> None:
+    lengths, offsets = fixed([6, 2, 3, 3, 1], np.int32), fixed([0, 2, 5])
+    order, new_offsets = output(5), output(3)
+    assert balancing.balance_rows(lengths, offsets, 10, 1, 0, order, new_offsets) == 1
+    rows = [sorted(lengths[order[a:b]].tolist()) for a, b in pairwise(new_offsets.tolist())]
+    assert rows == [[2, 3, 3], [1, 6]]  # 22 and 37 instead of 40 and 19
 
 
 affixes = st.lists(st.integers(0, 3), max_size=2)
