@@ -192,6 +192,10 @@ def pack(
             metavar="N", help="Pad every segment, inside its row, to a multiple of N tokens."
         ),
     ] = 1,
+    balance: Annotated[
+        str,
+        typer.Option(help="attention: even out the rows' sums of squared segment lengths; none."),
+    ] = "none",
     text_field: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
     input_format: Annotated[
         str | None,
@@ -253,7 +257,8 @@ def pack(
             overlong=overlong,
             columns=_list(columns) + (("position_ids",) if position_ids else ()),
             label_shift=label_shift, max_segments_per_row=max_segments_per_row,
-            segment_multiple=segment_multiple, text_field=text_field,
+            segment_multiple=segment_multiple,
+            balance=balance, text_field=text_field,
             input_format=input_format, sample_by=sample_by, add_eos=eos, eos_token=eos_token,
             on_error=on_error,
             max_line_bytes=_parse_size("--max-line-bytes", max_line_bytes),

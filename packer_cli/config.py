@@ -19,12 +19,18 @@ COLUMNS = ("input_ids", "labels", "attention_mask", "cu_seqlens", "segments", "p
 DEFAULT_COLUMNS = COLUMNS[:5]
 PADDED_BOUNDARIES = "cu_seqlens_padded"  # written exactly when there is a segment multiple
 LABEL_SHIFTS = ("none", "pre")
+BALANCES = ("none", "attention")
 REQUIRED_COLUMNS = ("input_ids", "cu_seqlens")
 OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
 ERROR_POLICIES = ("fail", "skip")
 _UNLIMITED = {
     "wrap": "wrap fills every row to its end, whatever the number of segments",
     "mffd": "with a limit mffd would not keep within 71/60 of the fewest rows",
+}
+_UNBALANCED = {
+    "next-fit": "next-fit keeps the order of documents, exchanges would undo it",
+    "wrap": "wrap keeps the order of documents, exchanges would undo it",
+    "harmonic": "harmonic puts documents of similar length together, exchanges would undo it",
 }
 SAMPLE_BY = ("line", "paragraph", "document")
 INPUT_FORMATS = ("jsonl", "parquet", "arrow", "text", "csv", "tsv")
@@ -42,6 +48,7 @@ def check_row_options(
     max_length: int,
     max_segments: int | None,
     segment_multiple: int,
+    balance: str,
     spelled: Callable[[str], str],
 ) -> None:
     """UsageError when these cannot be had together. `spelled`: a name as its user wrote it."""
@@ -60,6 +67,12 @@ def check_row_options(
         raise UsageError(
             f"{name}: {spelled('max_length')} {max_length} is not a multiple of {segment_multiple}",
             f"use {max_length - max_length % segment_multiple or segment_multiple} tokens a row",
+        )
+    _one_of(spelled("balance"), balance, BALANCES)
+    if balance != "none" and strategy in _UNBALANCED:
+        raise UsageError(
+            f"{spelled('balance')}: {_UNBALANCED[strategy]}",
+            "choose another strategy, such as best-fit",
         )
 
 
@@ -92,6 +105,8 @@ class PackConfig:
     max_segments_per_row  a row that has as many is closed; None: any number
     segment_multiple  every segment is padded inside its row to a multiple of this; above 1 the
                       column cu_seqlens_padded says where segments begin
+    balance           "attention": segments are exchanged between equally full rows until the
+                      sums of squared segment lengths are about even; "none"
     label_shift       "pre": labels are shifted inside their segments; "none": the model shifts
     """
 
@@ -114,6 +129,7 @@ class PackConfig:
     max_segments_per_row: int | None = None
     segment_multiple: int = 1
     label_shift: str = "none"
+    balance: str = "none"
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_length <= MAX_LENGTH_LIMIT:
@@ -144,7 +160,12 @@ class PackConfig:
                 raise UsageError(f"{_as_option(option)}: {value} is not positive")
         strategy = canonical_name(self.strategy)
         check_row_options(
-            strategy, self.max_length, self.max_segments_per_row, self.segment_multiple, _as_option
+            strategy,
+            self.max_length,
+            self.max_segments_per_row,
+            self.segment_multiple,
+            self.balance,
+            _as_option,
         )
         if strategy == "wrap" and self.overlong != "split":
             raise UsageError(

@@ -64,6 +64,7 @@ def build(
             name: getattr(counts, name).tolist()
             for name in ("document_length", "row_fill", "segments_per_row")
         },
+        **_attention_cost(config, counts),
         "inputs": [
             {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
             for file, (size, sha256) in zip(files, digests, strict=True)
@@ -74,6 +75,13 @@ def build(
         ],
         "shards": [shard.as_json() for shard in shards],
     }
+
+
+def _attention_cost(config: PackConfig, counts: Counts) -> dict[str, Any]:
+    if config.balance == "none":
+        return {}
+    before, after = counts.attention_before.as_json(), counts.attention_after.as_json()
+    return {"attention_cost": {"before": before, "after": after}}
 
 
 def to_bytes(manifest: dict[str, Any]) -> bytes:

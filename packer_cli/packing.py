@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli._kernels import best_fit, mffd, one_by_one, sorting
+from packer_cli._kernels import balancing, best_fit, mffd, one_by_one, sorting
 from packer_cli.bounds import lower_bound_rows
 from packer_cli.config import MAX_LENGTH_LIMIT, OVERLONG_POLICIES, check_row_options
 from packer_cli.errors import DataError, UsageError
@@ -133,11 +133,35 @@ def plan_rows(
         lengths = padded(lengths, segment_multiple) // segment_multiple
         max_length //= segment_multiple
     order, row_offsets = _PLANNERS[strategy](lengths, max_length, seed, max_segments or 0)
-    if not shuffle:
-        return order, row_offsets
+    return shuffled(order, row_offsets, seed) if shuffle else (order, row_offsets)
+
+
+def shuffled(order: Int64, row_offsets: Int64, seed: int) -> tuple[Int64, Int64]:
+    """The same rows in another order, and the pieces in each."""
     new_order, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
     sorting.shuffle_plan(order, row_offsets, len(row_offsets) - 1, seed, new_order, new_row_offsets)
     return new_order, new_row_offsets
+
+
+def balanced(
+    lengths: Int32,
+    order: Int64,
+    row_offsets: Int64,
+    max_length: int,
+    *,
+    max_segments: int | None = None,
+    segment_multiple: int = 1,
+) -> tuple[Int64, Int64]:
+    """A plan of the same rows, each as full as it was, with a more even attention cost.
+
+    Segments that were exchanged come first in their rows. Arguments as in `plan_rows`.
+    """
+    moved, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
+    balancing.balance_rows(
+        lengths[order], row_offsets, max_length, segment_multiple, max_segments or 0,
+        moved, new_row_offsets,
+    )  # fmt: skip
+    return order[moved], new_row_offsets
 
 
 @dataclass(frozen=True)
@@ -241,6 +265,7 @@ def plan_packing(
     overlong: str = "error",
     max_segments_per_row: int | None = None,
     segment_multiple: int = 1,
+    balance: str = "none",
 ) -> PackPlan:
     """Plan rows of `max_length` tokens for documents of the given lengths.
 
@@ -252,6 +277,9 @@ def plan_packing(
                "wrap" cuts documents anywhere and has no overlong ones.
     max_segments_per_row   closes a row; None: any number. Not for "wrap" and "mffd"
     segment_multiple       each segment takes its length rounded up to a multiple of this
+    balance                "attention": exchange pieces between rows, each as full as before,
+                           until the sums of squared lengths are about even. Not for
+                           "next-fit", "wrap" and "harmonic"
 
     Raises UsageError for an unknown name, a max_length outside 1..2**24 or a seed outside
     0..2**63-1, or options that do not go together, and DataError for a negative or (under
@@ -263,7 +291,7 @@ def plan_packing(
         raise UsageError(f"seed: {seed} is not between 0 and 2**63 - 1")
     if overlong not in OVERLONG_POLICIES:
         raise UsageError(f"overlong: {overlong!r} is not one of {', '.join(OVERLONG_POLICIES)}")
-    check_row_options(name, max_length, max_segments_per_row, segment_multiple, str)
+    check_row_options(name, max_length, max_segments_per_row, segment_multiple, balance, str)
     offsets = _offsets_of(lengths)
     if name == "wrap":
         pieces, loss = cut_stream(offsets, max_length, 0, segment_multiple), Loss()
@@ -278,6 +306,13 @@ def plan_packing(
         pieces.length, max_length, name, seed or 0, shuffle,
         max_segments=max_segments_per_row, segment_multiple=segment_multiple,
     )  # fmt: skip
+    if balance == "attention":
+        order, row_offsets = balanced(
+            pieces.length, order, row_offsets, max_length,
+            max_segments=max_segments_per_row, segment_multiple=segment_multiple,
+        )  # fmt: skip
+        if shuffle:
+            order, row_offsets = shuffled(order, row_offsets, seed or 0)
     return PackPlan(
         max_length, name, pieces, order, row_offsets, loss, len(offsets) - 1,
         max_segments_per_row, segment_multiple,

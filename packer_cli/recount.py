@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from packer_cli.bounds import lower_bound_rows
 from packer_cli.config import PADDED_BOUNDARIES
-from packer_cli.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.counts import AttentionCost, Counts, fill_histogram, powers_histogram
 from packer_cli.errors import DataError
 from packer_cli.fitting import padded
 from packer_cli.invariants import IGNORED
@@ -55,6 +55,9 @@ def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
         found["documents"] = counts.documents
         found["document_length"] = counts.document_length.tolist()
     said = manifest | manifest["histograms"]
+    if "attention_cost" in manifest:
+        found["attention_cost"] = counts.attention_after.as_json()
+        said["attention_cost"] = manifest["attention_cost"]["after"]
     wrong = [
         f"{name}: {value} in the shards, {said[name]} in the manifest"
         for name, value in found.items()
@@ -84,6 +87,7 @@ def _count_shard(packed: PackedDirectory, shard: dict[str, Any], counts: Counts)
             tokens=int(used.sum()),
             row_fill=fill_histogram(used, packed.max_length),
             segments_per_row=powers_histogram(np.diff(offsets)),
+            attention_after=AttentionCost.of(length, offsets),
             piece_length=np.bincount(length, minlength=packed.max_length + 1).astype(np.int64),
         )
         if "labels" in batch.schema.names:

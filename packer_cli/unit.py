@@ -12,18 +12,18 @@ import msgspec
 import numpy as np
 
 from packer_cli.config import PackConfig
-from packer_cli.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.counts import AttentionCost, Counts, fill_histogram, powers_histogram
 from packer_cli.discovery import check_unchanged
 from packer_cli.encoding import encode
 from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.fitting import cut_stream, first_overlong, fit, padded
 from packer_cli.progress import Progress
 from packer_cli.readers import reader_for
-from packer_cli.records import BadRecord, InputFile, Int64, Shape, Stock, TokenBatch, WorkUnit
+from packer_cli.records import BadRecord, InputFile, Int64, Shape, TokenBatch, WorkUnit
 from packer_cli.shard_writer import ShardWriter
 from packer_cli.shards import Shard
 from packer_cli.tokenization import Tokenizer
-from packer_cli.window import Window
+from packer_cli.window import PlannedRows, Window
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
             _count_documents(counts, batch, pieces.document, pieces.length)
             window.add(batch, pieces)
             if window.tokens >= (job.config.window_tokens or 0):
-                _write(writer, counts, job, *window.rows())
+                _write(writer, counts, job, window.rows())
         if window.tokens:
-            _write(writer, counts, job, *window.rows(last=True))
+            _write(writer, counts, job, window.rows(last=True))
         shards = writer.close()
     finally:
         writer.abandon()
@@ -129,9 +129,8 @@ def _count_documents(counts: Counts, batch: TokenBatch, document: Int64, length:
     of_file.tokens += int(placed.sum())
 
 
-def _write(
-    writer: ShardWriter, counts: Counts, job: Job, stock: Stock, order: Int64, row_offsets: Int64
-) -> None:
+def _write(writer: ShardWriter, counts: Counts, job: Job, planned: PlannedRows) -> None:
+    stock, order, row_offsets = planned.stock, planned.order, planned.row_offsets
     if job.stop.is_set():
         raise Interrupted("stopped")
     writer.write(stock, order, row_offsets)
@@ -147,6 +146,9 @@ def _write(
         segments_per_row=powers_histogram(np.diff(row_offsets)),
         piece_length=np.bincount(lengths, minlength=max_length + 1).astype(np.int64),
     )
+    if planned.unbalanced is not None:
+        more.attention_before = planned.unbalanced
+        more.attention_after = AttentionCost.of(lengths, row_offsets)
     counts.add(more)
     job.progress.wrote(more.tokens, rows * max_length)
 

@@ -85,6 +85,22 @@ def test_rows_keep_to_their_limits(
         assert all(fill == capacity for fill in fills[:-1])
 
 
+@pytest.mark.parametrize("seed", [None, 4])
+@relaxed
+@given(problem=problems())
+def test_balance_only_exchanges(problem: tuple[list[int], int], seed: int | None) -> None:
+    plain, even = (plan_packing(*problem, seed=seed, balance=how) for how in ("none", "attention"))
+    check(even, problem[0])
+    assert sorted(even.row_tokens.tolist()) == sorted(plain.row_tokens.tolist())
+    squares = []
+    for plan in (plain, even):
+        cost = np.add.reduceat(
+            plan.pieces.length[plan.order].astype(float) ** 2, plan.row_offsets[:-1]
+        ) if len(plan) else np.zeros(1)  # fmt: skip
+        squares.append((cost**2).sum())
+    assert squares[1] <= squares[0]
+
+
 @pytest.mark.parametrize("strategy", LIMITABLE)
 @relaxed
 @given(problem=problems(), multiple=st.integers(1, 5))
@@ -268,6 +284,9 @@ _NOT_FLAT = "lengths: expected a flat sequence of integers, got"
          "of segments", {"max_segments_per_row": 2, "strategy": "wrap"}),
         (UsageError, "max_segments_per_row: with a limit mffd would not keep within 71/60 of the "
          "fewest rows", {"max_segments_per_row": 2, "strategy": "mffd"}),
+        (UsageError, "balance: 'even' is not one of none, attention", {"balance": "even"}),
+        (UsageError, "balance: next-fit keeps the order of documents, exchanges would undo it",
+         {"balance": "attention", "strategy": "next-fit"}),
         (UsageError, "segment_multiple: 0 is not positive", {"segment_multiple": 0}),
         (UsageError, "segment_multiple: max_length 8 is not a multiple of 3",
          {"segment_multiple": 3}),

@@ -14,6 +14,7 @@ from conftest import assert_error, check_directory, jsonl, pack, packer, recover
 
 from packer_cli import open_packed, pipeline
 from packer_cli.config import COLUMNS, PackConfig, RunOptions
+from packer_cli.counts import AttentionCost
 from packer_cli.packed import rows_of, segments_of
 from packer_cli.strategies import NAMES
 
@@ -121,6 +122,7 @@ def test_options_compose_with_windows_units_and_cuts(
     config = PackConfig(
         64, strategy=strategy, window_tokens=window, unit_bytes=unit, columns=COLUMNS,
         max_segments_per_row=4, segment_multiple=4, label_shift="pre",
+        balance="none" if strategy == "next-fit" else "attention",
     )  # fmt: skip
     for out in ("out", "again"):
         pipeline.pack(["tokens.jsonl"], Path(out), config, RunOptions(progress=False, workers=2))
@@ -143,6 +145,101 @@ def test_options_compose_with_windows_units_and_cuts(
     assert found == {}
 
 
+BALANCED = [name for name in NAMES if name not in ("wrap", "next-fit", "harmonic")]
+
+
+def shard_costs(out: str) -> tuple[AttentionCost, list[int]]:
+    """Of all rows as they lie in the shards: their attention cost, and how full they are."""
+    packed, cost, fills = open_packed(out), AttentionCost(), []
+    for shard in packed.manifest["shards"]:
+        for batch in packed.batches(shard):
+            _, length, offsets = segments_of(batch)
+            cost += AttentionCost.of(length, offsets)
+            fills += np.add.reduceat(length, offsets[:-1]).tolist()
+    return cost, sorted(fills)
+
+
+@pytest.mark.parametrize("strategy", BALANCED)
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("most", "multiple"), [(None, 1), (5, 4)])
+def test_balance_evens_out_rows_that_stay_as_full(
+    folder: Path, strategy: str, shuffle: bool, most: int | None, multiple: int
+) -> None:
+    most = None if strategy == "mffd" else most
+    chance = random.Random(0)
+    texts = [f"{i}" + "x" * min(int(chance.lognormvariate(2.5, 0.8)), 120) for i in range(3000)]
+    (folder / "a.jsonl").write_bytes(jsonl(*texts))
+    manifests = {}
+    for balance in ("none", "attention"):
+        config = PackConfig(
+            128, strategy=strategy, window_tokens=4000, unit_bytes=50_000, balance=balance,
+            max_segments_per_row=most, segment_multiple=multiple, shuffle=shuffle,
+        )  # fmt: skip
+        run = RunOptions(progress=False, workers=2)
+        pipeline.pack(["a.jsonl"], Path(balance), config, run, "bytes")
+        manifests[balance] = check_directory(balance)
+    assert sorted(recover_texts("attention")) == sorted(texts)
+    (before, fills), (after, new_fills) = shard_costs("none"), shard_costs("attention")
+    assert new_fills == fills
+    assert manifests["attention"]["config"]["balance"] == "attention"
+    said = manifests["attention"]["attention_cost"]
+    assert "attention_cost" not in manifests["none"]
+    assert said == {"before": before.as_json(), "after": after.as_json()}
+    assert (after.rows, after.total) == (before.rows, before.total)
+    variation = [cost.rows * cost.squares - cost.total**2 for cost in (before, after)]
+    assert variation[1] < variation[0]
+    assert after.most <= before.most
+
+
+def test_stats_shows_the_spread_before_and_after(texts: list[str]) -> None:
+    pack("a.jsonl", "-l", 256, "--balance", "attention")
+    spread = json.loads(packer("stats", "out", "--json").stdout)["attention_cost"]
+    cost, _ = shard_costs("out")
+    costs = np.concatenate([
+        np.add.reduceat(length**2, offsets[:-1])
+        for _, length, offsets in map(segments_of, batches())
+    ])  # fmt: skip
+    assert spread["after"]["cv"] == pytest.approx(costs.std() / costs.mean())
+    assert spread["after"]["max_over_mean"] == pytest.approx(cost.most / costs.mean())
+    assert spread["after"]["cv"] < spread["before"]["cv"]
+    lines = [" ".join(line.split()) for line in packer("stats", "out").stdout.splitlines()]
+    before, after = spread["before"]["cv"], spread["after"]["cv"]
+    variation = f"attention {after:.3f} variation of cost between rows; {before:.3f} without"
+    assert f"{variation} --balance" in lines
+
+
+def test_deep_recounts_the_attention_cost(texts: list[str]) -> None:
+    pack("a.jsonl", "-l", 256, "--balance", "attention")
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    manifest["attention_cost"]["after"]["sum_of_squares"] += 1
+    Path("out/manifest.json").write_text(json.dumps(manifest))
+    assert_error(packer("stats", "out", "--deep"), 1, "attention_cost: ", "in the manifest")
+
+
+def test_costs_of_long_rows_are_exact() -> None:
+    cost = AttentionCost.of(np.full(3, 2**24, np.int32), np.arange(4))
+    assert cost == AttentionCost(3, 3 * 2**48, 3 * 2**96, 2**48)
+    assert cost + cost == AttentionCost(6, 6 * 2**48, 6 * 2**96, 2**48)
+    assert AttentionCost.of(np.empty(0, np.int32), np.zeros(1, np.int64)) == AttentionCost()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("label_shift", "none", "says another label_shift or segment_multiple"),
+        ("segment_multiple", 8, "says another label_shift or segment_multiple"),
+    ],
+)
+def test_deep_compares_what_shards_say_of_themselves(
+    texts: list[str], name: str, value: object, message: str
+) -> None:
+    pack("a.jsonl", "-l", 64, "--label-shift", "pre", "--segment-multiple", 4)
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    manifest["config"][name] = value
+    Path("out/manifest.json").write_text(json.dumps(manifest))
+    assert_error(packer("stats", "out", "--deep"), 1, message)
+
+
 def test_position_ids_is_a_column_asked_for_shortly(texts: list[str]) -> None:
     assert pack("a.jsonl", "-l", 64, "--position-ids")["config"]["columns"] == list(COLUMNS)
     shard = Path("out/shard-00000-000.arrow").read_bytes()
@@ -159,6 +256,10 @@ def test_position_ids_is_a_column_asked_for_shortly(texts: list[str]) -> None:
         (["--segment-multiple", 0], "--segment-multiple: 0 is not positive"),
         (["--segment-multiple", 5], "--max-length 64 is not a multiple of 5"),
         (["--segment-multiple", 128], "--max-length 64 is not a multiple of 128"),
+        (["--balance", "tokens"], "--balance: 'tokens' is not one of none, attention"),
+        (["--balance", "attention", "--strategy", "nf"], "--balance: next-fit keeps the order"),
+        (["--balance", "attention", "--strategy", "wrap"], "--balance: wrap keeps the order"),
+        (["--balance", "attention", "--strategy", "hk"], "--balance: harmonic puts documents"),
         (["--label-shift", "post"], "--label-shift: 'post' is not one of none, pre"),
         (["--columns", "input_ids,cu_seqlens,cu_seqlens_padded"], "'cu_seqlens_padded' is not"),
     ],
