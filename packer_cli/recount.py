@@ -118,6 +118,9 @@ def _damage(batch: Any, packed: PackedDirectory) -> str:
     most = boundaries.max(initial=0)
     if (np.diff(edges) < 2).any() or starts.any() or (length < 1).any() or most > packed.max_length:
         return f"is damaged: a row of cu_seqlens does not go up from 0 to {packed.max_length}"
+    limit = packed.max_segments_per_row
+    if limit and (np.diff(edges) - 1 > limit).any():
+        return f"has a row of more than {limit} segments"
     if packed.segment_multiple > 1:
         places, place_edges = ragged_of(batch.column(PADDED_BOUNDARIES))
         if not np.array_equal(place_edges, edges):
