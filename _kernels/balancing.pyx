@@ -11,8 +11,8 @@ cost from X to Y, and no token of space. So, in at most ``PASSES`` passes:
    exchange that lowers the sum of squared costs most, by ``4bc * (cost(X) - cost(Y) - 2bc)``,
    and go on with Y until none does, or Y is at the mean.
 
-Each pass pairs other segments of a long row. Every exchange uses up an entry of the lists, so a
-pass is O(segments) after the sort of rows. All in integers, but for products that are only
+Each pass pairs other segments of a row of many. A row is walked once a pass, and every exchange
+uses up a segment of its row, so a pass is O(segments) after the sort of rows. All in integers, but for products that are only
 compared: every machine makes the same exchanges.
 """
 
@@ -83,29 +83,26 @@ cdef void _list_by_length(
 
 
 cdef int32_t _some_segments(Rows* rows, int32_t row, int64_t skip, int32_t* own) noexcept nogil:
-    """Up to PAIRED of a row's segments, from another place on for every `skip`; how many."""
-    cdef int64_t i
-    cdef int32_t k, segment = rows.head[row], wanted = min(<int32_t>PAIRED, rows.size[row])
-    if rows.size[row] > PAIRED:
-        for i in range(skip % rows.size[row]):
-            segment = rows.below[segment]
-    for k in range(wanted):
-        if segment < 0:
-            segment = rows.head[row]
-        own[k] = segment
+    """Up to PAIRED of a row's segments, evenly apart, others for every `skip`; how many."""
+    cdef int32_t i, segment = rows.head[row], size = rows.size[row], k = 0
+    cdef int32_t apart = (size - 1) // PAIRED + 1
+    for i in range(size):
+        if (i + skip) % apart == 0:
+            own[k] = segment
+            k += 1
         segment = rows.below[segment]
-    return wanted
+    return k
 
 
 cdef bint _improve(
-    Rows* rows, int32_t y, int64_t skip, int64_t mean, int32_t capacity, int32_t multiple,
-    int32_t most_segments, const int32_t[::1] by_length, int32_t[::1] next_of,
+    Rows* rows, int32_t y, int32_t* own, int32_t k, int64_t mean, int32_t capacity,
+    int32_t multiple, int32_t most_segments, const int32_t[::1] by_length, int32_t[::1] next_of,
     const int32_t[::1] end_of,
 ) noexcept nogil:
-    """Make row y's best exchange; returns whether there was one."""
-    cdef int32_t own[PAIRED]
+    """Make the best exchange for two of own[:k], segments of row y; returns whether there was
+    one. Then own[:k - 1] has the longer segment for the two.
+    """
     cdef int32_t i, j, b, c, x, taken, best_i = 0, best_j = 0, best_long = -1
-    cdef int32_t k = _some_segments(rows, y, skip, own)
     cdef int64_t moved
     cdef double gain, best = 0
     for i in range(k):
@@ -130,18 +127,20 @@ cdef bint _improve(
             moved = 2 * <int64_t>b * c
             gain = <double>moved * <double>(rows.cost[x] - rows.cost[y] - moved)
             if gain > best:
-                best, best_i, best_j = gain, own[i], own[j]
+                best, best_i, best_j = gain, i, j
                 best_long = by_length[next_of[b + c]]
     if best_long < 0:
         return False
     next_of[rows.lengths[best_long]] += 1
     x = rows.row_of[best_long]
     _take(rows, best_long)
-    _take(rows, best_i)
-    _take(rows, best_j)
+    _take(rows, own[best_i])
+    _take(rows, own[best_j])
     _put(rows, best_long, y)
-    _put(rows, best_i, x)
-    _put(rows, best_j, x)
+    _put(rows, own[best_i], x)
+    _put(rows, own[best_j], x)
+    own[best_i] = best_long
+    own[best_j] = own[k - 1]
     return True
 
 
@@ -162,7 +161,8 @@ def balance_rows(
     """
     cdef int64_t n = lengths.shape[0], count = row_offsets.shape[0] - 1
     cdef int64_t i, row, mean = 0, skip, exchanges = 0, before
-    cdef int32_t segment
+    cdef int32_t segment, y, k
+    cdef int32_t own[PAIRED]
     cdef int32_t[::1] row_of = np.empty(n, np.int32)
     cdef int32_t[::1] above = np.empty(n, np.int32)
     cdef int32_t[::1] below = np.empty(n, np.int32)
@@ -192,10 +192,13 @@ def balance_rows(
         with nogil:
             _list_by_length(&rows, cheapest_first, n, by_length, next_of, end_of)
             for row in range(count):
-                while cost[cheapest_first[row]] < mean and _improve(
-                    &rows, <int32_t>cheapest_first[row], skip * PAIRED, mean, capacity, multiple,
-                    most_segments, by_length, next_of, end_of,
+                y = <int32_t>cheapest_first[row]
+                k = _some_segments(&rows, y, skip, own)
+                while cost[y] < mean and _improve(
+                    &rows, y, own, k, mean, capacity, multiple, most_segments,
+                    by_length, next_of, end_of,
                 ):
+                    k -= 1
                     exchanges += 1
         if exchanges == before:
             break

@@ -248,9 +248,9 @@ def balance_rows(  # noqa: PLR0912 one loop in the other, as the rule is
             for segment in rows[row]:
                 listed.setdefault(lengths[segment], []).append(segment)
         for y in cheapest_first:
+            apart = -(-len(rows[y]) // paired)
+            own = rows[y][-number % apart :: apart]
             while cost(y) < mean:
-                at = number * paired % len(rows[y]) if len(rows[y]) > paired else 0
-                own = (rows[y][at:] + rows[y][:at])[:paired]
                 best = (0, None)
                 for i, b in enumerate(own):
                     for c in own[:i]:
@@ -271,6 +271,9 @@ def balance_rows(  # noqa: PLR0912 one loop in the other, as the rule is
                 longer = together.pop(0)
                 rows[x] = [c, b, *(i for i in rows[x] if i != longer)]
                 rows[y] = [longer, *(i for i in rows[y] if i not in (b, c))]
+                own[own.index(b)] = longer
+                own[own.index(c)] = own[-1]
+                own.pop()
                 exchanges += 1
         if exchanges == before:
             break
