@@ -10,6 +10,9 @@ equal free space are interchangeable. So:
    at once. These are a *group*: one row, one length, consecutive documents.
 3. Linear passes turn the groups into ``order`` and ``row_offsets``.
 
+A row may be limited to some number of segments. It is closed then as if it were full,
+so 2 holds with ``min(c // s, left, segments it may still take)``.
+
 Cost O(n + capacity), no tree. The rows are those of the textbook algorithm, ties
 between equally tight rows going to the one touched last (see ``reference.py``).
 Scratch comes from numpy, which asks for huge pages: at ten million documents, page
@@ -26,13 +29,15 @@ from capacity cimport BitSet, bitset_add, bitset_free, bitset_init, bitset_next,
 cdef int64_t _place(
     const int32_t[::1] count, int32_t longest, int32_t capacity, BitSet* spaces,
     int32_t[::1] top, int32_t[::1] below, int32_t[::1] group_row, int32_t[::1] group_size,
-    int64_t* rows,
+    int32_t[::1] open_to, int64_t* rows,
 ) noexcept nogil:
     """Make the groups, longest length first; returns how many, and the rows opened.
 
     Rows of one free space form a stack: top[space] is its last row, below[row] the
-    row under it, -1 the end.
+    row under it, -1 the end. open_to[row], where it is given, is how many more segments
+    that row may take.
     """
+    cdef bint limited = open_to is not None
     cdef int64_t groups = 0
     cdef int32_t s, c, k, left, row, opened = 0
     for s in range(longest, 0, -1):
@@ -51,12 +56,16 @@ cdef int64_t _place(
             k = c // s
             if k > left:
                 k = left
+            if limited:
+                if k > open_to[row]:
+                    k = open_to[row]
+                open_to[row] -= k
             left -= k
             c -= k * s
             group_row[groups] = row
             group_size[groups] = k
             groups += 1
-            if c:
+            if c and not (limited and open_to[row] == 0):
                 if top[c] < 0:
                     bitset_add(spaces, c)
                 below[row] = top[c]
@@ -106,10 +115,12 @@ cdef void _write_plan(
 
 def best_fit_decreasing(
     const int32_t[::1] lengths, int32_t capacity, int64_t[::1] order, int64_t[::1] row_offsets,
+    int32_t most_segments=0,
 ):
     """Plan rows by best-fit decreasing.
 
     IN  lengths      int32[n], each in 1..capacity, n < 2**31
+    IN  most_segments  that a row may hold; 0: any number
     OUT order        int64[n], document numbers, row after row
     OUT row_offsets  int64[n + 1], row r is order[row_offsets[r]:row_offsets[r + 1]]
 
@@ -124,6 +135,7 @@ def best_fit_decreasing(
     cdef int32_t[::1] by_length = np.empty(n, np.int32)
     cdef int32_t[::1] group_row = np.empty(n, np.int32)
     cdef int32_t[::1] group_size = np.empty(n, np.int32)
+    cdef int32_t[::1] open_to = np.full(n, most_segments, np.int32) if most_segments else None
     cdef BitSet spaces
     if bitset_init(&spaces, <int64_t>capacity + 1):
         raise MemoryError("no memory for the set of free spaces")
@@ -132,7 +144,9 @@ def best_fit_decreasing(
             count[lengths[i]] += 1
             if lengths[i] > longest:
                 longest = lengths[i]
-        groups = _place(count, longest, capacity, &spaces, top, below, group_row, group_size, &rows)
+        groups = _place(
+            count, longest, capacity, &spaces, top, below, group_row, group_size, open_to, &rows,
+        )
         bitset_free(&spaces)
         _sort_longest_first(lengths, longest, count, by_length)
         _write_plan(group_row, group_size, groups, rows, by_length, order, row_offsets)

@@ -8,7 +8,7 @@ cdef enum:
 
 
 cdef int32_t _fill_segment(
-    const uint32_t* ids, const uint8_t* trained, int32_t length,
+    const uint32_t* ids, const uint8_t* trained, int32_t length, bint pre_shifted,
     int32_t* input_ids, int32_t* labels, uint8_t* mask, int32_t* position_ids,
 ) noexcept nogil:
     """Returns how many of the segment's tokens are trained on."""
@@ -17,12 +17,14 @@ cdef int32_t _fill_segment(
         memcpy(input_ids, ids, length * sizeof(int32_t))
     if labels != NULL:
         # the first token of a segment has no context, so nothing may predict it
-        labels[0] = IGNORED
+        labels[length - 1 if pre_shifted else 0] = IGNORED
+        if not pre_shifted:
+            labels += 1
         if trained == NULL:
-            memcpy(labels + 1, ids + 1, (length - 1) * sizeof(int32_t))
+            memcpy(labels, ids + 1, (length - 1) * sizeof(int32_t))
         else:
             for i in range(1, length):
-                labels[i] = <int32_t>ids[i] if trained[i] else IGNORED
+                labels[i - 1] = <int32_t>ids[i] if trained[i] else IGNORED
     if mask != NULL:
         memset(mask, 1, length)
     if position_ids != NULL:
@@ -36,7 +38,7 @@ cdef int32_t _fill_segment(
 
 
 cdef void _fill_padding(
-    int32_t pad_id, int32_t length,
+    int32_t pad_id, int32_t length, int32_t first_position,
     int32_t* input_ids, int32_t* labels, uint8_t* mask, int32_t* position_ids,
 ) noexcept nogil:
     cdef int32_t i
@@ -52,7 +54,7 @@ cdef void _fill_padding(
         memset(mask, 0, length)
     if position_ids != NULL:
         for i in range(length):
-            position_ids[i] = i
+            position_ids[i] = first_position + i
 
 
 def fill_rows(
@@ -62,6 +64,7 @@ def fill_rows(
     int32_t capacity, int32_t pad_id,
     int32_t[:, ::1] input_ids, int32_t[:, ::1] labels, uint8_t[:, ::1] attention_mask,
     int32_t[:, ::1] position_ids, int32_t[::1] cu_seqlens, int32_t[::1] cu_offsets,
+    bint pre_shifted=False, int32_t segment_multiple=1, int32_t[::1] cu_seqlens_padded=None,
 ):
     """Write rows; every byte of every output is written, padding included.
 
@@ -73,14 +76,20 @@ def fill_rows(
     IN  row_offsets  int64[rows + 1], into order; need not begin at 0
     OUT input_ids, labels  int32[rows, capacity]; attention_mask uint8[rows, capacity];
         position_ids int32[rows, capacity]; each may be None: not wanted. Positions
-        restart at 0 in every segment, and in the padding.
+        restart at 0 in every segment, go on through its own padding, and restart in the
+        row's.
     OUT cu_seqlens   int32[pieces + rows], each row's [0, l0, l0 + l1, ..., used]
     OUT cu_offsets   int32[rows + 1], where each row's boundaries begin in cu_seqlens
+    IN  pre_shifted  a place gets the label of its segment's next token, not of its own
+    IN  segment_multiple  each segment is padded in its row to a multiple of it; a row's
+        padded lengths must fit in capacity
+    OUT cu_seqlens_padded  int32[pieces + rows], where segments begin in the row: the
+        boundaries with each segment's padding counted; may be None
 
     Returns the number of trained tokens: labels that are not -100, wanted or not.
     """
     cdef int64_t rows = row_offsets.shape[0] - 1, row, i, piece, boundary = 0, trained_tokens = 0
-    cdef int32_t used, size
+    cdef int32_t used, size, place, padding
     cdef int32_t* ids_row = NULL
     cdef int32_t* labels_row = NULL
     cdef int32_t* positions_row = NULL
@@ -88,7 +97,7 @@ def fill_rows(
     cdef const uint8_t* flags = NULL
     cdef bint want_ids = input_ids is not None, want_labels = labels is not None
     cdef bint want_mask = attention_mask is not None, want_positions = position_ids is not None
-    cdef bint some_untrained = trained is not None
+    cdef bint some_untrained = trained is not None, want_padded = cu_seqlens_padded is not None
     cu_offsets[0] = 0
     with nogil:
         for row in range(rows):
@@ -100,8 +109,10 @@ def fill_rows(
                 mask_row = &attention_mask[row, 0]
             if want_positions:
                 positions_row = &position_ids[row, 0]
-            used = 0
+            used = place = 0
             cu_seqlens[boundary] = 0
+            if want_padded:
+                cu_seqlens_padded[boundary] = 0
             boundary += 1
             for i in range(row_offsets[row], row_offsets[row + 1]):
                 piece = order[i]
@@ -109,21 +120,34 @@ def fill_rows(
                 if some_untrained:
                     flags = &trained[begin[piece]]
                 trained_tokens += _fill_segment(
-                    &ids[begin[piece]], flags, size,
-                    ids_row + used if want_ids else NULL,
-                    labels_row + used if want_labels else NULL,
-                    mask_row + used if want_mask else NULL,
-                    positions_row + used if want_positions else NULL,
+                    &ids[begin[piece]], flags, size, pre_shifted,
+                    ids_row + place if want_ids else NULL,
+                    labels_row + place if want_labels else NULL,
+                    mask_row + place if want_mask else NULL,
+                    positions_row + place if want_positions else NULL,
                 )
                 used += size
+                place += size
+                if segment_multiple > 1:
+                    padding = segment_multiple - 1 - (size - 1) % segment_multiple
+                    _fill_padding(
+                        pad_id, padding, size,
+                        ids_row + place if want_ids else NULL,
+                        labels_row + place if want_labels else NULL,
+                        mask_row + place if want_mask else NULL,
+                        positions_row + place if want_positions else NULL,
+                    )
+                    place += padding
                 cu_seqlens[boundary] = used
+                if want_padded:
+                    cu_seqlens_padded[boundary] = place
                 boundary += 1
             _fill_padding(
-                pad_id, capacity - used,
-                ids_row + used if want_ids else NULL,
-                labels_row + used if want_labels else NULL,
-                mask_row + used if want_mask else NULL,
-                positions_row + used if want_positions else NULL,
+                pad_id, capacity - place, 0,
+                ids_row + place if want_ids else NULL,
+                labels_row + place if want_labels else NULL,
+                mask_row + place if want_mask else NULL,
+                positions_row + place if want_positions else NULL,
             )
             cu_offsets[row + 1] = <int32_t>boundary
     return trained_tokens

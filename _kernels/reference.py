@@ -14,7 +14,7 @@ IGNORED = -100
 _MASK = (1 << 64) - 1
 
 
-def _place(lengths, capacity, choose):
+def _place(lengths, capacity, choose, most_segments):
     """Row of each length in turn: `choose` picks an open row that fits, or None."""
     row_of, spaces, touched = [], [], []
     for now, length in enumerate(lengths):
@@ -26,6 +26,8 @@ def _place(lengths, capacity, choose):
         spaces[row] -= int(length)
         touched[row] = now
         row_of.append(row)
+        if row_of.count(row) == most_segments:
+            spaces[row] = 0  # closed
     return row_of, len(spaces)
 
 
@@ -47,30 +49,30 @@ def _latest(spaces, touched, length):
     return len(spaces) - 1 if spaces and spaces[-1] >= length else None
 
 
-def best_fit(lengths, capacity):
-    return _place(lengths, capacity, _tightest)
+def best_fit(lengths, capacity, most_segments=0):
+    return _place(lengths, capacity, _tightest, most_segments)
 
 
-def worst_fit(lengths, capacity):
-    return _place(lengths, capacity, _emptiest)
+def worst_fit(lengths, capacity, most_segments=0):
+    return _place(lengths, capacity, _emptiest, most_segments)
 
 
-def first_fit(lengths, capacity):
-    return _place(lengths, capacity, _earliest)
+def first_fit(lengths, capacity, most_segments=0):
+    return _place(lengths, capacity, _earliest, most_segments)
 
 
-def next_fit(lengths, capacity):
-    return _place(lengths, capacity, _latest)
+def next_fit(lengths, capacity, most_segments=0):
+    return _place(lengths, capacity, _latest, most_segments)
 
 
-def harmonic(lengths, capacity, classes):
+def harmonic(lengths, capacity, classes, most_segments=0):
     """Class j < classes: lengths in (capacity/(j+1), capacity/j], j to a row; rest by next fit."""
     row_of, rows, inside = [], 0, {}  # class -> (its open row, documents in it, tokens in it)
     for length in map(int, lengths):
         kind = next((j for j in range(1, classes) if length * (j + 1) > capacity), classes)
         row, documents, tokens = inside.get(kind, (None, 0, 0))
         full = documents == kind if kind < classes else tokens + length > capacity
-        if row is None or full:
+        if row is None or full or documents == most_segments > 0:
             row, documents, tokens, rows = rows, 0, 0, rows + 1
         inside[kind] = (row, documents + 1, tokens + length)
         row_of.append(row)
@@ -90,9 +92,9 @@ def group_by_row(row_of, visit, rows):
     return order, np.cumsum([0, *map(len, members)]).tolist()
 
 
-def best_fit_decreasing(lengths, capacity):
+def best_fit_decreasing(lengths, capacity, most_segments=0):
     visit = longest_first(lengths)
-    row_of, rows = best_fit([lengths[i] for i in visit], capacity)
+    row_of, rows = best_fit([lengths[i] for i in visit], capacity, most_segments)
     return group_by_row(row_of, visit, rows)
 
 
@@ -173,24 +175,31 @@ def shuffle_plan(order, row_offsets, seed):
     return new_order, new_offsets
 
 
-def fill_rows(ids, trained, begin, length, order, row_offsets, capacity, pad_id):
-    """(input_ids, labels, attention_mask, position_ids, cu_seqlens per row, trained tokens)."""
-    columns = [[], [], [], [], []]
+def fill_rows(
+    ids, trained, begin, length, order, row_offsets, capacity, pad_id,
+    pre_shifted=False, segment_multiple=1,
+):  # fmt: skip
+    """(input_ids, labels, attention_mask, position_ids, cu_seqlens, cu_seqlens_padded, trained
+    tokens), all but the last by row.
+    """
+    columns = [[], [], [], [], [], []]
     for start, stop in pairwise(row_offsets):
-        tokens, labels, positions, boundaries = [], [], [], [0]
+        tokens, labels, mask, positions, boundaries, padded = [], [], [], [], [0], [0]
         for piece in order[start:stop]:
-            for i in range(length[piece]):
-                at = begin[piece] + i
-                learned = i > 0 and (trained is None or trained[at])
-                tokens.append(ids[at])
-                labels.append(ids[at] if learned else IGNORED)
-                positions.append(i)
-            boundaries.append(len(tokens))
+            own = range(begin[piece], begin[piece] + length[piece])
+            learned = [ids[at] if trained is None or trained[at] else IGNORED for at in own][1:]
+            padding = -length[piece] % segment_multiple
+            tokens += [ids[at] for at in own] + [pad_id] * padding
+            labels += [*learned, IGNORED] if pre_shifted else [IGNORED, *learned]
+            labels += [IGNORED] * padding
+            mask += [1] * length[piece] + [0] * padding
+            positions += range(length[piece] + padding)
+            boundaries.append(boundaries[-1] + length[piece])
+            padded.append(len(tokens))
         padding = capacity - len(tokens)
-        mask = [1] * len(tokens) + [0] * padding
         row = (
-            tokens + [pad_id] * padding, labels + [IGNORED] * padding, mask,
-            positions + list(range(padding)), boundaries,
+            tokens + [pad_id] * padding, labels + [IGNORED] * padding, mask + [0] * padding,
+            positions + list(range(padding)), boundaries, padded,
         )  # fmt: skip
         for column, values in zip(columns, row, strict=True):
             column.append(values)
@@ -223,3 +232,62 @@ def mark_trained(texts: list[list[int]], spans: list[list[tuple[int, int]]]) -> 
             begin += size
         marked.append(flags)
     return marked
+
+
+def balance_rows(  # noqa: PLR0912 one loop in the other, as the rule is
+    lengths, row_offsets, capacity, multiple, most_segments
+):
+    """(order, row_offsets, exchanges) by the same rule, costs summed anew whenever asked for."""
+    paired, passes, exchanges = 16, 16, 0
+    lengths = [int(length) for length in lengths]
+    rows = [list(range(a, b)) for a, b in pairwise(row_offsets)]
+    if not rows:
+        return [], [0], 0
+
+    def cost(row):
+        return sum(lengths[i] ** 2 for i in rows[row])
+
+    def row_of(segment):
+        return next(row for row, segments in enumerate(rows) if segment in segments)
+
+    def taken(length):
+        return -(-length // multiple)
+
+    mean = sum(map(cost, range(len(rows)))) // len(rows)
+    for number in range(passes):
+        cheapest_first, before = sorted(range(len(rows)), key=cost), exchanges
+        listed = {}
+        for row in reversed(cheapest_first):
+            for segment in rows[row]:
+                listed.setdefault(lengths[segment], []).append(segment)
+        for y in cheapest_first:
+            apart = -(-len(rows[y]) // paired)
+            own = rows[y][-number % apart :: apart]
+            while cost(y) < mean:
+                best = (0, None)
+                for i, b in enumerate(own):
+                    for c in own[:i]:
+                        together = listed.get(lengths[b] + lengths[c], [])
+                        while together and cost(row_of(together[0])) <= mean:
+                            together.pop(0)
+                        if not together:
+                            continue
+                        x, moved = row_of(together[0]), 2 * lengths[b] * lengths[c]
+                        gain = moved * (cost(x) - cost(y) - moved)
+                        full = len(rows[x]) == most_segments
+                        same = taken(lengths[b]) + taken(lengths[c]) == taken(lengths[together[0]])
+                        if gain > best[0] and same and not full:
+                            best = (gain, (b, c, x, together))
+                if best[1] is None:
+                    break
+                b, c, x, together = best[1]
+                longer = together.pop(0)
+                rows[x] = [c, b, *(i for i in rows[x] if i != longer)]
+                rows[y] = [longer, *(i for i in rows[y] if i not in (b, c))]
+                own[own.index(b)] = longer
+                own[own.index(c)] = own[-1]
+                own.pop()
+                exchanges += 1
+        if exchanges == before:
+            break
+    return [i for row in rows for i in row], np.cumsum([0, *map(len, rows)]).tolist(), exchanges

@@ -222,6 +222,26 @@ def pack(
         str,
         typer.Option(help="Columns to write, comma-separated; position_ids is the optional one."),
     ] = "input_ids,labels,attention_mask,cu_seqlens,segments",
+    position_ids: Annotated[
+        bool, typer.Option("--position-ids", help="Also write the column position_ids.")
+    ] = False,
+    label_shift: Annotated[
+        str,
+        typer.Option(help="none: the model shifts labels; pre: shifted here, inside segments."),
+    ] = "none",
+    max_segments_per_row: Annotated[
+        int | None, typer.Option(metavar="K", help="Close a row that has K segments.")
+    ] = None,
+    segment_multiple: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Pad every segment, inside its row, to a multiple of N tokens."
+        ),
+    ] = 1,
+    balance: Annotated[
+        str,
+        typer.Option(help="attention: even out the rows' sums of squared segment lengths; none."),
+    ] = "none",
     text_field: Annotated[
         str | None,
         typer.Option(metavar="COLUMN", help="Field or column that holds the text. Default: text."),
@@ -315,7 +335,9 @@ def pack(
         config = PackConfig(
             max_length=max_length, strategy=strategy, seed=seed, shuffle=shuffle,
             overlong=overlong, force_split=force_split, truncate_side=truncate_side,
-            max_loss=max_loss, columns=_list(columns), shape=shape,
+            max_loss=max_loss, columns=_list(columns) + (("position_ids",) if position_ids else ()),
+            label_shift=label_shift, max_segments_per_row=max_segments_per_row,
+            segment_multiple=segment_multiple, balance=balance, shape=shape,
             fields=_fields(field or [], text_field), chat_template=chat_template,
             prompt_template=prompt_template, train_on=train_on, keep_untrained=keep_untrained,
             input_format=input_format, sample_by=sample_by,

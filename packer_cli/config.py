@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from packer_cli.errors import UsageError
@@ -17,8 +18,11 @@ from packer_cli.strategies import canonical_name, keeps_order
 MAX_LENGTH_LIMIT = 1 << 24
 COLUMNS = ("input_ids", "labels", "attention_mask", "cu_seqlens", "segments", "position_ids")
 DEFAULT_COLUMNS = COLUMNS[:5]
+PADDED_BOUNDARIES = "cu_seqlens_padded"  # written exactly when there is a segment multiple
+BALANCES = ("none", "attention")
 REQUIRED_COLUMNS = ("input_ids", "cu_seqlens")
 _CHOICES = {
+    "label_shift": ("none", "pre"),
     "overlong": ("split", "truncate", "truncate-turns", "drop", "error"),
     "truncate_side": ("right", "left"),
     "train_on": ("assistant", "last-assistant", "completion", "all"),
@@ -27,6 +31,15 @@ _CHOICES = {
     "sample_by": ("line", "paragraph", "document"),
     "input_format": ("jsonl", "parquet", "arrow", "text", "csv", "tsv"),
 }
+_UNLIMITED = {
+    "wrap": "wrap fills every row to its end, whatever the number of segments",
+    "mffd": "with a limit mffd would not keep within 71/60 of the fewest rows",
+}
+_UNBALANCED = {
+    "next-fit": "next-fit keeps the order of documents, exchanges would undo it",
+    "wrap": "wrap keeps the order of documents, exchanges would undo it",
+    "harmonic": "harmonic puts documents of similar length together, exchanges would undo it",
+}
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -34,6 +47,43 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise UsageError(f"{option}: {value!r} is not one of {', '.join(allowed)}")
+
+
+def check_row_options(
+    strategy: str,
+    max_length: int,
+    max_segments: int | None,
+    segment_multiple: int,
+    balance: str,
+    spelled: Callable[[str], str],
+) -> None:
+    """UsageError when these cannot be had together. `spelled`: a name as its user wrote it."""
+    name = spelled("max_segments_per_row")
+    if max_segments is not None:
+        if not 1 <= max_segments <= MAX_LENGTH_LIMIT:
+            raise UsageError(f"{name}: {max_segments} is not between 1 and {MAX_LENGTH_LIMIT}")
+        if strategy in _UNLIMITED:
+            raise UsageError(
+                f"{name}: {_UNLIMITED[strategy]}", "choose another strategy, such as best-fit"
+            )
+    name = spelled("segment_multiple")
+    if segment_multiple < 1:
+        raise UsageError(f"{name}: {segment_multiple} is not positive")
+    if max_length % segment_multiple:
+        raise UsageError(
+            f"{name}: {spelled('max_length')} {max_length} is not a multiple of {segment_multiple}",
+            f"use {max_length - max_length % segment_multiple or segment_multiple} tokens a row",
+        )
+    _one_of(spelled("balance"), balance, BALANCES)
+    if balance != "none" and strategy in _UNBALANCED:
+        raise UsageError(
+            f"{spelled('balance')}: {_UNBALANCED[strategy]}",
+            "choose another strategy, such as best-fit",
+        )
+
+
+def _as_option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +120,12 @@ class PackConfig:
     unit_bytes        input bytes in a work unit; None: by the size of the input
     window_tokens     tokens that one plan considers together
     shard_bytes       a unit's shard is continued in a new part beyond this size
+    max_segments_per_row  a row that has as many is closed; None: any number
+    segment_multiple  every segment is padded inside its row to a multiple of this; above 1 the
+                      column cu_seqlens_padded says where segments begin
+    balance           "attention": segments are exchanged between equally full rows until the
+                      sums of squared segment lengths are about even; "none"
+    label_shift       "pre": labels are shifted inside their segments; "none": the model shifts
     """
 
     max_length: int
@@ -98,10 +154,22 @@ class PackConfig:
     unit_bytes: int | None = None
     window_tokens: int | None = None
     shard_bytes: int = GIB
+    max_segments_per_row: int | None = None
+    segment_multiple: int = 1
+    label_shift: str = "none"
+    balance: str = "none"
 
     def __post_init__(self) -> None:
         self._check()
         strategy = canonical_name(self.strategy)
+        check_row_options(
+            strategy,
+            self.max_length,
+            self.max_segments_per_row,
+            self.segment_multiple,
+            self.balance,
+            _as_option,
+        )
         if strategy == "wrap" and self.overlong not in (None, "split"):
             raise UsageError(
                 f"--overlong: {self.overlong} has no meaning with --strategy wrap",
@@ -109,7 +177,8 @@ class PackConfig:
             )
         normal: dict[str, object] = {
             "strategy": strategy,
-            "columns": tuple(name for name in COLUMNS if name in self.columns),
+            "columns": tuple(name for name in COLUMNS if name in self.columns)
+            + self._padded_boundaries,
         }
         if self.shuffle is None:
             normal["shuffle"] = not keeps_order(strategy)
@@ -119,6 +188,10 @@ class PackConfig:
             normal["window_tokens"] = max(1 << 22, min(64 * self.max_length, 1 << 25))
         for name, value in normal.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def _padded_boundaries(self) -> tuple[str, ...]:
+        return (PADDED_BOUNDARIES,) if self.segment_multiple > 1 else ()
 
     def _check(self) -> None:
         if not 1 <= self.max_length <= MAX_LENGTH_LIMIT:
@@ -133,7 +206,7 @@ class PackConfig:
             if (chosen := getattr(self, name)) is not None:
                 _one_of(f"--{name.replace('_', '-')}", chosen, allowed)
         for name in self.columns:
-            _one_of("--columns", name, COLUMNS)
+            _one_of("--columns", name, COLUMNS + self._padded_boundaries)
         missing = [name for name in REQUIRED_COLUMNS if name not in self.columns]
         if missing:
             raise UsageError(

@@ -6,6 +6,7 @@ Histograms have fixed buckets, so that those of units add up and those of a reco
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from operator import mul
 
 import numpy as np
 
@@ -28,6 +29,44 @@ def fill_histogram(row_tokens: Int64, max_length: int) -> Int64:
     return np.bincount(bucket, minlength=ROW_FILL_BUCKETS).astype(np.int64)
 
 
+@dataclass(frozen=True)
+class AttentionCost:
+    """Sums over rows of what attention costs in each: the sum of its squared segment lengths.
+
+    Exact, so that those of units add up and those of a recount compare.
+    """
+
+    rows: int = 0
+    total: int = 0
+    squares: int = 0  # the sum of the rows' squared costs
+    most: int = 0
+
+    @classmethod
+    def of(cls, lengths: Int32 | Int64, row_offsets: Int64) -> AttentionCost:
+        """Of segments row after row: row r has those of row_offsets[r]..row_offsets[r + 1]."""
+        sums = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(np.square(lengths, dtype=np.int64), out=sums[1:])
+        costs = np.diff(sums[row_offsets]).tolist()
+        squares = sum(map(mul, costs, costs))  # beyond 64 bits for long rows
+        return cls(len(costs), sum(costs), squares, max(costs, default=0))
+
+    def __add__(self, other: AttentionCost) -> AttentionCost:
+        return AttentionCost(
+            self.rows + other.rows,
+            self.total + other.total,
+            self.squares + other.squares,
+            max(self.most, other.most),
+        )
+
+    def as_json(self) -> dict[str, int]:
+        return {
+            "rows": self.rows,
+            "sum": self.total,
+            "sum_of_squares": self.squares,
+            "max": self.most,
+        }
+
+
 def _powers() -> Int64:
     return np.zeros(_POWER_BUCKETS, np.int64)
 
@@ -46,6 +85,7 @@ class FileCounts:
 class Counts:
     """Sums over documents and rows. `tokens` are those placed in rows; with the truncated and
     dropped ones they make `encoded_tokens`. `documents` have at least one token in a row.
+    The attention costs are counted where rows are balanced, before and after.
     """
 
     documents: int = 0
@@ -71,6 +111,8 @@ class Counts:
     row_fill: Int64 = field(default_factory=lambda: np.zeros(ROW_FILL_BUCKETS, np.int64))
     segments_per_row: Int64 = field(default_factory=_powers)
     piece_length: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
+    attention_before: AttentionCost = AttentionCost()
+    attention_after: AttentionCost = AttentionCost()
     files: dict[int, FileCounts] = field(default_factory=dict)
 
     def file(self, index: int) -> FileCounts:

@@ -6,12 +6,13 @@ Works on offsets alone; no token moves. Everything lost is counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from packer_cli.records import Int64, Pieces, UInt8
+from packer_cli.records import Int32, Int64, Pieces, UInt8
 
+_Lengths = TypeVar("_Lengths", Int32, Int64)
 OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
 
 
@@ -100,12 +101,20 @@ def _per_document(pieces: Pieces, values: Any, count: int) -> Int64:
     return np.bincount(pieces.document, weights=values, minlength=count).astype(np.int64)
 
 
-def cut_stream(offsets: Int64, max_length: int, stream_position: int) -> Pieces:
-    """Pieces of documents laid end to end and cut at every max_length tokens ("wrap").
+def padded(lengths: _Lengths, multiple: int) -> _Lengths:
+    """Lengths rounded up to multiples: the places that segments take in their rows."""
+    return lengths if multiple == 1 else lengths + (-lengths % multiple)
 
-    `stream_position` is the number of tokens of the stream before the first document.
+
+def cut_stream(offsets: Int64, max_length: int, stream_position: int, multiple: int = 1) -> Pieces:
+    """Pieces of documents laid end to end and cut at every max_length places ("wrap").
+
+    Each document takes its length rounded up to a `multiple` that divides max_length.
+    `stream_position` is where in the stream the first document begins.
     """
-    return _cut(offsets, max_length, (stream_position + offsets[:-1] - offsets[0]) % max_length)
+    taken = padded(np.diff(offsets), multiple)
+    begins = stream_position + np.cumsum(taken) - taken
+    return _cut(offsets, max_length, begins % max_length)
 
 
 def _cut(offsets: Int64, max_length: int, phase: Int64) -> Pieces:

@@ -55,11 +55,17 @@ def build(
         **{name: getattr(counts, name) for name in _TOTALS},
         "padding_tokens": slots - counts.tokens,
         "utilization": counts.tokens / slots if slots else 0.0,
-        "lower_bound_rows": lower_bound_rows(counts.piece_length, config.max_length),
+        "lower_bound_rows": lower_bound_rows(
+            counts.piece_length,
+            config.max_length,
+            max_segments=config.max_segments_per_row,
+            segment_multiple=config.segment_multiple,
+        ),
         "histograms": {
             name: getattr(counts, name).tolist()
             for name in ("document_length", "row_fill", "segments_per_row")
         },
+        **_attention_cost(config, counts),
         "inputs": [
             {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
             for file, (size, sha256) in zip(files, digests, strict=True)
@@ -70,6 +76,13 @@ def build(
         ],
         "shards": [shard.as_json() for shard in shards],
     }
+
+
+def _attention_cost(config: PackConfig, counts: Counts) -> dict[str, Any]:
+    if config.balance == "none":
+        return {}
+    before, after = counts.attention_before.as_json(), counts.attention_after.as_json()
+    return {"attention_cost": {"before": before, "after": after}}
 
 
 def to_bytes(manifest: dict[str, Any]) -> bytes:

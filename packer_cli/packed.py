@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packer_cli.config import PADDED_BOUNDARIES
 from packer_cli.errors import DataError
 from packer_cli.manifest import MANIFEST, load
+from packer_cli.records import Int64
 
 PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
 
@@ -29,7 +31,12 @@ class PackedDirectory:
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
         self.manifest = manifest
-        self.max_length: int = manifest["config"]["max_length"]
+        config = manifest["config"]
+        self.max_length: int = config["max_length"]
+        # results of a packer that did not have these options do not name them
+        self.segment_multiple: int = config.get("segment_multiple", 1)
+        self.label_shift: str = config.get("label_shift", "none")
+        self.max_segments_per_row: int | None = config.get("max_segments_per_row")
         self._ends = list(accumulate(shard["rows"] for shard in manifest["shards"]))
 
     def __len__(self) -> int:
@@ -103,3 +110,20 @@ def rows_of(column: Any) -> npt.NDArray[Any]:
 def ragged_of(column: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
     """A list column of a batch as (values, offsets int32[rows + 1]), without a copy."""
     return column.values.to_numpy(), column.offsets.to_numpy()
+
+
+def segments_of(batch: Any) -> tuple[Int64, Int64, Int64]:
+    """Where segments lie in a batch: (begin int64[s], length int64[s], offsets int64[rows + 1]).
+
+    Segment k, offsets[r] <= k < offsets[r + 1], is in the places begin[k] .. begin[k] + length[k]
+    of row r. With a segment multiple these are not its boundaries in cu_seqlens, which leave the
+    padding between segments out.
+    """
+    name = PADDED_BOUNDARIES if PADDED_BOUNDARIES in batch.schema.names else "cu_seqlens"
+    places, edges = ragged_of(batch.column(name))
+    boundaries, real_edges = ragged_of(batch.column("cu_seqlens"))
+    last = edges[1:] - 1 - edges[0]
+    begin = np.delete(places[edges[0] : edges[-1]], last)
+    length = np.delete(np.diff(boundaries[real_edges[0] : real_edges[-1]]), last[:-1])
+    offsets = (edges - edges[0]).astype(np.int64) - np.arange(len(edges))
+    return begin.astype(np.int64), length.astype(np.int64), offsets

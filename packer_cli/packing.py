@@ -14,11 +14,19 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli._kernels import best_fit, mffd, one_by_one, sorting
+from packer_cli._kernels import balancing, best_fit, mffd, one_by_one, sorting
 from packer_cli.bounds import lower_bound_rows
-from packer_cli.config import MAX_LENGTH_LIMIT
+from packer_cli.config import MAX_LENGTH_LIMIT, check_row_options
 from packer_cli.errors import DataError, UsageError
-from packer_cli.fitting import OVERLONG_POLICIES, Loss, cut_stream, first_overlong, fit, loss_of
+from packer_cli.fitting import (
+    OVERLONG_POLICIES,
+    Loss,
+    cut_stream,
+    first_overlong,
+    fit,
+    loss_of,
+    padded,
+)
 from packer_cli.records import Int32, Int64, Pieces
 from packer_cli.strategies import canonical_name
 
@@ -27,16 +35,20 @@ _MAX_DOCUMENTS = (1 << 31) - 1  # kernels number documents and rows with int32
 _MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with int32
 
 _Planned = tuple[Int64, Int64]
-_Decide = Callable[[Int32, int, Int32], int]
+_Decide = Callable[[Int32, int, Int32, int], int]
+_Plan = Callable[[Int32, int, int, int], _Planned]
 
 
 def _by_decisions(
-    decide: _Decide, lengths: Int32, max_length: int, visit: Int64 | None
+    decide: _Decide, lengths: Int32, max_length: int, visit: Int64 | None, most: int
 ) -> _Planned:
-    """Plan with a kernel of `one_by_one`, visiting documents in the order `visit`."""
+    """Plan with a kernel of `one_by_one`, visiting documents in the order `visit`.
+
+    `most` segments close a row; 0: any number.
+    """
     row_of = np.empty(len(lengths), np.int32)
     seen = lengths if visit is None else lengths[visit]
-    rows = decide(seen, max_length, row_of)
+    rows = decide(seen, max_length, row_of, most)
     order, row_offsets = np.empty(len(lengths), np.int64), np.empty(rows + 1, np.int64)
     sorting.group_by_row(row_of, visit, rows, order, row_offsets)
     return order, row_offsets
@@ -48,24 +60,24 @@ def _longest_first(lengths: Int32, max_length: int) -> Int64:
     return visit
 
 
-def _best_fit(lengths: Int32, max_length: int, seed: int) -> _Planned:
+def _best_fit(lengths: Int32, max_length: int, seed: int, most: int) -> _Planned:
     order, row_offsets = np.empty(len(lengths), np.int64), np.empty(len(lengths) + 1, np.int64)
-    rows = best_fit.best_fit_decreasing(lengths, max_length, order, row_offsets)
+    rows = best_fit.best_fit_decreasing(lengths, max_length, order, row_offsets, most)
     return order, row_offsets[: rows + 1]
 
 
-def _first_fit(lengths: Int32, max_length: int, seed: int) -> _Planned:
+def _first_fit(lengths: Int32, max_length: int, seed: int, most: int) -> _Planned:
     visit = _longest_first(lengths, max_length)
-    return _by_decisions(one_by_one.first_fit, lengths, max_length, visit)
+    return _by_decisions(one_by_one.first_fit, lengths, max_length, visit, most)
 
 
-def _first_fit_shuffle(lengths: Int32, max_length: int, seed: int) -> _Planned:
+def _first_fit_shuffle(lengths: Int32, max_length: int, seed: int, most: int) -> _Planned:
     visit = np.empty(len(lengths), np.int64)
     sorting.permutation(visit, seed)
-    return _by_decisions(one_by_one.first_fit, lengths, max_length, visit)
+    return _by_decisions(one_by_one.first_fit, lengths, max_length, visit, most)
 
 
-def _mffd(lengths: Int32, max_length: int, seed: int) -> _Planned:
+def _mffd(lengths: Int32, max_length: int, seed: int, most: int) -> _Planned:
     visit, row_of = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int32)
     longest_first = _longest_first(lengths, max_length)
     placed, rows = mffd.mffd_large_rows(lengths, max_length, longest_first, visit, row_of)
@@ -77,20 +89,20 @@ def _mffd(lengths: Int32, max_length: int, seed: int) -> _Planned:
     return order, row_offsets
 
 
-def _harmonic(lengths: Int32, capacity: int, row_of: Int32) -> int:
-    rows: int = one_by_one.harmonic(lengths, capacity, HARMONIC_CLASSES, row_of)
+def _harmonic(lengths: Int32, capacity: int, row_of: Int32, most: int) -> int:
+    rows: int = one_by_one.harmonic(lengths, capacity, HARMONIC_CLASSES, row_of, most)
     return rows
 
 
-def _in_order(decide: _Decide) -> Callable[[Int32, int, int], _Planned]:
-    def plan(lengths: Int32, max_length: int, seed: int) -> _Planned:
-        return _by_decisions(decide, lengths, max_length, None)
+def _in_order(decide: _Decide) -> _Plan:
+    def plan(lengths: Int32, max_length: int, seed: int, most: int) -> _Planned:
+        return _by_decisions(decide, lengths, max_length, None, most)
 
     return plan
 
 
 # "wrap" is next fit over pieces that `fitting.cut_stream` cut at the rows' edges.
-_PLANNERS: dict[str, Callable[[Int32, int, int], _Planned]] = {
+_PLANNERS: dict[str, _Plan] = {
     "best-fit": _best_fit,
     "first-fit": _first_fit,
     "online-best-fit": _in_order(one_by_one.best_fit),
@@ -105,23 +117,59 @@ _PLANNERS: dict[str, Callable[[Int32, int, int], _Planned]] = {
 
 
 def plan_rows(
-    lengths: Int32, max_length: int, strategy: str, seed: int, shuffle: bool
+    lengths: Int32,
+    max_length: int,
+    strategy: str,
+    seed: int,
+    shuffle: bool,
+    *,
+    max_segments: int | None = None,
+    segment_multiple: int = 1,
 ) -> tuple[Int64, Int64]:
     """Plan pieces that all fit.
 
-    lengths int32[n], each in 1..max_length; `strategy` a canonical name. Returns
+    lengths int32[n], each in 1..max_length; `strategy` a canonical name; a row is closed by
+    `max_segments` pieces; each piece takes its length rounded up to a `segment_multiple`,
+    which divides max_length. Returns
     (order int64[n], row_offsets int64[rows + 1]): row r holds the pieces
     order[row_offsets[r]:row_offsets[r + 1]]. With `shuffle`, rows and the pieces within a
     row are permuted by `seed`: decreasing strategies come out longest first otherwise.
     """
     if len(lengths) == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
-    order, row_offsets = _PLANNERS[strategy](lengths, max_length, seed)
-    if not shuffle:
-        return order, row_offsets
+    if segment_multiple > 1:  # everything in units: the strategies need not know
+        lengths = padded(lengths, segment_multiple) // segment_multiple
+        max_length //= segment_multiple
+    order, row_offsets = _PLANNERS[strategy](lengths, max_length, seed, max_segments or 0)
+    return shuffled(order, row_offsets, seed) if shuffle else (order, row_offsets)
+
+
+def shuffled(order: Int64, row_offsets: Int64, seed: int) -> tuple[Int64, Int64]:
+    """The same rows in another order, and the pieces in each."""
     new_order, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
     sorting.shuffle_plan(order, row_offsets, len(row_offsets) - 1, seed, new_order, new_row_offsets)
     return new_order, new_row_offsets
+
+
+def balanced(
+    lengths: Int32,
+    order: Int64,
+    row_offsets: Int64,
+    max_length: int,
+    *,
+    max_segments: int | None = None,
+    segment_multiple: int = 1,
+) -> tuple[Int64, Int64]:
+    """A plan of the same rows, each as full as it was, with a more even attention cost.
+
+    Segments that were exchanged come first in their rows. Arguments as in `plan_rows`.
+    """
+    moved, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
+    balancing.balance_rows(
+        lengths[order], row_offsets, max_length, segment_multiple, max_segments or 0,
+        moved, new_row_offsets,
+    )  # fmt: skip
+    return order[moved], new_row_offsets
 
 
 @dataclass(frozen=True)
@@ -157,6 +205,7 @@ class PackPlan:
     row_offsets  int64[rows + 1], row r is order[row_offsets[r]:row_offsets[r + 1]]
     loss         what the overlong policy left out
     documents    how many lengths were planned, empty ones included
+    max_segments_per_row, segment_multiple   as in `plan_packing`
     """
 
     max_length: int
@@ -166,6 +215,8 @@ class PackPlan:
     row_offsets: Int64
     loss: Loss
     documents: int
+    max_segments_per_row: int | None = None
+    segment_multiple: int = 1
 
     def __len__(self) -> int:
         return len(self.row_offsets) - 1
@@ -201,7 +252,12 @@ class PackPlan:
             row_utilization_max=float(share.max()),
             row_utilization_std=float(share.std()),
             segments_per_row_mean=len(self.order) / rows if rows else 0.0,
-            lower_bound_rows=lower_bound_rows(lengths, self.max_length),
+            lower_bound_rows=lower_bound_rows(
+                lengths,
+                self.max_length,
+                max_segments=self.max_segments_per_row,
+                segment_multiple=self.segment_multiple,
+            ),
             truncated_tokens=self.loss.truncated_tokens,
             dropped_documents=self.loss.dropped_documents,
             dropped_tokens=self.loss.dropped_tokens,
@@ -215,6 +271,9 @@ def plan_packing(
     strategy: str = "best-fit",
     seed: int | None = None,
     overlong: str = "error",
+    max_segments_per_row: int | None = None,
+    segment_multiple: int = 1,
+    balance: str = "none",
 ) -> PackPlan:
     """Plan rows of `max_length` tokens for documents of the given lengths.
 
@@ -224,10 +283,15 @@ def plan_packing(
                documents in each row, reproducibly; strategies that keep the order ignore it.
     overlong   for lengths above max_length: "error", "split", "truncate" or "drop".
                "wrap" cuts documents anywhere and has no overlong ones.
+    max_segments_per_row   closes a row; None: any number. Not for "wrap" and "mffd"
+    segment_multiple       each segment takes its length rounded up to a multiple of this
+    balance                "attention": exchange pieces between rows, each as full as before,
+                           until the sums of squared lengths are about even. Not for
+                           "next-fit", "wrap" and "harmonic"
 
     Raises UsageError for an unknown name, a max_length outside 1..2**24 or a seed outside
-    0..2**63-1, and DataError for a negative or (under "error") overlong length, or one of
-    2**31 and more, naming the first.
+    0..2**63-1, or options that do not go together, and DataError for a negative or (under
+    "error") overlong length, or one of 2**31 and more, naming the first.
     """
     name = canonical_name(strategy)
     _check_max_length(max_length)
@@ -235,9 +299,10 @@ def plan_packing(
         raise UsageError(f"seed: {seed} is not between 0 and 2**63 - 1")
     if overlong not in OVERLONG_POLICIES:
         raise UsageError(f"overlong: {overlong!r} is not one of {', '.join(OVERLONG_POLICIES)}")
+    check_row_options(name, max_length, max_segments_per_row, segment_multiple, balance, str)
     offsets = _offsets_of(lengths)
     if name == "wrap":
-        pieces = cut_stream(offsets, max_length, 0)
+        pieces = cut_stream(offsets, max_length, 0, segment_multiple)
     else:
         if overlong == "error":
             check_lengths(offsets, max_length)
@@ -245,10 +310,21 @@ def plan_packing(
     if len(pieces) > _MAX_DOCUMENTS:
         raise UsageError(f"{len(pieces)} documents are more than one plan holds, {_MAX_DOCUMENTS}")
     shuffle = seed is not None and name not in ("next-fit", "wrap")
-    order, row_offsets = plan_rows(pieces.length, max_length, name, seed or 0, shuffle)
+    order, row_offsets = plan_rows(
+        pieces.length, max_length, name, seed or 0, shuffle,
+        max_segments=max_segments_per_row, segment_multiple=segment_multiple,
+    )  # fmt: skip
+    if balance == "attention":
+        order, row_offsets = balanced(
+            pieces.length, order, row_offsets, max_length,
+            max_segments=max_segments_per_row, segment_multiple=segment_multiple,
+        )  # fmt: skip
+        if shuffle:
+            order, row_offsets = shuffled(order, row_offsets, seed or 0)
     return PackPlan(
-        max_length, name, pieces, order, row_offsets, loss_of(pieces, offsets), len(offsets) - 1
-    )
+        max_length, name, pieces, order, row_offsets, loss_of(pieces, offsets), len(offsets) - 1,
+        max_segments_per_row, segment_multiple,
+    )  # fmt: skip
 
 
 def check_lengths(offsets: Int64, max_length: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli.bounds import lower_bound_rows
-from packer_cli.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.config import PADDED_BOUNDARIES
+from packer_cli.counts import AttentionCost, Counts, fill_histogram, powers_histogram
 from packer_cli.errors import DataError
+from packer_cli.fitting import padded
 from packer_cli.invariants import IGNORED
-from packer_cli.packed import PackedDirectory, open_packed, ragged_of, rows_of
+from packer_cli.packed import PackedDirectory, open_packed, ragged_of, rows_of, segments_of
 from packer_cli.records import Int64
 
 
@@ -37,7 +40,12 @@ def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
         "tokens": counts.tokens,
         "padding_tokens": counts.rows * packed.max_length - counts.tokens,
         "utilization": counts.tokens / max(counts.rows * packed.max_length, 1),
-        "lower_bound_rows": lower_bound_rows(counts.piece_length, packed.max_length),
+        "lower_bound_rows": lower_bound_rows(
+            counts.piece_length,
+            packed.max_length,
+            max_segments=packed.max_segments_per_row,
+            segment_multiple=packed.segment_multiple,
+        ),
         "row_fill": counts.row_fill.tolist(),
         "segments_per_row": counts.segments_per_row.tolist(),
     }
@@ -47,6 +55,9 @@ def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
         found["documents"] = counts.documents
         found["document_length"] = counts.document_length.tolist()
     said = manifest | manifest["histograms"]
+    if "attention_cost" in manifest:
+        found["attention_cost"] = counts.attention_after.as_json()
+        said["attention_cost"] = manifest["attention_cost"]["after"]
     wrong = [
         f"{name}: {value} in the shards, {said[name]} in the manifest"
         for name, value in found.items()
@@ -68,16 +79,15 @@ def _count_shard(packed: PackedDirectory, shard: dict[str, Any], counts: Counts)
                 f"{packed.path / shard['file']}: {damage}",
                 "copy the directory again, or pack the data again with --overwrite",
             )
-        boundaries, edges = ragged_of(batch.column("cu_seqlens"))
-        sizes = np.diff(edges)
-        used = boundaries[edges[1:] - 1].astype(np.int64)
-        length = np.delete(np.diff(boundaries, prepend=0), edges[:-1]).astype(np.int64)
+        _, length, offsets = segments_of(batch)
+        used = np.add.reduceat(length, offsets[:-1])
         more = Counts(
             rows=batch.num_rows,
             segments=len(length),
             tokens=int(used.sum()),
             row_fill=fill_histogram(used, packed.max_length),
-            segments_per_row=powers_histogram(sizes - 1),
+            segments_per_row=powers_histogram(np.diff(offsets)),
+            attention_after=AttentionCost.of(length, offsets),
             piece_length=np.bincount(length, minlength=packed.max_length + 1).astype(np.int64),
         )
         if "labels" in batch.schema.names:
@@ -99,13 +109,33 @@ def _damage(batch: Any, packed: PackedDirectory) -> str:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
         return f"is damaged: {error}"
+    said = json.loads((batch.schema.metadata or {}).get(b"packer", b"{}"))
+    found = said.get("label_shift", "none"), said.get("segment_multiple", 1)
+    if found != (packed.label_shift, packed.segment_multiple):
+        return "says another label_shift or segment_multiple than the manifest"
     boundaries, edges = ragged_of(batch.column("cu_seqlens"))
     starts, length = boundaries[edges[:-1]], np.delete(np.diff(boundaries), edges[1:-1] - 1)
     most = boundaries.max(initial=0)
     if (np.diff(edges) < 2).any() or starts.any() or (length < 1).any() or most > packed.max_length:
         return f"is damaged: a row of cu_seqlens does not go up from 0 to {packed.max_length}"
+    limit = packed.max_segments_per_row
+    if limit and (np.diff(edges) - 1 > limit).any():
+        return f"has a row of more than {limit} segments"
+    if packed.segment_multiple > 1:
+        places, place_edges = ragged_of(batch.column(PADDED_BOUNDARIES))
+        if not np.array_equal(place_edges, edges):
+            return f"is damaged: {PADDED_BOUNDARIES} does not match cu_seqlens"
+        taken, steps = padded(np.diff(boundaries), packed.segment_multiple), np.diff(places)
+        within = np.delete(taken == steps, edges[1:-1] - 1)
+        if places[edges[:-1]].any() or not within.all() or places.max() > packed.max_length:
+            return f"is damaged: {PADDED_BOUNDARIES} is not cu_seqlens with its padding"
     if "segments" in names and len(batch.column("segments").values) != len(length):
         return "is damaged: segments does not match cu_seqlens"
+    if packed.label_shift == "pre" and "labels" in names:
+        begin, length, of_row = segments_of(batch)
+        row_of = np.repeat(np.arange(batch.num_rows), np.diff(of_row))
+        if (rows_of(batch.column("labels"))[row_of, begin + length - 1] != IGNORED).any():
+            return "is damaged: a segment's last label is of another segment"
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,24 @@ def figures(manifest: dict[str, Any]) -> dict[str, Any]:
         "unpacked_ratio": manifest["segments"] / rows,
         "shards": len(manifest["shards"]),
         "bytes": sum(shard["bytes"] for shard in manifest["shards"]),
+        **_attention(manifest),
+    }
+
+
+def _attention(manifest: dict[str, Any]) -> dict[str, Any]:
+    """How uneven the rows' attention costs are, before balancing and after."""
+    costs = manifest.get("attention_cost")
+    if costs is None:
+        return {}
+    return {"attention_cost": {when: spread(cost) for when, cost in costs.items()}}
+
+
+def spread(cost: dict[str, int]) -> dict[str, float]:
+    """Coefficient of variation, and max / mean, of sums as `AttentionCost` has them."""
+    rows, total = cost["rows"], cost["sum"]
+    return {
+        "cv": math.sqrt(rows * cost["sum_of_squares"] - total * total) / total,
+        "max_over_mean": cost["max"] * rows / total,
     }
 
 

@@ -52,6 +52,14 @@ def print_report(
     share = f["trained_tokens"] / max(f["tokens"], 1)
     table.add_row("tokens", f"{f['tokens']:,}", f"{f['trained_tokens']:,} trained on ({share:.2%})")
     table.add_row("padding", f"{f['padding_tokens']:,}", "places without a token")
+    if "attention_cost" in f:
+        before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]
+        for name, title, meaning in (
+            ("cv", "attention", "variation of cost between rows"),
+            ("max_over_mean", "", "costliest row / mean"),
+        ):
+            was = f"{meaning}; {before[name]:.3f} without --balance"
+            table.add_row(title, f"{after[name]:.3f}", was)
     for name, count, rest in _losses(f):
         table.add_row(name, f"{count:,}", rest, style="yellow")
     console.print(f"[bold]{escape(str(directory))}[/bold]")

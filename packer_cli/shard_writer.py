@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli._kernels import filling
-from packer_cli.config import PackConfig
+from packer_cli.config import PADDED_BOUNDARIES, PackConfig
 from packer_cli.errors import from_os_error
 from packer_cli.records import Int32, Int64, Stock
 from packer_cli.shards import FORMAT_VERSION, Shard
@@ -36,7 +36,7 @@ def schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
         if name in _PADDED:
             item = pa.field("item", pa.from_numpy_dtype(_PADDED[name]), nullable=False)
             return pa.list_(item, config.max_length)
-        if name == "cu_seqlens":
+        if name in ("cu_seqlens", PADDED_BOUNDARIES):
             return pa.list_(pa.field("item", pa.int32(), nullable=False))
         parts = [("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())]
         struct = pa.struct([pa.field(part, kind, nullable=False) for part, kind in parts])
@@ -46,9 +46,11 @@ def schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
         "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
         "pad_token_id": pad_token_id,
-        "label_shift": "none",
+        "label_shift": config.label_shift,
         "tokenizer_sha256": tokenizer_sha256,
     }
+    if config.segment_multiple > 1:
+        metadata["segment_multiple"] = config.segment_multiple
     return pa.schema(
         [pa.field(name, of(name), nullable=False) for name in config.columns],
         metadata={"packer": json.dumps(metadata)},
@@ -89,17 +91,21 @@ class ShardWriter:
         out = {name: buffer[:rows] for name, buffer in self._buffers.items()}
         boundaries = np.empty(segments + rows, np.int32)
         boundary_offsets = np.empty(rows + 1, np.int32)
+        multiple = self._config.segment_multiple
+        padded = np.empty_like(boundaries) if multiple > 1 else None
         trained_tokens = filling.fill_rows(
             stock.ids, stock.trained, stock.begin, stock.length, order, edges,
             self._config.max_length, self._pad,
             out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
             out.get("position_ids"), boundaries, boundary_offsets,
+            self._config.label_shift == "pre", multiple, padded,
         )  # fmt: skip
+        ragged = {"cu_seqlens": boundaries, PADDED_BOUNDARIES: padded}
         columns = [
             _fixed(self._schema.field(name).type, out[name])
             if name in out
-            else _ragged(self._schema.field(name).type, boundary_offsets, [boundaries])
-            if name == "cu_seqlens"
+            else _ragged(self._schema.field(name).type, boundary_offsets, [ragged[name]])
+            if name in ragged
             else self._segments(stock, order, edges)
             for name in self._config.columns
         ]

@@ -12,19 +12,26 @@ import msgspec
 import numpy as np
 
 from packer_cli.config import PackConfig
-from packer_cli.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.counts import AttentionCost, Counts, fill_histogram, powers_histogram
 from packer_cli.discovery import check_unchanged
 from packer_cli.encoding import Encode
 from packer_cli.errors import DataError, Interrupted, from_os_error
-from packer_cli.fitting import cut_stream, first_overlong, fit, loss_of, without_untrained
+from packer_cli.fitting import (
+    cut_stream,
+    first_overlong,
+    fit,
+    loss_of,
+    padded,
+    without_untrained,
+)
 from packer_cli.progress import Progress
 from packer_cli.readers import reader_for
-from packer_cli.records import BadRecord, InputFile, Int64, Stock, TokenBatch, WorkUnit
+from packer_cli.records import BadRecord, InputFile, Int64, TokenBatch, WorkUnit
 from packer_cli.shapes import Shape
 from packer_cli.shard_writer import ShardWriter
 from packer_cli.shards import Shard
 from packer_cli.tokenization import Tokenizer
-from packer_cli.window import Window
+from packer_cli.window import PlannedRows, Window
 
 # What is left to do to documents that are too long, once the others had their turn.
 _POLICIES = {"error": "split", "truncate-turns": "drop"}
@@ -64,8 +71,9 @@ def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
     try:
         for batch in _batches(unit, job, rejections, counts):
             if job.config.strategy == "wrap":
-                pieces = cut_stream(batch.offsets, job.config.max_length, stream_position)
-                stream_position += int(batch.offsets[-1])
+                multiple = job.config.segment_multiple
+                pieces = cut_stream(batch.offsets, job.config.max_length, stream_position, multiple)
+                stream_position += int(padded(np.diff(batch.offsets), multiple).sum())
             else:
                 if job.config.overlong == "error":
                     _refuse_overlong(batch, job)
@@ -79,9 +87,9 @@ def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
             _count_documents(counts, batch, pieces.document, pieces.length)
             window.add(batch, pieces)
             if window.tokens >= (job.config.window_tokens or 0):
-                _write(writer, counts, job, *window.rows())
+                _write(writer, counts, job, window.rows())
         if window.tokens:
-            _write(writer, counts, job, *window.rows(last=True))
+            _write(writer, counts, job, window.rows(last=True))
         shards = writer.close()
     finally:
         writer.abandon()
@@ -138,9 +146,8 @@ def _count_documents(counts: Counts, batch: TokenBatch, document: Int64, length:
     of_file.tokens += int(placed.sum())
 
 
-def _write(
-    writer: ShardWriter, counts: Counts, job: Job, stock: Stock, order: Int64, row_offsets: Int64
-) -> None:
+def _write(writer: ShardWriter, counts: Counts, job: Job, planned: PlannedRows) -> None:
+    stock, order, row_offsets = planned.stock, planned.order, planned.row_offsets
     if job.stop.is_set():
         raise Interrupted("stopped")
     writer.write(stock, order, row_offsets)
@@ -156,6 +163,9 @@ def _write(
         segments_per_row=powers_histogram(np.diff(row_offsets)),
         piece_length=np.bincount(lengths, minlength=max_length + 1).astype(np.int64),
     )
+    if planned.unbalanced is not None:
+        more.attention_before = planned.unbalanced
+        more.attention_after = AttentionCost.of(lengths, row_offsets)
     counts.add(more)
     job.progress.wrote(more.tokens, rows * max_length)
 

@@ -9,13 +9,16 @@ Carrying instead of padding makes the rows of many small windows as full as thos
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels import filling
 from packer_cli.config import PackConfig
-from packer_cli.packing import plan_rows
+from packer_cli.counts import AttentionCost
+from packer_cli.fitting import padded
+from packer_cli.packing import balanced, plan_rows, shuffled
 from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8
 from packer_cli.strategies import keeps_order
 
@@ -23,6 +26,22 @@ from packer_cli.strategies import keeps_order
 # rows are carried: where documents just do not pair up, waiting would not help.
 _BAD_SPACE = 64
 _MOST_CARRIED = 4
+
+
+@dataclass(frozen=True)
+class PlannedRows:
+    """Rows to be written.
+
+    stock        the tokens and pieces
+    order        int64[pieces], row after row
+    row_offsets  int64[rows + 1], row r holds order[row_offsets[r]:row_offsets[r + 1]]
+    unbalanced   of the same rows without `--balance`; None where it is not asked for
+    """
+
+    stock: Stock
+    order: Int64
+    row_offsets: Int64
+    unbalanced: AttentionCost | None = None
 
 
 class Window:
@@ -50,23 +69,39 @@ class Window:
         )
         self.tokens += int(pieces.length.sum())
 
-    def rows(self, *, last: bool = False) -> tuple[Stock, Int64, Int64]:
-        """(stock, order, row_offsets) of the rows to write now; the rest stays in the window."""
+    def rows(self, *, last: bool = False) -> PlannedRows:
+        """The rows to write now; the rest stays in the window."""
         config, stock = self._config, _joined(self._parts)
         self._parts, self.tokens = [], 0  # the parts' tokens are freed before any are copied
+        seed = self._seed()
         order, row_offsets = plan_rows(
-            stock.length, config.max_length, config.strategy, self._seed(), bool(config.shuffle)
-        )
+            stock.length, config.max_length, config.strategy, seed, bool(config.shuffle),
+            max_segments=config.max_segments_per_row, segment_multiple=config.segment_multiple,
+        )  # fmt: skip
         self._plans += 1
-        if last:
-            return stock, order, row_offsets
+        if not last:
+            order, row_offsets = self._keep_back(stock, order, row_offsets)
+        if config.balance == "none":
+            return PlannedRows(stock, order, row_offsets)
+        # after keeping back, so that the next windows are those of a run without balance
+        unbalanced = AttentionCost.of(stock.length[order], row_offsets)
+        order, row_offsets = balanced(
+            stock.length, order, row_offsets, config.max_length,
+            max_segments=config.max_segments_per_row, segment_multiple=config.segment_multiple,
+        )  # fmt: skip
+        if config.shuffle:
+            order, row_offsets = shuffled(order, row_offsets, seed)
+        return PlannedRows(stock, order, row_offsets, unbalanced)
+
+    def _keep_back(self, stock: Stock, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
+        """Carry the badly filled rows; (order, row_offsets) of the others."""
         carried = self._carried(stock, order, row_offsets)
         sizes = np.diff(row_offsets)
         of_carried = np.repeat(carried, sizes)
         self._carry(stock, order[of_carried])
         kept_offsets = np.zeros(int((~carried).sum()) + 1, np.int64)
         np.cumsum(sizes[~carried], out=kept_offsets[1:])
-        return stock, order[~of_carried], kept_offsets
+        return order[~of_carried], kept_offsets
 
     def _seed(self) -> int:
         """Differs between windows, depends on nothing but the options and the place."""
@@ -81,7 +116,7 @@ class Window:
             carried[rows - 1 :] = True  # the open row; the next window goes on filling it
             return carried
         used = np.zeros(len(order) + 1, np.int64)
-        np.cumsum(stock.length[order], out=used[1:])
+        np.cumsum(padded(stock.length[order], self._config.segment_multiple), out=used[1:])
         space = self._config.max_length - np.diff(used[row_offsets])
         emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_CARRIED]
         carried[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length

@@ -20,7 +20,6 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from typer.testing import CliRunner, Result
 from packer_cli import open_packed
 from packer_cli.cli import app
 from packer_cli.invariants import broken_invariants
-from packer_cli.packed import ragged_of, rows_of
+from packer_cli.packed import rows_of, segments_of
 from packer_cli.recount import check_recount
 from packer_cli.shards import digest
 
@@ -121,10 +120,15 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
     packed = open_packed(directory)
     manifest = packed.manifest
     pad = manifest["tokenizer"]["pad_token_id"] if manifest["tokenizer"] else 0
+    how = {
+        "max_segments": manifest["config"]["max_segments_per_row"],
+        "segment_multiple": manifest["config"]["segment_multiple"],
+        "label_shift": manifest["config"]["label_shift"],
+    }
     for shard in manifest["shards"]:
         assert digest(packed.path / shard["file"]) == (shard["bytes"], shard["sha256"])
         for batch in packed.batches(shard):
-            assert broken_invariants(batch, packed.max_length, pad) == []
+            assert broken_invariants(batch, packed.max_length, pad, **how) == []
             assert batch.schema.names == manifest["config"]["columns"]
             assert all(column.null_count == 0 for column in batch.columns)
     check_recount(Path(directory), manifest)
@@ -149,13 +153,14 @@ def recover_documents(
     for shard in packed.manifest["shards"]:
         for batch in packed.batches(shard):
             values = rows_of(batch.column(column))
-            boundaries, edges = ragged_of(batch.column("cu_seqlens"))
+            begins, lengths, of_row = segments_of(batch)
             segments = batch.column("segments").to_pylist()
             for row, sources in enumerate(segments):
-                cuts = boundaries[edges[row] : edges[row + 1]]
-                for source, (begin, end) in zip(sources, pairwise(cuts), strict=True):
+                here = slice(of_row[row], of_row[row + 1])
+                for source, begin, length in zip(sources, begins[here], lengths[here], strict=True):
                     place = source["file"], source["position"]
-                    pieces[place].append((source["start"], values[row, begin:end].copy()))
+                    tokens = values[row, begin : begin + length].copy()
+                    pieces[place].append((source["start"], tokens))
     documents = {}
     for place, parts in sorted(pieces.items()):
         parts.sort(key=lambda part: part[0])

@@ -21,17 +21,17 @@ def bound(lengths: list[int], capacity: int) -> int:
     return lower_bound_rows(counts, capacity)
 
 
-def _fewest_rows(lengths: list[int], capacity: int) -> int:
+def _fewest_rows(lengths: list[int], capacity: int, most: int = 99) -> int:
     """The optimum by exhaustive search."""
     if not lengths:
         return 0
     first, rest = lengths[0], lengths[1:]
     best = len(lengths)
-    for size in range(len(rest) + 1):
+    for size in range(min(len(rest) + 1, most)):
         for others in combinations(range(len(rest)), size):
             if first + sum(rest[i] for i in others) <= capacity:
                 left = [length for i, length in enumerate(rest) if i not in others]
-                best = min(best, 1 + _fewest_rows(left, capacity))
+                best = min(best, 1 + _fewest_rows(left, capacity, most))
     return best
 
 
@@ -62,6 +62,22 @@ def test_the_bound_never_exceeds_the_optimum(problem: tuple[list[int], int]) -> 
     assert bound(*problem) <= fewest
     for strategy in set(NAMES) - {"wrap"}:  # "wrap" may cut documents, and then need fewer
         assert len(plan_packing(*problem, strategy=strategy)) >= fewest
+
+
+@relaxed
+@given(st.integers(1, 7).flatmap(
+    lambda c: st.tuples(st.lists(st.integers(1, 2 * c), max_size=6), st.just(2 * c))),
+    st.integers(1, 4))  # fmt: skip
+def test_limits_raise_the_bound_no_further_than_the_optimum(
+    problem: tuple[list[int], int], most: int
+) -> None:
+    lengths, capacity = problem
+    counts = np.bincount(np.array(lengths, np.int64), minlength=capacity + 1)
+    padded = [length + length % 2 for length in lengths]
+    assert lower_bound_rows(counts, capacity, segment_multiple=2) == bound(padded, capacity)
+    limited = lower_bound_rows(counts, capacity, max_segments=most)
+    assert limited >= max(bound(lengths, capacity), -(-len(lengths) // most))
+    assert limited <= _fewest_rows(lengths, capacity, most)
 
 
 @pytest.mark.parametrize(

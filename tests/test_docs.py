@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import packer
 
-from packer_cli.config import COLUMNS
+from packer_cli.config import COLUMNS, PADDED_BOUNDARIES
 from packer_cli.manifest import _TOTALS
 from packer_cli.strategies import ALIASES
 
@@ -72,7 +72,15 @@ def test_every_strategy_column_and_total_is_documented() -> None:
     for name, aliases in ALIASES.items():
         row = next(line for line in packing.splitlines() if line.startswith(f"| `{name}` |"))
         assert all(alias in row for alias in aliases), name
-    for name in (*COLUMNS, *_TOTALS, "rows", "padding_tokens", "utilization", "lower_bound_rows"):
+    for name in (
+        *COLUMNS,
+        PADDED_BOUNDARIES,
+        *_TOTALS,
+        "rows",
+        "padding_tokens",
+        "utilization",
+        "lower_bound_rows",
+    ):
         assert f"`{name}`" in layout, name
         if name in COLUMNS[:5]:
             assert f"| `{name}` |" in README, name

@@ -18,7 +18,7 @@ GOOD: dict[str, list[Any]] = {
     "cu_seqlens": [[0, 3, 5], [0, 6]],
     "segments": [[{"file": 0}, {"file": 0}], [{"file": 1}]],
 }
-RAGGED = ("cu_seqlens", "segments")
+RAGGED = ("cu_seqlens", "segments", "cu_seqlens_padded")
 
 
 def batch_of(columns: dict[str, list[Any]]) -> Any:
@@ -27,7 +27,7 @@ def batch_of(columns: dict[str, list[Any]]) -> Any:
         for name, rows in columns.items()
     ]
     arrays = [
-        array.cast(pa.list_(pa.int32())) if name == "cu_seqlens" else array
+        array.cast(pa.list_(pa.int32())) if name.startswith("cu_seqlens") else array
         for name, array in zip(columns, arrays, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
@@ -80,4 +80,64 @@ def test_every_kind_of_damage_is_seen(
     columns = {name: [rows[0], rows[0]] for name, rows in GOOD.items()}
     columns[column][place] = row
     problems = broken_invariants(batch_of(columns), 6, PAD)
+    assert any(problem.startswith(f"row {place}: {message}") for problem in problems), problems
+
+
+# The segments 1 2 3 and 4 in multiples of 2, then the row's padding; a row without any.
+PADDED: dict[str, list[Any]] = {
+    "input_ids": [[1, 2, 3, PAD, 4, PAD, PAD, PAD], [6, 6, 6, 6, 6, 6, 6, 6]],
+    "labels": [[2, 3, -100, -100, -100, -100, -100, -100], [6, -100, 6, 6, 6, 6, 6, -100]],
+    "attention_mask": [[1, 1, 1, 0, 1, 0, 0, 0], [1] * 8],
+    "position_ids": [[0, 1, 2, 3, 0, 1, 0, 1], list(range(8))],
+    "cu_seqlens": [[0, 3, 4], [0, 8]],
+    "cu_seqlens_padded": [[0, 4, 6], [0, 8]],
+    "segments": [[{"file": 0}, {"file": 0}], [{"file": 1}]],
+}
+SHIFTED: dict[str, Any] = {"segment_multiple": 2, "label_shift": "pre", "max_segments": 2}
+
+
+def padded_batch(columns: dict[str, list[Any]]) -> Any:
+    kinds = {name: pa.list_(pa.int32()) for name in columns if name.startswith("cu_")}
+    kinds["segments"] = None
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(rows, kinds.get(name, pa.list_(pa.int32(), 8)))
+            for name, rows in columns.items()
+        ],
+        names=list(columns),
+    )
+
+
+def test_good_padded_and_shifted_rows_pass() -> None:
+    batch = padded_batch(PADDED)
+    assert broken_invariants(batch, 8, PAD, **SHIFTED) == []
+    assert broken_invariants(batch.slice(1), 8, PAD, **SHIFTED) == []
+    assert broken_invariants(batch.slice(0, 1), 8, PAD, **SHIFTED) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "message"),
+    [
+        ("cu_seqlens_padded", [0, 4], "cu_seqlens_padded does not match cu_seqlens"),
+        ("cu_seqlens_padded", [2, 6, 8], "cu_seqlens_padded does not begin with 0"),
+        ("cu_seqlens_padded", [0, 3, 4], "cu_seqlens_padded is not cu_seqlens in multiples of 2"),
+        ("cu_seqlens_padded", [0, 6, 8], "cu_seqlens_padded is not cu_seqlens in multiples of 2"),
+        ("cu_seqlens", [0, 1, 2, 3], "cu_seqlens has more than 2 segments"),
+        ("input_ids", [1, 2, 3, 4, 4, PAD, PAD, PAD], "input_ids holds something other than pad"),
+        ("attention_mask", [1, 1, 1, 1, 1, 0, 0, 0], "attention_mask differs"),
+        ("labels", [-100, 2, 3, -100, -100, -100, -100, -100], "labels holds neither the token"),
+        ("labels", [2, 3, PAD, -100, -100, -100, -100, -100], "labels trains on padding"),
+        ("labels", [2, 3, -100, 4, -100, -100, -100, -100], "labels trains on padding or on a seg"),
+        ("labels", [2, 3] + [-100] * 5 + [1], "labels trains on what follows the row"),
+        ("position_ids", [0, 1, 2, 0, 0, 1, 0, 1], "position_ids does not restart"),
+        ("position_ids", [0, 1, 2, 3, 0, 1, 2, 3], "position_ids does not restart"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_damage_to_padded_and_shifted_rows_is_seen(
+    column: str, row: list[Any], message: str, place: int
+) -> None:
+    columns = {name: [rows[0], rows[0]] for name, rows in PADDED.items()}
+    columns[column][place] = row
+    problems = broken_invariants(padded_batch(columns), 8, PAD, **SHIFTED)
     assert any(problem.startswith(f"row {place}: {message}") for problem in problems), problems

@@ -5,11 +5,13 @@ Inputs are read-only; outputs lie between margins that must stay as they were.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packer_cli._kernels import best_fit, filling, mffd, one_by_one, reference, sorting
+from packer_cli._kernels import balancing, best_fit, filling, mffd, one_by_one, reference, sorting
 
 # Around the words of the bitset: one, two and three levels deep.
 CAPACITIES = [1, 2, 3, 5, 6, 7, 63, 64, 65, 4095, 4096, 4097, 131072, 262143, 262144, 262145]
@@ -18,6 +20,7 @@ ONE_BY_ONE = ["best_fit", "worst_fit", "first_fit", "next_fit"]
 UNTOUCHED, MARGIN = 77, 3
 relaxed = settings(max_examples=150, deadline=None)
 seeds = st.integers(0, 2**64 - 1)
+limits = st.one_of(st.just(0), st.integers(1, 8), st.just(2**24))  # segments in a row
 
 
 def output(size: int | tuple[int, int], kind: type = np.int64) -> np.ndarray:
@@ -64,17 +67,17 @@ def problems(draw: st.DrawFn, most: int = 300) -> tuple[np.ndarray, int]:
     return lengths_of(kind, capacity, n, draw(seeds)), capacity
 
 
-def plan(lengths: np.ndarray, capacity: int) -> tuple[list[int], list[int]]:
+def plan(lengths: np.ndarray, capacity: int, most: int = 0) -> tuple[list[int], list[int]]:
     order, offsets = output(len(lengths)), output(len(lengths) + 1)
-    rows = best_fit.best_fit_decreasing(lengths, capacity, order, offsets)
+    rows = best_fit.best_fit_decreasing(lengths, capacity, order, offsets, most)
     assert (offsets[rows + 1 :] == UNTOUCHED).all()
     assert margins_kept(order, offsets)
     return order.tolist(), offsets[: rows + 1].tolist()
 
 
-def decide(name: str, lengths: np.ndarray, *arguments: int) -> tuple[list[int], int]:
+def decide(name: str, lengths: np.ndarray, *arguments: int, most: int = 0) -> tuple[list[int], int]:
     row_of = output(len(lengths), np.int32)
-    rows = getattr(one_by_one, name)(lengths, *arguments, row_of)
+    rows = getattr(one_by_one, name)(lengths, *arguments, row_of, most)
     assert margins_kept(row_of)
     return row_of.tolist(), rows
 
@@ -92,22 +95,23 @@ def plan_mffd(lengths: np.ndarray, capacity: int) -> tuple[list[int], list[int]]
 
 
 @relaxed
-@given(problems())
-def test_best_fit_decreasing_equals_its_twin(problem: tuple[np.ndarray, int]) -> None:
-    assert plan(*problem) == reference.best_fit_decreasing(*problem)
+@given(problems(), limits)
+def test_best_fit_decreasing_equals_its_twin(problem: tuple[np.ndarray, int], most: int) -> None:
+    assert plan(*problem, most) == reference.best_fit_decreasing(*problem, most)
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 @relaxed
-@given(problem=problems())
-def test_one_by_one_equals_its_twin(problem: tuple[np.ndarray, int], name: str) -> None:
-    assert decide(name, *problem) == getattr(reference, name)(*problem)
+@given(problem=problems(), most=limits)
+def test_one_by_one_equals_its_twin(problem: tuple[np.ndarray, int], most: int, name: str) -> None:
+    assert decide(name, *problem, most=most) == getattr(reference, name)(*problem, most)
 
 
 @relaxed
-@given(problems(), st.integers(1, 15))
-def test_harmonic_equals_its_twin(problem: tuple[np.ndarray, int], classes: int) -> None:
-    assert decide("harmonic", *problem, classes) == reference.harmonic(*problem, classes)
+@given(problems(), st.integers(1, 15), limits)
+def test_harmonic_equals_its_twin(problem: tuple[np.ndarray, int], classes: int, most: int) -> None:
+    expected = reference.harmonic(*problem, classes, most)
+    assert decide("harmonic", *problem, classes, most=most) == expected
 
 
 @relaxed
@@ -185,32 +189,41 @@ def test_the_generator_gives_the_published_numbers() -> None:
 
 
 @relaxed
-@given(problems(most=40), st.booleans(), seeds, st.lists(st.booleans(), min_size=4, max_size=4))
+@given(
+    problems(most=40), st.booleans(), seeds,
+    st.lists(st.booleans(), min_size=5, max_size=5), st.booleans(), st.sampled_from([1, 2, 3, 16]),
+)  # fmt: skip
 def test_fill_rows_equals_its_twin(
-    problem: tuple[np.ndarray, int], some_untrained: bool, seed: int, wanted: list[bool]
-) -> None:
-    capacity = min(problem[1], 400)
+    problem: tuple[np.ndarray, int], some_untrained: bool, seed: int, wanted: list[bool],
+    pre_shifted: bool, multiple: int,
+) -> None:  # fmt: skip
+    units = min(problem[1], 400 // multiple)  # rows are planned in these
+    capacity = units * multiple
     lengths = fixed(np.minimum(problem[0], capacity), np.int32)
     rng = np.random.default_rng(seed)
     ids = fixed(rng.integers(0, 2**31, int(lengths.sum()) + 3), np.uint32)
     trained = fixed(rng.choice([0, 1, 255], len(ids)), np.uint8) if some_untrained else None
     begin = fixed(np.cumsum(lengths) - lengths + 3)
-    order, offsets = map(fixed, plan(lengths, capacity))
+    order, offsets = map(fixed, plan(fixed(-(-lengths // multiple), np.int32), units))
     rows = len(offsets) - 1
     kinds = [np.int32, np.int32, np.uint8, np.int32]
     out = [output((rows, capacity), kind) if want else None
-           for kind, want in zip(kinds, wanted, strict=True)]  # fmt: skip
+           for kind, want in zip(kinds, wanted[:4], strict=True)]  # fmt: skip
     boundaries, edges = output(len(order) + rows, np.int32), output(rows + 1, np.int32)
+    padded = output(len(order) + rows, np.int32) if wanted[4] else None
     inputs = (ids, trained, begin, lengths, order, offsets)
-    count = filling.fill_rows(*inputs, capacity, 9, *out, boundaries, edges)
+    how = (pre_shifted, multiple)
+    count = filling.fill_rows(*inputs, capacity, 9, *out, boundaries, edges, *how, padded)
     lists = (None if array is None else array.tolist() for array in inputs)
-    expected = reference.fill_rows(*lists, capacity, 9)
+    expected = reference.fill_rows(*lists, capacity, 9, *how)
     for found, column in zip(out, expected[:4], strict=True):
         assert found is None or found.tolist() == column
     assert boundaries.tolist() == [value for row in expected[4] for value in row]
     assert edges.tolist() == np.cumsum([0, *map(len, expected[4])]).tolist()
-    assert count == expected[5]
-    assert margins_kept(boundaries, edges, *(found for found in out if found is not None))
+    assert padded is None or padded.tolist() == [value for row in expected[5] for value in row]
+    assert count == expected[6]
+    written = (boundaries, edges, padded, *out)
+    assert margins_kept(*(found for found in written if found is not None))
 
 
 def test_fill_rows_of_the_middle_of_a_plan() -> None:
@@ -224,6 +237,47 @@ def test_fill_rows_of_the_middle_of_a_plan() -> None:
     assert out.tolist() == [[0, 1, 2, 3, 99], [4, 5, 6, 99, 99]]
     assert boundaries.tolist() == [0, 4, 0, 3]
     assert edges.tolist() == [0, 2, 4]
+
+
+def costs(lengths: np.ndarray, order: list[int], offsets: list[int]) -> list[int]:
+    return [sum(int(s) ** 2 for s in lengths[order[a:b]]) for a, b in pairwise(offsets)]
+
+
+@relaxed
+@given(problems(most=120), st.sampled_from([1, 2, 5, 64]), limits)
+def test_balance_rows_equals_its_twin_and_keeps_rows_as_full(
+    problem: tuple[np.ndarray, int], multiple: int, most: int
+) -> None:
+    units = min(problem[1], 3000)
+    sizes = fixed(np.minimum(problem[0], units), np.int32)
+    order, offsets = plan(sizes, units, most)
+    rng = np.random.default_rng(len(sizes))
+    # at most as long as what was planned, in units, and planned row after row
+    lengths = fixed(sizes[order] * multiple - rng.integers(0, multiple, len(sizes)), np.int32)
+    new_order, new_offsets = output(len(sizes)), output(len(offsets))
+    arguments = (lengths, fixed(offsets), units * multiple, multiple, most)
+    exchanges = balancing.balance_rows(*arguments, new_order, new_offsets)
+    assert margins_kept(new_order, new_offsets)
+    new = new_order.tolist(), new_offsets.tolist()
+    assert (*new, exchanges) == reference.balance_rows(*arguments)
+    assert sorted(new[0]) == list(range(len(sizes)))
+    for taken in (lengths, -(-lengths // multiple)):
+        before = [taken[a:b].sum() for a, b in pairwise(offsets)]
+        assert [taken[new[0][a:b]].sum() for a, b in pairwise(new[1])] == before
+    assert most == 0 or max(np.diff(new[1]), default=0) <= most
+    old_costs, new_costs = costs(lengths, list(range(len(sizes))), offsets), costs(lengths, *new)
+    assert sum(new_costs) == sum(old_costs)
+    assert max(new_costs, default=0) <= max(old_costs, default=0)
+    squares = [sum(cost**2 for cost in found) for found in (old_costs, new_costs)]
+    assert squares[1] < squares[0] if exchanges else new[0] == list(range(len(sizes)))
+
+
+def test_balance_rows_exchanges_one_segment_for_two_of_its_length() -> None:
+    lengths, offsets = fixed([6, 2, 3, 3, 1], np.int32), fixed([0, 2, 5])
+    order, new_offsets = output(5), output(3)
+    assert balancing.balance_rows(lengths, offsets, 10, 1, 0, order, new_offsets) == 1
+    rows = [sorted(lengths[order[a:b]].tolist()) for a, b in pairwise(new_offsets.tolist())]
+    assert rows == [[2, 3, 3], [1, 6]]  # 22 and 37 instead of 40 and 19
 
 
 affixes = st.lists(st.integers(0, 3), max_size=2)

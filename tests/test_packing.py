@@ -61,6 +61,57 @@ def test_every_strategy_places_every_document_once(
     assert metrics.documents == len(lengths)
 
 
+LIMITABLE = [name for name in NAMES if name not in ("wrap", "mffd")]
+
+
+@pytest.mark.parametrize("strategy", NAMES)
+@relaxed
+@given(problems(), st.integers(1, 6), st.sampled_from([1, 2, 3, 16]), st.booleans())
+def test_rows_keep_to_their_limits(
+    strategy: str, problem: tuple[list[int], int], most: int, multiple: int, limited: bool
+) -> None:
+    lengths, capacity = problem[0], problem[1] * multiple
+    limit = most if limited and strategy in LIMITABLE else None
+    plan = plan_packing(lengths, capacity, strategy=strategy, seed=3,
+                        max_segments_per_row=limit, segment_multiple=multiple)  # fmt: skip
+    check(plan, lengths)
+    taken = -(-plan.pieces.length // multiple) * multiple
+    fills = [taken[plan.order[a:b]].sum() for a, b in pairwise(plan.row_offsets)]
+    assert all(fill <= capacity for fill in fills)
+    assert limit is None or (np.diff(plan.row_offsets) <= limit).all()
+    assert plan.metrics.rows >= plan.metrics.lower_bound_rows
+    assert limit is None or plan.metrics.lower_bound_rows >= -(-len(plan.pieces) // limit)
+    if strategy == "wrap":
+        assert all(fill == capacity for fill in fills[:-1])
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+@relaxed
+@given(problem=problems())
+def test_balance_only_exchanges(problem: tuple[list[int], int], seed: int | None) -> None:
+    plain, even = (plan_packing(*problem, seed=seed, balance=how) for how in ("none", "attention"))
+    check(even, problem[0])
+    assert sorted(even.row_tokens.tolist()) == sorted(plain.row_tokens.tolist())
+    squares = []
+    for plan in (plain, even):
+        cost = np.add.reduceat(
+            plan.pieces.length[plan.order].astype(float) ** 2, plan.row_offsets[:-1]
+        ) if len(plan) else np.zeros(1)  # fmt: skip
+        squares.append((cost**2).sum())
+    assert squares[1] <= squares[0]
+
+
+@pytest.mark.parametrize("strategy", LIMITABLE)
+@relaxed
+@given(problem=problems(), multiple=st.integers(1, 5))
+def test_multiples_are_planned_as_their_units(
+    strategy: str, problem: tuple[list[int], int], multiple: int
+) -> None:
+    padded = [length * multiple for length in problem[0]]
+    plan = plan_packing(padded, problem[1] * multiple, strategy=strategy, segment_multiple=multiple)
+    assert plan.rows() == plan_packing(*problem, strategy=strategy).rows()
+
+
 def _expected_rows(strategy: str, lengths: list[int], capacity: int) -> list[list[int]]:
     """The plan by the slow twins: each strategy is a way to decide and an order of visits."""
     if strategy == "wrap":
@@ -227,6 +278,18 @@ _NOT_FLAT = "lengths: expected a flat sequence of integers, got"
         (UsageError, "overlong: 'cut' is not one of split, truncate, drop, error",
          {"overlong": "cut"}),
         (UsageError, "seed: -1 is not between 0 and 2**63 - 1", {"seed": -1}),
+        (UsageError, "max_segments_per_row: 0 is not between 1 and 16777216",
+         {"max_segments_per_row": 0}),
+        (UsageError, "max_segments_per_row: wrap fills every row to its end, whatever the number "
+         "of segments", {"max_segments_per_row": 2, "strategy": "wrap"}),
+        (UsageError, "max_segments_per_row: with a limit mffd would not keep within 71/60 of the "
+         "fewest rows", {"max_segments_per_row": 2, "strategy": "mffd"}),
+        (UsageError, "balance: 'even' is not one of none, attention", {"balance": "even"}),
+        (UsageError, "balance: next-fit keeps the order of documents, exchanges would undo it",
+         {"balance": "attention", "strategy": "next-fit"}),
+        (UsageError, "segment_multiple: 0 is not positive", {"segment_multiple": 0}),
+        (UsageError, "segment_multiple: max_length 8 is not a multiple of 3",
+         {"segment_multiple": 3}),
         (UsageError, f"seed: {2**63} is not between 0 and 2**63 - 1", {"seed": 2**63}),
         (UsageError, f"{_NOT_FLAT} shape (2, 2), int64", {"lengths": [[1, 2], [3, 4]]}),
         (UsageError, f"{_NOT_FLAT} shape (1, 0), int64", {"lengths": [[]]}),

@@ -83,7 +83,7 @@ def theirs(
                     return_assistant_tokens_mask=mask,
                 )
             )  # fmt: skip
-        except Exception:  # noqa: BLE001, S112 jinja2's many
+        except Exception:  # noqa: S112 jinja2's many
             continue
     return None
 
@@ -163,7 +163,7 @@ def by_prefixes(
         try:
             before = render(messages[:i], add_generation_prompt=True)
             after = render(messages[: i + 1])
-        except Exception:  # noqa: BLE001
+        except Exception:
             return None
         if not (whole.startswith(before) and whole.startswith(after)):
             return None
@@ -200,9 +200,8 @@ def test_turns_without_tags(folder: Path, template: str | None, chat: str, name:
 
 
 def check_turns(ids: list[int], flags: list[bool], messages: list[Message], name: str) -> None:
-    runs = [
-        (flag, [i for _, i in group]) for flag, group in groupby(zip(flags, ids), itemgetter(0))
-    ]
+    pairs = zip(flags, ids, strict=True)
+    runs = [(flag, [i for _, i in group]) for flag, group in groupby(pairs, itemgetter(0))]
     parts = [(flag, tokenizer(name).decode(run)) for flag, run in runs]
     said = "\n".join(text for flag, text in parts if flag)
     others = "\n".join(text for flag, text in parts if not flag)
