@@ -47,6 +47,26 @@ def missing(settings: Settings) -> str:
     return ""
 
 
+def missing_file(settings: Settings, name: str, template: Path | None) -> str:
+    """Why `unpacked` cannot give this file, or "" when it can."""
+    if not _packed(settings, name).is_file():
+        return f"{name}.jsonl.zst is not in --data"
+    if template and not template.is_file():
+        return f"{template.name} is not beside --tokenizers"
+    return ""
+
+
+def unpacked(settings: Settings, name: str) -> Path:
+    """One file of shared/data as it is, unpacked into the cache."""
+    path = settings.cache / f"{name}.jsonl"
+    if not path.is_file():
+        settings.cache.mkdir(parents=True, exist_ok=True)
+        with pa.input_stream(str(_packed(settings, name)), compression="zstd") as source:
+            path.write_bytes(source.read())
+    _touch(path)
+    return path
+
+
 def once(settings: Settings) -> list[Path]:
     """The texts, one file per source: 66 MB, or 8 MB when quick."""
     return _made(settings, "once", _copy)

@@ -34,6 +34,11 @@ class Settings:
         return self.tokenizers / "llama3_1"
 
     @property
+    def chat_templates(self) -> Path:
+        """Beside the tokenizers, as in shared."""
+        return self.tokenizers.parent / "chat_templates"
+
+    @property
     def packer(self) -> Path:
         """The installed command, beside the running interpreter."""
         return Path(sys.executable).with_name("packer")
