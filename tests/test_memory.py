@@ -1,0 +1,40 @@
+"""How much memory a run takes does not depend on how much it reads, by the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import jsonl
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+# The peak of this program alone: what getrusage says begins with the process it was forked from.
+_RUN = """
+import atexit, re, sys
+from packer_cli.cli import main
+status = "/proc/self/status"
+atexit.register(lambda: print(re.search(r"VmHWM:\\s*(\\d+)", open(status).read())[1]))
+main()
+"""
+
+
+def peak_mib(*arguments: object) -> int:
+    """MiB of memory that `packer pack` took at most."""
+    options = ["-t", "bytes", "-q", "--json", "--overwrite", "-o", "out", "--workers", "1"]
+    command = [sys.executable, "-c", _RUN, "pack", *map(str, arguments), *options]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    return int(done.stdout.splitlines()[-1]) >> 10
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "drop"])
+def test_what_is_truncated_or_dropped_is_not_kept(folder: Path, overlong: str) -> None:
+    short, long = jsonl("short"), jsonl("x" * 10_000)
+    for name, count in (("few.jsonl", 1000), ("many.jsonl", 6000)):
+        (folder / name).write_bytes((short + long) * count)
+    options = ["-l", 64, "--overlong", overlong, "--unit-bytes", "1G"]
+    few, many = (peak_mib(name, *options) for name in ("few.jsonl", "many.jsonl"))
+    assert many < few + 60  # 200 MB of tokens more are left out
