@@ -43,15 +43,14 @@ class Job:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """A packed unit: its shards in `Job.folder`, its counts, and its rejected records' file."""
+    """A packed unit: its shards in `Job.folder`, and its rejected records' file."""
 
     unit: WorkUnit
     shards: list[Shard]
-    counts: Counts
     rejected: Path | None
 
 
-def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
+def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
     """Read the unit's slices and write its shards. Raises Interrupted once `job.stop` is set."""
     rejections = _Rejections(unit, job)
     writer = ShardWriter(job.folder, unit.index, job.config, job.schema, job.pad_token_id)
@@ -78,7 +77,7 @@ def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
         writer.abandon()
         rejections.close()
     counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
-    return UnitResult(unit, shards, counts, rejections.path)
+    return UnitResult(unit, shards, rejections.path), counts
 
 
 def _batches(
@@ -144,7 +143,7 @@ def _write(
         tokens=int(used[-1]),
         row_fill=fill_histogram(np.diff(used[row_offsets]), max_length),
         segments_per_row=powers_histogram(np.diff(row_offsets)),
-        piece_length=np.bincount(lengths, minlength=max_length + 1).astype(np.int64),
+        piece_length=np.bincount(lengths, minlength=max_length + 1).astype(np.int64, copy=False),
     )
     counts.add(more)
     job.progress.wrote(more.tokens, rows * max_length)

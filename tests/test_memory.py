@@ -38,3 +38,11 @@ def test_what_is_truncated_or_dropped_is_not_kept(folder: Path, overlong: str) -
     options = ["-l", 64, "--overlong", overlong, "--unit-bytes", "1G"]
     few, many = (peak_mib(name, *options) for name in ("few.jsonl", "many.jsonl"))
     assert many < few + 60  # 200 MB of tokens more are left out
+
+
+def test_units_leave_nothing_behind(folder: Path) -> None:
+    options = ["-l", 1 << 18, "--unit-bytes", 100, "--columns", "input_ids,cu_seqlens"]
+    for name, count in (("few.jsonl", 5), ("many.jsonl", 85)):
+        (folder / name).write_bytes(jsonl(*["x" * 100] * count))
+    few, many = (peak_mib(name, *options) for name in ("few.jsonl", "many.jsonl"))
+    assert many < few + 60  # a number for each of 2**18 lengths would be 160 MB
