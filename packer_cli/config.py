@@ -48,7 +48,7 @@ class PackConfig:
     add_eos           append the tokenizer's EOS to every document that lacks it
     eos_token         the EOS, where the tokenizer does not say
     on_error          a bad record ends the run ("fail") or goes to rejected.jsonl ("skip")
-    max_line_bytes    longest line, paragraph or text document accepted
+    max_line_bytes    longest line, cell, paragraph or text document accepted
     unit_bytes        input bytes in a work unit; None: by the size of the input
     window_tokens     tokens that one plan considers together
     shard_bytes       a unit's shard is continued in a new part beyond this size

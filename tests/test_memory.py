@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import jsonl
 
@@ -46,3 +48,18 @@ def test_units_leave_nothing_behind(folder: Path) -> None:
         (folder / name).write_bytes(jsonl(*["x" * 100] * count))
     few, many = (peak_mib(name, *options) for name in ("few.jsonl", "many.jsonl"))
     assert many < few + 60  # a number for each of 2**18 lengths would be 160 MB
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_long_rows_of_columns_are_not_read_by_the_thousand(folder: Path, ending: str) -> None:
+    text = "x" * 200_000
+    for name, rows in (("few", 40), ("many", 600)):
+        table = pa.table({"text": [f"{i}{text}" for i in range(rows)]})
+        if ending == "parquet":
+            pq.write_table(table, f"{name}.parquet", write_batch_size=8, use_dictionary=False)
+        else:
+            with pa.ipc.new_file(f"{name}.arrow", table.schema) as writer:
+                writer.write_table(table, max_chunksize=8)
+    options = ["-l", 64, "--overlong", "truncate", "--unit-bytes", "1G"]
+    few, many = (peak_mib(f"{name}.{ending}", *options) for name in ("few", "many"))
+    assert many < few + 60  # 120 MB of text, four times as much as tokens

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from packer_cli.readers.token_columns import check_tokens, clipped
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Shape, Slice
 
 _BATCH_ROWS = 1024
+_BATCH_BYTES = 4 << 20
+_BUFFER_BYTES = 1 << 20
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _TOKEN_COLUMNS = ("input_ids", "labels", "attention_mask")
 _SKIP = "mend the row, or use --on-error skip"
@@ -52,30 +56,77 @@ class _ColumnarReader:
         return f"row {position}"
 
     def _records(
-        self, file: InputFile, batches: Iterator[Any], first_row: int, shape: Shape, consumed: float
+        self,
+        file: InputFile,
+        batches: Iterator[Any],
+        first_row: int,
+        shape: Shape,
+        consumed: float,
+        longest: int,
     ) -> Iterator[Records]:
-        """`consumed`: bytes of the file per row, for progress."""
+        """`consumed`: bytes of the file per row, for progress. `longest`: bytes in a cell."""
         row = first_row
         for batch in batches:
-            for start in range(0, batch.num_rows, _BATCH_ROWS):
-                part = batch.slice(start, _BATCH_ROWS)
+            sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
+            for start, stop in _cuts(sizes, longest):
+                part = batch.slice(start, stop - start)
                 size = round(part.num_rows * consumed)
-                if shape.kind == "text":
+                overlong = next((name for name in sizes if sizes[name][start] > longest), None)
+                if overlong is not None:
+                    what = "the text" if shape.kind == "text" else overlong
+                    reason = f"{what} is longer than {longest} bytes"
+                    bad = [BadRecord(row, reason, "raise --max-line-bytes, or use --on-error skip")]
+                    yield Records(np.empty(0, np.int64), bad=bad, consumed=size)
+                elif shape.kind == "text":
                     yield _texts(file, part.column(shape.field), row, size)
                 else:
                     yield _tokens(file, part, row, size)
                 row += part.num_rows
 
 
+def _sizes(column: Any) -> Int64:
+    """Bytes of each cell, 0 for nulls."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
+    elif _is_integer_list(kind):
+        sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
+    else:  # views have no length of their own
+        plain = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        sizes = pc.binary_length(column if plain else column.cast(pa.large_string()))
+    found: Int64 = sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _cuts(sizes: dict[str, Int64], longest: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of parts of few rows and bytes; a row with a cell above `longest` is alone."""
+    columns = list(sizes.values())
+    rows = len(columns[0])
+    filled = np.cumsum(np.sum(columns, axis=0)) // _BATCH_BYTES
+    alone = np.flatnonzero(np.max(columns, axis=0) > longest)
+    full = np.flatnonzero(np.diff(filled)) + 1
+    edges = np.concatenate([np.arange(0, rows, _BATCH_ROWS), full, alone, alone + 1, [rows]])
+    return pairwise(np.unique(edges).tolist())
+
+
+@lru_cache(maxsize=8)  # a footer is as long as there are row groups, and each may be a slice
+def _footer(file: InputFile) -> tuple[Any, Int64]:
+    """The metadata of a Parquet file, and the first row of each row group."""
+    with pq.ParquetFile(file.path) as parquet:
+        metadata = parquet.metadata
+    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+
+
 class ParquetReader(_ColumnarReader):
-    """Split by row groups; decoded a thousand rows at a time."""
+    """Split by row groups; decoded a thousand rows at a time, or fewer where they are long."""
 
     splittable = True
 
     def row_group_bytes(self, file: InputFile) -> list[int]:
         """Uncompressed bytes of each row group: the weights of slices."""
-        with _reading(file), pq.ParquetFile(file.path) as parquet:
-            metadata = parquet.metadata
+        with _reading(file):
+            metadata, _ = _footer(file)
             return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
@@ -86,25 +137,40 @@ class ParquetReader(_ColumnarReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
     ) -> Iterator[Records]:
-        with _reading(file), pq.ParquetFile(file.path) as parquet:
-            metadata = parquet.metadata
-            names = _columns(file, parquet.schema_arrow, shape)
-            stop = metadata.num_row_groups if part.stop is None else part.stop
-            first = sum(metadata.row_group(i).num_rows for i in range(part.start))
-            groups = list(range(part.start, stop))
-            batches = parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=names)
-            per_row = file.size / max(metadata.num_rows, 1)
-            yield from self._records(file, batches, first, shape, per_row)
+        with _reading(file):
+            metadata, first_rows = _footer(file)
+            # buffered, or a row group's column would be read in one piece
+            with pq.ParquetFile(
+                file.path, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
+            ) as parquet:
+                names = _columns(file, parquet.schema_arrow, shape)
+                stop = metadata.num_row_groups if part.stop is None else part.stop
+                groups = list(range(part.start, stop))
+                rows = max(int(first_rows[stop] - first_rows[part.start]), 1)
+                size = sum(_stored_bytes(metadata.row_group(i), names) for i in groups)
+                at_once = min(max(_BATCH_BYTES * rows // max(size, 1), 1), _BATCH_ROWS)
+                batches = parquet.iter_batches(at_once, row_groups=groups, columns=names)
+                yield from self._records(
+                    file, batches, int(first_rows[part.start]), shape,
+                    file.size / max(metadata.num_rows, 1), config.max_line_bytes,
+                )  # fmt: skip
 
     def describe(self, file: InputFile, position: int) -> str:
-        with _reading(file), pq.ParquetFile(file.path) as parquet:
-            first = 0
-            for group in range(parquet.metadata.num_row_groups):
-                rows = parquet.metadata.row_group(group).num_rows
-                if position < first + rows:
-                    return f"row group {group}, row {position - first} (row {position} of the file)"
-                first += rows
-        return f"row {position}"
+        with _reading(file):
+            _, first_rows = _footer(file)
+        group = int(np.searchsorted(first_rows, position, side="right")) - 1
+        row = position - first_rows[group]
+        return f"row group {group}, row {row} (row {position} of the file)"
+
+
+def _stored_bytes(row_group: Any, names: list[str]) -> int:
+    """Decompressed bytes of some columns, or somewhat more where names begin alike."""
+    columns = (row_group.column(i) for i in range(row_group.num_columns))
+    return sum(
+        column.total_uncompressed_size
+        for column in columns
+        if column.path_in_schema.startswith(tuple(names))
+    )
 
 
 class ArrowReader(_ColumnarReader):
@@ -120,29 +186,44 @@ class ArrowReader(_ColumnarReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
     ) -> Iterator[Records]:
-        with _reading(file), _open_arrow(file) as (schema, batches):
-            names = _columns(file, schema, shape)
-            chosen = (batch.select(names) for batch in batches)
-            yield from self._records(file, chosen, 0, shape, 0.0)
+        with _reading(file), _open_arrow(file) as (schema, read_columns):
+            batches = read_columns(_columns(file, schema, shape))
+            yield from self._records(file, batches, 0, shape, 0.0, config.max_line_bytes)
 
 
 @contextmanager
-def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Iterator[Any]]]:
-    with pa.memory_map(file.path) as source:
-        if source.size() >= 6 and source.read_at(6, 0) == b"ARROW1":
-            with pa.ipc.open_file(source) as reader:
-                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-                yield reader.schema, batches
-            return
+def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
+    """The schema, and a function from names of columns to record batches of them."""
+    # Not mapped: a mapped file that someone cuts short kills the process.
+    with pa.OSFile(file.path) as source:
+        is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
         # A stream cut between two messages reads short without an error.
-        if source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END:
+        if not is_file and (
+            source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END
+        ):
             raise DataError(
                 f"{file.path}: no end marker of an Arrow stream; the file was cut short, or is "
                 "not Arrow",
                 "fetch or write the file again",
             )
-        with pa.ipc.open_stream(source) as reader:
-            yield reader.schema, iter(reader)
+
+        def start(fields: list[int] | None = None) -> Any:
+            source.seek(0)
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
+
+        with start() as reader:
+            schema = reader.schema
+
+        def read_columns(names: list[str]) -> Iterator[Any]:
+            with start([schema.get_field_index(name) for name in names]) as reader:
+                if is_file:
+                    batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+                else:
+                    batches = iter(reader)
+                yield from (batch.select(names) for batch in batches)
+
+        yield schema, read_columns
 
 
 def _columns(file: InputFile, schema: Any, shape: Shape) -> list[str]:
