@@ -102,6 +102,11 @@ class PackConfig:
                 f"--overlong: {self.overlong} has no meaning with --strategy wrap",
                 "wrap cuts documents at the edges of rows, whatever their length",
             )
+        if self.shuffle and keeps_order(strategy):
+            raise UsageError(
+                f"--shuffle: would undo what --strategy {strategy} is for, rows in input order",
+                "leave it out, or choose another strategy; most trainers shuffle rows themselves",
+            )
         normal: dict[str, object] = {
             "strategy": strategy,
             "columns": tuple(name for name in COLUMNS if name in self.columns),

@@ -11,6 +11,8 @@ import numpy as np
 
 from packer_cli.records import Int64, Pieces
 
+MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with int32
+
 
 @dataclass(frozen=True)
 class Loss:

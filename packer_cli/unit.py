@@ -16,7 +16,7 @@ from packer_cli.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.discovery import check_unchanged
 from packer_cli.encoding import encode
 from packer_cli.errors import DataError, Interrupted, from_os_error
-from packer_cli.fitting import cut_stream, first_overlong, fit
+from packer_cli.fitting import MAX_DOCUMENT_TOKENS, cut_stream, first_overlong, fit
 from packer_cli.progress import Progress
 from packer_cli.readers import reader_for
 from packer_cli.records import BadRecord, InputFile, Int64, Shape, Stock, TokenBatch, WorkUnit
@@ -57,12 +57,11 @@ def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
     counts, window, stream_position = Counts(), Window(job.config, unit.index), 0
     try:
         for batch in _batches(unit, job, rejections, counts):
+            _refuse_overlong(batch, job)
             if job.config.strategy == "wrap":
                 pieces = cut_stream(batch.offsets, job.config.max_length, stream_position)
                 stream_position += int(batch.offsets[-1])
             else:
-                if job.config.overlong == "error":
-                    _refuse_overlong(batch, job)
                 policy = "split" if job.config.overlong == "error" else job.config.overlong
                 pieces, loss = fit(batch.offsets, job.config.max_length, policy)
                 counts.add_loss(loss)
@@ -98,17 +97,25 @@ def _batches(
         check_unchanged(file)
 
 
+_OVERLONG = "choose --overlong split, truncate or drop, or a larger --max-length"
+_HUGE = "cut it in the input"
+
+
 def _refuse_overlong(batch: TokenBatch, job: Job) -> None:
-    document = first_overlong(batch.offsets, job.config.max_length)
+    """What may not be cut, and under "split" what is too long to number the pieces' starts."""
+    limit, limit_is, tip = MAX_DOCUMENT_TOKENS, "the most is", _HUGE
+    if job.config.overlong == "error":
+        limit, limit_is, tip = job.config.max_length, "--max-length is", _OVERLONG
+    elif job.config.overlong != "split":
+        return
+    document = first_overlong(batch.offsets, limit)
     if document < 0:
         return
     file = job.files[batch.file[document]]
     place = reader_for(file.format).describe(file, int(batch.position[document]))
     length = batch.offsets[document + 1] - batch.offsets[document]
     raise DataError(
-        f"{file.path}, {place}: the document has {length} tokens, "
-        f"--max-length is {job.config.max_length}",
-        "choose --overlong split, truncate or drop, or a larger --max-length",
+        f"{file.path}, {place}: the document has {length} tokens, {limit_is} {limit}", tip
     )
 
 
