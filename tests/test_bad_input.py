@@ -110,6 +110,12 @@ def test_many_field_names_do_not_fill_the_screen(folder: Path) -> None:
     assert_error(result, 1, "fields found: name0, name1,", "name19 and 480 more")
 
 
+def test_a_field_name_that_json_would_escape(folder: Path) -> None:
+    (folder / "a.jsonl").write_text(json.dumps({'a"b': "x"}))
+    result = packer("pack", "a.jsonl", *OPTIONS, "--text-field", 'a"b')
+    assert_error(result, 2, """--text-field: 'a"b' cannot be read from JSON""")
+
+
 NOTHING = {
     "empty file": (b"", "a.jsonl: no records in 1 input file"),
     "blank lines": (b"\n \n\r\n", "a.jsonl: no records in 1 input file"),

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from packer_cli.config import PackConfig
-from packer_cli.errors import DataError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.readers.byte_streams import Lines, open_source, read_lines
 from packer_cli.readers.json_mistakes import DECODE_ERRORS, MEND, explain
 from packer_cli.readers.line_positions import LinePositions
@@ -68,9 +68,16 @@ class JsonlReader(LinePositions):
 
 def _decoder(shape: Shape) -> Callable[[bytes], Any]:
     if shape.kind == "text":
-        record = msgspec.defstruct(
-            "Record", [("text", str)], rename={"text": shape.field}, gc=False
-        )
+        try:
+            record = msgspec.defstruct(
+                "Record", [("text", str)], rename={"text": shape.field}, gc=False
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"--text-field: {shape.field!r} cannot be read from JSON: it holds a quote, a "
+                "backslash or a control character",
+                "rename the field",
+            ) from error
     else:
         numbers = list[int] | None
         record = msgspec.defstruct(
