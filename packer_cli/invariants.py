@@ -1,4 +1,4 @@
-"""What every packed row must satisfy. One checker for the tests and for every reader.
+"""What every packed row must satisfy. The tests hold every result to it.
 
 cu_seqlens      0 first, increasing, at most max_length last
 attention_mask  1 before the last boundary, 0 from there
@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from packer_cli.packed import ragged_of, rows_of
-
-IGNORED = -100
+from packer_cli.records import IGNORED
 
 
 def broken_invariants(batch: Any, max_length: int, pad_token_id: int) -> list[str]:

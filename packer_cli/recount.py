@@ -13,9 +13,8 @@ import pyarrow as pa
 from packer_cli.bounds import lower_bound_rows
 from packer_cli.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.errors import DataError
-from packer_cli.invariants import IGNORED
 from packer_cli.packed import PackedDirectory, open_packed, ragged_of, rows_of
-from packer_cli.records import Int64
+from packer_cli.records import IGNORED, Int64
 
 
 def check_recount(directory: Path, manifest: dict[str, Any]) -> None:

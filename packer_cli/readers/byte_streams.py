@@ -11,7 +11,7 @@ from functools import partial
 from typing import IO, Any, NamedTuple, Protocol
 
 from packer_cli.errors import DataError, from_os_error
-from packer_cli.records import InputFile
+from packer_cli.records import BadRecord, InputFile
 
 STDIN = "-"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
@@ -187,6 +187,14 @@ class Lines(NamedTuple):
 
     offset: int
     data: bytes | None
+
+
+def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecord:
+    return BadRecord(
+        position,
+        f"the {what} is longer than {max_line_bytes} bytes",
+        "raise --max-line-bytes, or check that the file has line ends",
+    )
 
 
 def read_lines(

@@ -10,8 +10,7 @@ import numpy as np
 
 from packer_cli.config import PackConfig
 from packer_cli.errors import DataError, named
-from packer_cli.readers.byte_streams import Source, open_source, read_lines
-from packer_cli.readers.jsonl import too_long
+from packer_cli.readers.byte_streams import Source, open_source, read_lines, too_long
 from packer_cli.readers.line_positions import LinePositions
 from packer_cli.records import BadRecord, InputFile, Records, Shape, Slice
 

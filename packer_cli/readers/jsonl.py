@@ -7,6 +7,7 @@ when a block holds a blank or bad line is it gone through line by line to find t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import numpy as np
 
 from packer_cli.config import PackConfig
 from packer_cli.errors import DataError, UsageError
-from packer_cli.readers.byte_streams import Lines, open_source, read_lines
+from packer_cli.readers.byte_streams import Lines, open_source, read_lines, too_long
 from packer_cli.readers.json_mistakes import DECODE_ERRORS, MEND, explain
 from packer_cli.readers.line_positions import LinePositions
 from packer_cli.readers.token_columns import BEYOND, check_tokens
@@ -134,14 +135,6 @@ def _decode_block(
     return np.array(good, np.int64), decoded, bad
 
 
-def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecord:
-    return BadRecord(
-        position,
-        f"the {what} is longer than {max_line_bytes} bytes",
-        "raise --max-line-bytes, or check that the file has line ends",
-    )
-
-
 def _token_records(
     positions: Int64, decoded: list[Any], bad: list[BadRecord], consumed: int
 ) -> Records:
@@ -169,8 +162,11 @@ def _token_records(
 
 
 def _flat(rows: Iterable[list[int]], count: int) -> Int64:
-    values = (min(max(value, -BEYOND), BEYOND) for row in rows for value in row)
-    return np.fromiter(values, np.int64, count=count)
+    values = list(chain.from_iterable(rows))
+    try:
+        return np.fromiter(values, np.int64, count=count)
+    except OverflowError:
+        return np.fromiter((min(max(value, -BEYOND), BEYOND) for value in values), np.int64)
 
 
 def _uneven(record: Any) -> str:
