@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def pack(
     """
     files = find_inputs(inputs, config)
     shape = detect_shape(files, config)
+    if shape.kind == "tokens":
+        config = replace(config, add_eos=False)  # ids are packed as they are; the manifest says so
     tokenizer, tokenizer_files = _tokenizer(files, shape, config, options, tokenizer_name, notify)
     pad = tokenizer.info.pad_token_id if tokenizer else 0
     with (
@@ -139,7 +142,7 @@ def _tokenizer(
     tokenizer = load_tokenizer(
         located,
         backend=options.tokenizer_backend,
-        add_eos=config.add_eos and shape.kind == "text",
+        add_eos=config.add_eos,
         eos_token=config.eos_token,
         first_documents=_first_documents(files, shape, config),
         notify=notify,

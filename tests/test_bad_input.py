@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import assert_error, jsonl, pack, packer, packer_process, recover_texts
+from conftest import (
+    assert_error,
+    jsonl,
+    pack,
+    packer,
+    packer_process,
+    packer_script,
+    recover_texts,
+)
 
 pytestmark = pytest.mark.usefixtures("folder")
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
@@ -144,6 +153,27 @@ def test_nothing_but_bad_records(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(GOOD.replace(b'"good"', b"1") * 3)
     result = packer("pack", "a.jsonl", *OPTIONS, "--on-error", "skip")
     assert_error(result, 1, "nothing to pack: 0 empty, 0 dropped and 3 rejected records")
+
+
+def test_nothing_but_lines_that_are_no_json(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(b"oops\n" * 3)
+    result = packer("pack", "a.jsonl", *OPTIONS, "--on-error", "skip")
+    assert_error(result, 1, "a.jsonl: no records in 1 input file that can be read")
+    assert "--on-error skip" in result.stderr.splitlines()[1]
+
+
+def test_an_endless_stream_of_bad_lines_is_not_waited_out(folder: Path) -> None:
+    command = [packer_script(), "pack", "-", *map(str, OPTIONS), "--on-error", "skip"]
+    with (
+        subprocess.Popen(["yes", "oops"], stdout=subprocess.PIPE) as endless,
+        subprocess.Popen(command, stdin=endless.stdout, stderr=subprocess.PIPE) as run,
+    ):
+        try:
+            _, stderr = run.communicate(timeout=30)
+        finally:
+            run.kill()
+            endless.kill()
+    assert stderr.startswith(b"error: -: no records in 1 input file that can be read\n")
 
 
 def test_several_files_without_records(folder: Path) -> None:

@@ -113,6 +113,14 @@ def test_a_document_of_many_lines_is_read_in_linear_time(tmp_path: Path) -> None
         assert [text for _, text in good] == [expected]
 
 
+@pytest.mark.parametrize("sample_by", ["line", "paragraph", "document"])
+def test_a_byte_order_mark_is_no_text(folder: Path, sample_by: str) -> None:
+    (folder / "a.txt").write_bytes("\ufeffone\n\n\ufefftwo".encode())
+    pack("a.txt", "-l", 16, "--sample-by", sample_by)
+    texts = ["one\n\n\ufefftwo"] if sample_by == "document" else ["one", "\ufefftwo"]
+    assert recover_texts("out") == texts
+
+
 def test_invalid_utf8_in_text_names_the_line(folder: Path) -> None:
     (folder / "a.txt").write_bytes(b"good\ncaf\xe9\n")
     result = packer("pack", "a.txt", "-l", 8, "-q", "-t", "bytes")

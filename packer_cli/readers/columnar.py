@@ -291,10 +291,10 @@ def _tokens(file: InputFile, batch: Any, first_row: int, consumed: int) -> Recor
     bad: dict[int, str] = {}
     columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
     ids = columns["input_ids"]
+    if ids.null_count:  # of labels and attention_mask a null is as if they were not there
+        nulls = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))
+        bad.update({int(i): "input_ids is null" for i in nulls})
     for name, column in columns.items():
-        if column.null_count:
-            nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-            bad.update({int(i): f"{name} is null" for i in nulls})
         uneven = pc.not_equal(pc.list_value_length(column), pc.list_value_length(ids))
         for i in np.flatnonzero(uneven.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
             bad.setdefault(i, f"{name} has {len(column[i])} values, input_ids {len(ids[i])}")
@@ -309,15 +309,22 @@ def _tokens(file: InputFile, batch: Any, first_row: int, consumed: int) -> Recor
         pc.list_value_length(arrays["input_ids"]).to_numpy(zero_copy_only=False), out=offsets[1:]
     )
 
-    def flat(name: str) -> Int64 | None:
+    def flat(name: str) -> Int64:
+        return clipped(pc.list_flatten(arrays[name]).to_numpy(zero_copy_only=False))
+
+    def flat_or(name: str, absent: Int64) -> Int64 | None:
         if name not in arrays:
             return None
-        values: Int64 = clipped(pc.list_flatten(arrays[name]).to_numpy(zero_copy_only=False))
+        if not arrays[name].null_count:
+            return flat(name)
+        there = arrays[name].is_valid().to_numpy(zero_copy_only=False)
+        values: Int64 = absent.copy()
+        values[np.repeat(there, np.diff(offsets))] = flat(name)
         return values
 
     values = flat("input_ids")
-    assert values is not None  # noqa: S101 the column was checked to exist
-    tokens, wrong = check_tokens(values, offsets, flat("labels"), flat("attention_mask"))
+    labels, mask = flat_or("labels", values), flat_or("attention_mask", np.ones_like(values))
+    tokens, wrong = check_tokens(values, offsets, labels, mask)
     bad.update({int(keep[i]): reason for i, reason in wrong.items()})
     positions = np.delete(np.arange(first_row, first_row + batch.num_rows), list(bad))
     return Records(positions, tokens=tokens, bad=_bad(bad, first_row), consumed=consumed)

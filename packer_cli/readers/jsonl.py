@@ -21,6 +21,8 @@ from packer_cli.readers.line_positions import LinePositions
 from packer_cli.readers.token_columns import BEYOND, check_tokens
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Shape, Slice
 
+_MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
+
 
 class JsonlReader(LinePositions):
     """`.jsonl`, `.ndjson` and `.json` files; splittable by bytes unless compressed."""
@@ -31,7 +33,8 @@ class JsonlReader(LinePositions):
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
         """The field names of the first record, or None when there is none.
 
-        Where bad records are skipped: of the first record that can be packed, if any can.
+        Where bad records are skipped: of the first record that can be packed, if any can, and
+        there is one in the file's beginning.
         """
         skip, first = config.on_error == "skip", None
         with open_source(file, peek=True) as source:
@@ -48,7 +51,7 @@ class JsonlReader(LinePositions):
                     if not skip or config.text_field in names or "input_ids" in names:
                         return names
                     first = first or names
-                if first is not None:
+                if first is not None or (skip and block.offset > _MOST_SEARCHED):
                     return first
         return None
 
