@@ -21,11 +21,14 @@ from conftest import (
     recover_texts,
 )
 
+from packer_cli.readers.json_mistakes import explain
+
 pytestmark = pytest.mark.usefixtures("folder")
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
 GOOD = b'{"text": "good"}\n'
 
-# id: (the line, where it stands after two good lines, what is said of it)
+# id: (the line, where it stands after two good lines, what is said of it); no line may hold a
+# line end, as the time in the header of gzip now and then does
 BAD_LINES = {
     "cut": (b'{"text": "a', "not valid JSON: Unterminated string at character 10 of the line"),
     "no comma": (b'{"text": "a" "b": 1}', "not valid JSON: Expecting ',' delimiter at char"),
@@ -49,7 +52,7 @@ BAD_LINES = {
     "an array": (b'[{"text": "a"}]', "a JSON array, expected one object per line"),
     "an open object": (b"{", "an object over several lines, expected one object per line"),
     "too long": (b'{"text": "%s"}' % (b"x" * 200_000), "the line is longer than 150000 bytes"),
-    "compressed": (gzip.compress(b"x")[:9], "compressed data, not JSON"),
+    "compressed": (gzip.compress(b"x", mtime=0)[:9], "compressed data, not JSON"),
     "byte order mark": (b'\xef\xbb\xbf{"text": "a"}', "a UTF-8 byte order mark"),
 }  # fmt: skip
 
@@ -61,6 +64,11 @@ def test_a_bad_line_ends_the_run(folder: Path, case: str) -> None:
     result = packer("pack", "a.jsonl", *OPTIONS, "--max-line-bytes", 150_000)
     assert_error(result, 1, f"a.jsonl, line 3 (byte 34): {reason}")
     assert not Path("out").exists()
+
+
+def test_a_line_that_fails_but_once_is_a_bad_record_too() -> None:
+    bad = explain(b'{"text": "a"}', 7, lambda line: None)
+    assert (bad.position, bad.reason) == (7, "JSON nested too deeply")
 
 
 @pytest.mark.parametrize("unit_bytes", [100, 1 << 30])
