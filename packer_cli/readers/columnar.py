@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -109,10 +110,14 @@ def _cuts(sizes: dict[str, Int64], longest: int) -> Iterator[tuple[int, int]]:
     return pairwise(np.unique(edges).tolist())
 
 
-@lru_cache(maxsize=8)  # a footer is as long as there are row groups, and each may be a slice
 def _footer(file: InputFile) -> tuple[Any, Int64]:
     """The metadata of a Parquet file, and the first row of each row group."""
-    with pq.ParquetFile(file.path) as parquet:
+    return _footer_of(os.path.realpath(file.path), file.size, file.mtime_ns)
+
+
+@lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
+def _footer_of(path: str, size: int, mtime_ns: int) -> tuple[Any, Int64]:
+    with pq.ParquetFile(path) as parquet:
         metadata = parquet.metadata
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
