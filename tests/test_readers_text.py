@@ -208,6 +208,7 @@ def test_an_open_quote_of_csv_is_never_skipped(folder: Path, limit: str) -> None
     options = ["-l", 8, "-q", "-t", "bytes", "--on-error", "skip", "--max-line-bytes", limit]
     result = packer("pack", "a.csv", *options)
     assert_error(result, 1, "a.csv, line 3 (byte 12): not valid CSV: ")
+    assert "close the quote" in result.stderr
 
 
 def test_blank_lines_before_the_header_of_csv(folder: Path) -> None:

@@ -16,6 +16,7 @@ from packer_cli.records import BadRecord, InputFile, Records, Shape, Slice
 
 _BATCH_CHARACTERS = 4 << 20
 _PER_RECORD = 64  # so that batches of short or bad records are bounded too
+_CLOSE = "close the quote that this record opens; if its text is so long, raise --max-line-bytes"
 _MEND = "mend the line, or use --on-error skip"
 
 
@@ -62,8 +63,8 @@ class _Lines:
         return DataError(f"{self._file.path}, {place}: {bad.reason}", bad.tip)
 
 
-def _invalid(position: int, error: csv.Error) -> BadRecord:
-    return BadRecord(position, f"not valid CSV: {error}", _MEND)
+def _invalid(position: int, error: csv.Error, tip: str = _MEND) -> BadRecord:
+    return BadRecord(position, f"not valid CSV: {error}", tip)
 
 
 class DelimitedReader(LinePositions):
@@ -94,7 +95,7 @@ class DelimitedReader(LinePositions):
         except StopIteration:
             return None
         except csv.Error as error:
-            raise lines.refused(_invalid(begin, error)) from error
+            raise lines.refused(_invalid(begin, error, "mend the header")) from error
         return header
 
     def read(
@@ -119,10 +120,10 @@ class DelimitedReader(LinePositions):
                 try:
                     row = next(rows, None)
                 except csv.Error as error:
-                    bad.append(_invalid(begin, error))
                     if lines.ended or "field limit" in str(error):
                         # an open quote has taken in all that follows, good records too
-                        raise lines.refused(bad[-1]) from error
+                        raise lines.refused(_invalid(begin, error, _CLOSE)) from error
+                    bad.append(_invalid(begin, error))
                     size += _PER_RECORD
                     continue
                 if row is not None and len(row) == len(header):
