@@ -92,9 +92,10 @@ def _sizes(column: Any) -> Int64:
         sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
     elif _is_integer_list(kind):
         sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
-    else:  # views have no length of their own
-        plain = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        sizes = pc.binary_length(column if plain else column.cast(pa.large_string()))
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        sizes = pc.binary_length(column)
+    else:  # no function gives the lengths of views
+        sizes = pa.array([len(cell.as_buffer() or b"") for cell in column], pa.int64())
     found: Int64 = sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
 
