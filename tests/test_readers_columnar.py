@@ -232,6 +232,13 @@ def test_a_list_longer_than_the_limit_is_a_bad_record(folder: Path) -> None:
     assert [tokens.tolist() for tokens in recover_documents("out").values()] == [[1, 2], [4]]
 
 
+def test_cells_of_nested_types_have_a_size_too() -> None:
+    cells = pa.array([[{"content": "x" * 1000}], None, [{"content": "y"}] * 2])
+    sizes = columnar._sizes(cells)
+    assert 1000 <= sizes[0] < 1100
+    assert sizes[1:].max() < 100
+
+
 def test_long_rows_come_in_small_batches(folder: Path) -> None:
     texts = ["x" * (i % 5 * 50_000) for i in range(400)]
     pq.write_table(pa.table({"text": texts}), folder / "a.parquet")

@@ -86,7 +86,7 @@ class _ColumnarReader:
 
 
 def _sizes(column: Any) -> Int64:
-    """Bytes of each cell, 0 for nulls."""
+    """Bytes of each cell, 0 for nulls; of nested values with their offsets."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
@@ -94,8 +94,10 @@ def _sizes(column: Any) -> Int64:
         sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
         sizes = pc.binary_length(column)
-    else:  # no function gives the lengths of views
+    elif _is_text(kind):  # no function gives the lengths of views
         sizes = pa.array([len(cell.as_buffer() or b"") for cell in column], pa.int64())
+    else:
+        sizes = pa.array([column.slice(i, 1).nbytes for i in range(len(column))], pa.int64())
     found: Int64 = sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
 
