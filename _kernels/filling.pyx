@@ -211,18 +211,23 @@ def frame_documents(
     return end
 
 
+ctypedef fused Value:  # of a token
+    uint32_t
+    uint8_t
+
+
 def gather_pieces(
-    const uint32_t[::1] ids, const int64_t[::1] begin, const int32_t[::1] length,
-    uint32_t[::1] out_ids,
+    const Value[::1] values, const int64_t[::1] begin, const int32_t[::1] length,
+    Value[::1] out,
 ):
     """Copy pieces end to end.
 
-    IN  ids uint32[T]; begin int64[p], length int32[p] into ids
-    OUT out_ids uint32[sum(length)]
+    IN  values uint32[T] (ids) or uint8[T] (trained); begin int64[p], length int32[p] into it
+    OUT out  of the same type, [sum(length)]
     """
     cdef int64_t i, end = 0
     with nogil:
         for i in range(begin.shape[0]):
             if length[i]:
-                memcpy(&out_ids[end], &ids[begin[i]], length[i] * sizeof(uint32_t))
+                memcpy(&out[end], &values[begin[i]], length[i] * sizeof(Value))
             end += length[i]

@@ -24,8 +24,8 @@ from typing import Any
 import settings
 
 QUESTIONS = (
-    "plan_speed", "plan_vs_peers", "fill_speed", "pack_vs_trl", "supervised_vs_trl", "pack_large", "stages",
-    "memory", "rows_bound", "startup",
+    "plan_speed", "plan_vs_peers", "fill_speed", "pack_vs_trl", "supervised_vs_trl",
+    "pack_large", "stages", "memory", "rows_bound", "startup",
 )  # fmt: skip
 LATEST = settings.BENCHMARKS / "results" / "latest.json"
 _LIBRARIES = ("packer-cli", "numpy", "pyarrow", "msgspec", "tokenizers", "gigatoken")

@@ -306,7 +306,7 @@ def pack(
         str, typer.Option(help="auto, gigatoken or tokenizers. Never changes the result.")
     ] = "auto",
     max_line_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Longest line or text document accepted.")
+        str, typer.Option(metavar="SIZE", help="Longest line, cell or text document accepted.")
     ] = "256M",
     unit_bytes: Annotated[
         str | None,

@@ -116,7 +116,7 @@ class PackConfig:
     separator         text after every document, never trained on
     eos_token         the EOS, where the tokenizer does not say
     on_error          a bad record ends the run ("fail") or goes to rejected.jsonl ("skip")
-    max_line_bytes    longest line, paragraph or text document accepted
+    max_line_bytes    longest line, cell, paragraph or text document accepted
     unit_bytes        input bytes in a work unit; None: by the size of the input
     window_tokens     tokens that one plan considers together
     shard_bytes       a unit's shard is continued in a new part beyond this size
@@ -174,6 +174,11 @@ class PackConfig:
             raise UsageError(
                 f"--overlong: {self.overlong} has no meaning with --strategy wrap",
                 "wrap cuts documents at the edges of rows, whatever their length",
+            )
+        if self.shuffle and keeps_order(strategy):
+            raise UsageError(
+                f"--shuffle: would undo what --strategy {strategy} is for, rows in input order",
+                "leave it out, or choose another strategy; most trainers shuffle rows themselves",
             )
         normal: dict[str, object] = {
             "strategy": strategy,
@@ -253,8 +258,20 @@ class PackConfig:
                 f"--prompt-template: {prompt_template} is not for records of shape {shape.kind}",
                 f"choose {' or '.join(templates)}",
             )
+        if shape.kind == "tokens" and (self.add_bos or self.add_eos or self.separator):
+            raise UsageError(
+                "--bos, --eos and --separator are not for input_ids, which are packed as they are",
+                "leave them out, or put the tokens into the input",
+            )
+        # a chat template writes BOS and the ends of turns itself
+        as_they_are = shape.is_chat or shape.kind == "tokens"
         return dataclasses.replace(
-            self, train_on=train_on, overlong=overlong, prompt_template=prompt_template
+            self,
+            train_on=train_on,
+            overlong=overlong,
+            prompt_template=prompt_template,
+            add_bos=False if as_they_are and self.add_bos is None else self.add_bos,
+            add_eos=not as_they_are if self.add_eos is None else self.add_eos,
         )
 
     @property

@@ -136,11 +136,10 @@ class Counts:
                     for name, value in vars(counts).items():
                         setattr(total, name, getattr(total, name) + value)
             elif isinstance(theirs, np.ndarray):
-                size = max(len(mine), len(theirs))
-                total_array = np.zeros(size, np.int64)
-                total_array[: len(mine)] += mine
-                total_array[: len(theirs)] += theirs
-                setattr(self, item.name, total_array)
+                if len(mine) < len(theirs):
+                    mine = np.concatenate([mine, np.zeros(len(theirs) - len(mine), np.int64)])
+                    setattr(self, item.name, mine)
+                mine[: len(theirs)] += theirs  # in place: piece_length is as long as a row
             else:
                 setattr(self, item.name, mine + theirs)
 

@@ -11,6 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -227,8 +228,11 @@ def plan_units(files: list[InputFile], config: PackConfig) -> list[WorkUnit]:
         if current and part.weight > room + target // 8:
             units.append(WorkUnit(len(units), tuple(current)))
             current, room = [], target
-        current.append(part)
         room -= part.weight
+        if current and (current[-1].file, current[-1].stop) == (part.file, part.start):
+            before = current.pop()  # row groups side by side are opened once
+            part = replace(part, start=before.start, weight=before.weight + part.weight)  # noqa: PLW2901
+        current.append(part)
     units.append(WorkUnit(len(units), tuple(current)))
     return units
 

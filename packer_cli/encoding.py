@@ -35,6 +35,8 @@ def token_batch(records: Records, file: InputFile, tokenizer: Tokenizer | None) 
         ids, offsets, trained = records.tokens
     elif tokenizer is not None and records.texts is not None:
         ids, offsets, trained = tokenizer.encode(records.texts, records.spans)
+    elif not len(records.positions):
+        ids, offsets, trained = np.empty(0, np.uint32), np.zeros(1, np.int64), None
     else:
         raise InternalError("texts reached the encoder without a tokenizer")
     if len(offsets) != len(records.positions) + 1:

@@ -15,6 +15,8 @@ from packer_cli.records import Int32, Int64, Pieces, UInt8
 _Lengths = TypeVar("_Lengths", Int32, Int64)
 OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
 
+MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with int32
+
 
 @dataclass(frozen=True)
 class Loss:

@@ -1,4 +1,4 @@
-"""What every packed row must satisfy. One checker for the tests and for every reader.
+"""What every packed row must satisfy. The tests hold every result to it.
 
 cu_seqlens      0 first, increasing, at most max_length last, at most max_segments steps
 cu_seqlens_padded  with a segment multiple: 0 first, each step that of cu_seqlens rounded up to
@@ -20,8 +20,7 @@ import numpy as np
 from packer_cli.config import PADDED_BOUNDARIES
 from packer_cli.fitting import padded
 from packer_cli.packed import ragged_of, rows_of, segments_of
-
-IGNORED = -100
+from packer_cli.records import IGNORED
 
 
 def broken_invariants(  # noqa: PLR0915 one rule after the other

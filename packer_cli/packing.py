@@ -19,6 +19,7 @@ from packer_cli.bounds import lower_bound_rows
 from packer_cli.config import MAX_LENGTH_LIMIT, check_row_options
 from packer_cli.errors import DataError, UsageError
 from packer_cli.fitting import (
+    MAX_DOCUMENT_TOKENS,
     OVERLONG_POLICIES,
     Loss,
     cut_stream,
@@ -28,11 +29,10 @@ from packer_cli.fitting import (
     padded,
 )
 from packer_cli.records import Int32, Int64, Pieces
-from packer_cli.strategies import canonical_name
+from packer_cli.strategies import canonical_name, keeps_order
 
 HARMONIC_CLASSES = 12
 _MAX_DOCUMENTS = (1 << 31) - 1  # kernels number documents and rows with int32
-_MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with int32
 
 _Planned = tuple[Int64, Int64]
 _Decide = Callable[[Int32, int, Int32, int], int]
@@ -137,6 +137,8 @@ def plan_rows(
     """
     if len(lengths) == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
+    if len(lengths) > _MAX_DOCUMENTS:
+        raise UsageError(f"{len(lengths)} documents are more than one plan holds, {_MAX_DOCUMENTS}")
     if segment_multiple > 1:  # everything in units: the strategies need not know
         lengths = padded(lengths, segment_multiple) // segment_multiple
         max_length //= segment_multiple
@@ -307,9 +309,7 @@ def plan_packing(
         if overlong == "error":
             check_lengths(offsets, max_length)
         pieces = fit(offsets, max_length, "split" if overlong == "error" else overlong)
-    if len(pieces) > _MAX_DOCUMENTS:
-        raise UsageError(f"{len(pieces)} documents are more than one plan holds, {_MAX_DOCUMENTS}")
-    shuffle = seed is not None and name not in ("next-fit", "wrap")
+    shuffle = seed is not None and not keeps_order(name)
     order, row_offsets = plan_rows(
         pieces.length, max_length, name, seed or 0, shuffle,
         max_segments=max_segments_per_row, segment_multiple=segment_multiple,
@@ -354,10 +354,10 @@ def _offsets_of(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int64:
     negative = np.flatnonzero(array < 0)
     if len(negative):
         raise DataError(f"document {negative[0]} has the negative length {array[negative[0]]}")
-    huge = np.flatnonzero(array > _MAX_DOCUMENT_TOKENS)
+    huge = np.flatnonzero(array > MAX_DOCUMENT_TOKENS)
     if len(huge):
         raise DataError(
-            f"document {huge[0]} has {array[huge[0]]} tokens, the most is {_MAX_DOCUMENT_TOKENS}"
+            f"document {huge[0]} has {array[huge[0]]} tokens, the most is {MAX_DOCUMENT_TOKENS}"
         )
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(array, out=offsets[1:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
@@ -73,8 +74,8 @@ def pack(
             work,
             Progress(sum(file.size for file in files), show=options.progress),
         )
-        results, digests = _run(job, plan_units(files, config), options.workers)
-        result = _finalize(job, results, digests, tokenizer_files, template)
+        results, digests, counts = _run(job, plan_units(files, config), options.workers)
+        result = _finalize(job, results, digests, counts, tokenizer_files, template)
         output.replace(destination)
     return result
 
@@ -112,7 +113,7 @@ def _encoder(
 
 def _run(
     job: Job, units: list[WorkUnit], workers: int
-) -> tuple[list[UnitResult], list[tuple[int, str]]]:
+) -> tuple[list[UnitResult], list[tuple[int, str]], Counts]:
     """Pack all units and hash all inputs; the shards are on the disk afterwards.
 
     A thread of its own brings shards to the disk and hashes them, so that workers go on.
@@ -120,13 +121,16 @@ def _run(
     results: dict[int, UnitResult] = {}
     digests: dict[int, tuple[int, str]] = {}
     settling: list[Future[None]] = []
+    total, adding = Counts(), threading.Lock()  # not a Counts a unit: they are as long as rows
 
     def settle(shard: Shard) -> None:
         output.sync(job.folder / shard.file)
         shard.bytes, shard.sha256 = digest(job.folder / shard.file, job.stop.is_set)
 
     def run_unit(unit: WorkUnit) -> None:
-        results[unit.index] = pack_unit(unit, job)
+        results[unit.index], counts = pack_unit(unit, job)
+        with adding:
+            total.add(counts)
         settling.extend(storage.submit(settle, shard) for shard in results[unit.index].shards)
 
     def run_digest(file: InputFile) -> None:
@@ -145,7 +149,11 @@ def _run(
     finally:
         job.progress.close()
     digests.update({file.index: stdin_digest() for file in job.files if file.path == STDIN})
-    return [results[unit.index] for unit in units], [digests[file.index] for file in job.files]
+    return (
+        [results[unit.index] for unit in units],
+        [digests[file.index] for file in job.files],
+        total,
+    )
 
 
 def _tokenizer(
@@ -161,10 +169,7 @@ def _tokenizer(
     if shape.kind == "tokens" and origin == "default":
         notify("input_ids found: no tokenizer needed; padding is id 0")
         return None, None
-    # a chat template writes BOS and ends of turns itself
-    add_bos = False if config.add_bos is None and shape.is_chat else config.add_bos
-    add_eos = not shape.is_chat if config.add_eos is None else config.add_eos
-    framing = Framing(add_bos, add_eos, config.eos_token, config.separator)
+    framing = Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
     if chosen == BYTES:
         if origin == "default":
             notify("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
@@ -219,13 +224,11 @@ def _finalize(
     job: Job,
     results: list[UnitResult],
     digests: list[tuple[int, str]],
+    counts: Counts,
     tokenizer_files: TokenizerFiles | None,
     template: str | None,
 ) -> dict[str, Any]:
     """Write the side files and the manifest into the work folder, once every unit is done."""
-    counts = Counts()
-    for result in results:
-        counts.add(result.counts)
     if not counts.conserved():
         raise InternalError(
             f"{counts.encoded_tokens} tokens were encoded, but {counts.tokens} placed, "

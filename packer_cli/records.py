@@ -17,6 +17,15 @@ Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 UInt32 = npt.NDArray[np.uint32]
 
+HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
+IGNORED = -100  # the label of a token that is not trained on
+
+
+def wrong_ids(ids: Int64) -> npt.NDArray[np.bool_]:
+    """Where the numbers cannot be token ids."""
+    wrong: npt.NDArray[np.bool_] = (ids < 0) | (ids > HIGHEST_ID)
+    return wrong
+
 
 @dataclass(frozen=True)
 class InputFile:
@@ -35,7 +44,7 @@ class Slice:
     """The part of a file that a work unit reads.
 
     `start` and `stop` count bytes for splittable line formats (a line belongs to the slice
-    in which it begins), row groups for Parquet, record batches for the Arrow file format.
+    in which it begins), row groups for Parquet; other files are one slice each.
     `stop` None: to the end. `weight`: about how many bytes of text it is.
     """
 

@@ -16,9 +16,8 @@ from packer_cli.config import PADDED_BOUNDARIES
 from packer_cli.counts import AttentionCost, Counts, fill_histogram, powers_histogram
 from packer_cli.errors import DataError
 from packer_cli.fitting import padded
-from packer_cli.invariants import IGNORED
 from packer_cli.packed import PackedDirectory, open_packed, ragged_of, rows_of, segments_of
-from packer_cli.records import Int64
+from packer_cli.records import IGNORED, Int64
 
 
 def check_recount(directory: Path, manifest: dict[str, Any]) -> None:

@@ -13,10 +13,7 @@ import numpy.typing as npt
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError, UsageError
 from packer_cli.packing import PackPlan, plan_packing
-from packer_cli.records import Int32, Int64, UInt8, UInt32
-
-_HIGHEST_ID = (1 << 31) - 1
-IGNORED = -100
+from packer_cli.records import HIGHEST_ID, IGNORED, Int32, Int64, UInt8, UInt32, wrong_ids
 
 
 @dataclass(frozen=True)
@@ -96,8 +93,8 @@ def pack_sequences(
         ids = ids[keep]
         given = None if given is None else given[keep]
     for name, token in (("eos", eos_token_id), ("separator", separator_id), ("pad", pad_token_id)):
-        if token is not None and not 0 <= token <= _HIGHEST_ID:
-            raise UsageError(f"the {name} id {token} is not in 0..{_HIGHEST_ID}")
+        if token is not None and not 0 <= token <= HIGHEST_ID:
+            raise UsageError(f"the {name} id {token} is not in 0..{HIGHEST_ID}")
     for token, always in ((eos_token_id, False), (separator_id, True)):
         if token is not None:
             ids, given, lengths = _append(ids, given, lengths, token, always)
@@ -125,8 +122,8 @@ def _flat(sequences: Sequence[Any], what: str) -> tuple[Int64, Int64]:
                 f"{what} {i}: expected a flat sequence of integers, "
                 f"got shape {array.shape}, {array.dtype}"
             )
-        if array.dtype == np.uint64 and (array > _HIGHEST_ID).any():
-            raise DataError(f"{what} {i}: {array.max()} is not in 0..{_HIGHEST_ID}")
+        if array.dtype == np.uint64 and (array > HIGHEST_ID).any():
+            raise DataError(f"{what} {i}: {array.max()} is not in 0..{HIGHEST_ID}")
         arrays.append(array.astype(np.int64, copy=False))
     lengths = np.array([len(array) for array in arrays], np.int64)
     return np.concatenate(arrays) if arrays else np.empty(0, np.int64), lengths
@@ -144,11 +141,11 @@ def _flat_like(values: Sequence[Any], lengths: Int64, what: str) -> Int64:
 
 
 def _check_ids(ids: Int64, lengths: Int64, what: str) -> None:
-    wrong = np.flatnonzero((ids < 0) | (ids > _HIGHEST_ID))
+    wrong = np.flatnonzero(wrong_ids(ids))
     if len(wrong):
         at = int(wrong[0])
         sequence = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-        raise DataError(f"{what} {sequence}: {ids[at]} is not in 0..{_HIGHEST_ID}")
+        raise DataError(f"{what} {sequence}: {ids[at]} is not in 0..{HIGHEST_ID}")
 
 
 def _append(

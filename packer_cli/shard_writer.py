@@ -1,7 +1,6 @@
 """Writing rows as Arrow IPC streams: fixed schema, no validity bitmaps, no copies.
 
-A shard is written under a temporary name and gets its own by `commit`, after fsync: a file
-called shard-*.arrow is whole.
+Shards are written in the run's work folder, and moved to the output once all of them are whole.
 """
 
 from __future__ import annotations

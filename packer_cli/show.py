@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from packer_cli.discovery import format_of
 from packer_cli.errors import DataError, UsageError
-from packer_cli.invariants import IGNORED
 from packer_cli.packed import PACK_AGAIN, PackedDirectory, ragged_of, rows_of
-from packer_cli.records import Int32
+from packer_cli.records import IGNORED, Int32
 from packer_cli.tokenization.decoding import Decoder
 
 _ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)

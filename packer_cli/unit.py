@@ -17,6 +17,7 @@ from packer_cli.discovery import check_unchanged
 from packer_cli.encoding import Encode
 from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.fitting import (
+    MAX_DOCUMENT_TOKENS,
     cut_stream,
     first_overlong,
     fit,
@@ -55,28 +56,26 @@ class Job:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """A packed unit: its shards in `Job.folder`, its counts, and its rejected records' file."""
+    """A packed unit: its shards in `Job.folder`, and its rejected records' file."""
 
     unit: WorkUnit
     shards: list[Shard]
-    counts: Counts
     rejected: Path | None
 
 
-def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
+def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
     """Read the unit's slices and write its shards. Raises Interrupted once `job.stop` is set."""
     rejections = _Rejections(unit, job)
     writer = ShardWriter(job.folder, unit.index, job.config, job.schema, job.pad_token_id)
     counts, window, stream_position = Counts(), Window(job.config, unit.index), 0
     try:
         for batch in _batches(unit, job, rejections, counts):
+            _refuse_overlong(batch, job)
             if job.config.strategy == "wrap":
                 multiple = job.config.segment_multiple
                 pieces = cut_stream(batch.offsets, job.config.max_length, stream_position, multiple)
                 stream_position += int(padded(np.diff(batch.offsets), multiple).sum())
             else:
-                if job.config.overlong == "error":
-                    _refuse_overlong(batch, job)
                 policy = _POLICIES.get(job.config.overlong or "", job.config.overlong or "")
                 side = job.config.truncate_side
                 pieces = fit(batch.offsets, job.config.max_length, policy, side)
@@ -95,7 +94,7 @@ def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
         writer.abandon()
         rejections.close()
     counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
-    return UnitResult(unit, shards, counts, rejections.path)
+    return UnitResult(unit, shards, rejections.path), counts
 
 
 def _batches(
@@ -117,17 +116,25 @@ def _batches(
         check_unchanged(file)
 
 
+_OVERLONG = "choose --overlong split, truncate or drop, or a larger --max-length"
+_HUGE = "cut it in the input"
+
+
 def _refuse_overlong(batch: TokenBatch, job: Job) -> None:
-    document = first_overlong(batch.offsets, job.config.max_length)
+    """What may not be cut, and what is too long to number the pieces' starts."""
+    limit, limit_is, tip = MAX_DOCUMENT_TOKENS, "the most is", _HUGE
+    if job.config.overlong == "error":
+        limit, limit_is, tip = job.config.max_length, "--max-length is", _OVERLONG
+    elif job.config.overlong != "split" and job.config.truncate_side == "right":
+        return  # pieces begin at 0
+    document = first_overlong(batch.offsets, limit)
     if document < 0:
         return
     file = job.files[batch.file[document]]
     place = reader_for(file.format).describe(file, int(batch.position[document]))
     length = batch.offsets[document + 1] - batch.offsets[document]
     raise DataError(
-        f"{file.path}, {place}: the document has {length} tokens, "
-        f"--max-length is {job.config.max_length}",
-        "choose --overlong split, truncate or drop, or a larger --max-length",
+        f"{file.path}, {place}: the document has {length} tokens, {limit_is} {limit}", tip
     )
 
 
@@ -161,7 +168,7 @@ def _write(writer: ShardWriter, counts: Counts, job: Job, planned: PlannedRows) 
         tokens=int(used[-1]),
         row_fill=fill_histogram(np.diff(used[row_offsets]), max_length),
         segments_per_row=powers_histogram(np.diff(row_offsets)),
-        piece_length=np.bincount(lengths, minlength=max_length + 1).astype(np.int64),
+        piece_length=np.bincount(lengths, minlength=max_length + 1).astype(np.int64, copy=False),
     )
     if planned.unbalanced is not None:
         more.attention_before = planned.unbalanced

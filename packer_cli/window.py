@@ -55,19 +55,23 @@ class Window:
         self.tokens = 0
 
     def add(self, batch: TokenBatch, pieces: Pieces) -> None:
+        tokens = int(pieces.length.sum())
+        if not tokens:
+            return
         document = pieces.document
-        self._parts.append(
-            Stock(
-                batch.ids,
-                batch.trained,
-                pieces.begin,
-                pieces.length,
-                pieces.start,
-                batch.file[document],
-                batch.position[document],
-            )
+        stock = Stock(
+            batch.ids,
+            batch.trained,
+            pieces.begin,
+            pieces.length,
+            pieces.start,
+            batch.file[document],
+            batch.position[document],
         )
-        self.tokens += int(pieces.length.sum())
+        if 2 * tokens < len(batch.ids):  # or what was cut off would stay as long as the window
+            stock = _gathered(stock, np.arange(len(pieces)))
+        self._parts.append(stock)
+        self.tokens += tokens
 
     def rows(self, *, last: bool = False) -> PlannedRows:
         """The rows to write now; the rest stays in the window."""
@@ -98,7 +102,8 @@ class Window:
         carried = self._carried(stock, order, row_offsets)
         sizes = np.diff(row_offsets)
         of_carried = np.repeat(carried, sizes)
-        self._carry(stock, order[of_carried])
+        self._parts = [_gathered(stock, order[of_carried])]
+        self.tokens = int(self._parts[0].length.sum())
         kept_offsets = np.zeros(int((~carried).sum()) + 1, np.int64)
         np.cumsum(sizes[~carried], out=kept_offsets[1:])
         return order[~of_carried], kept_offsets
@@ -122,29 +127,25 @@ class Window:
         carried[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
         return carried
 
-    def _carry(self, stock: Stock, pieces: Int64) -> None:
-        begin, length = stock.begin[pieces], stock.length[pieces]
-        tokens = int(length.sum())
-        ids = np.empty(tokens, np.uint32)
-        filling.gather_pieces(stock.ids, begin, length, ids)
-        trained: UInt8 | None = None
-        if stock.trained is not None:
-            flags = np.empty(tokens, np.uint32)
-            filling.gather_pieces(stock.trained.astype(np.uint32), begin, length, flags)
-            trained = flags.astype(np.uint8)
-        new_begin = np.cumsum(length, dtype=np.int64) - length
-        self._parts = [
-            Stock(
-                ids,
-                trained,
-                new_begin,
-                length,
-                stock.start[pieces],
-                stock.file[pieces],
-                stock.position[pieces],
-            )
-        ]
-        self.tokens = tokens
+
+def _gathered(stock: Stock, pieces: Int64) -> Stock:
+    """Some pieces of a stock with a copy of their tokens, and no others."""
+    begin, length = stock.begin[pieces], stock.length[pieces]
+    tokens = int(length.sum())
+    ids, trained = np.empty(tokens, np.uint32), None
+    filling.gather_pieces(stock.ids, begin, length, ids)
+    if stock.trained is not None:
+        trained = np.empty(tokens, np.uint8)
+        filling.gather_pieces(stock.trained, begin, length, trained)
+    return Stock(
+        ids,
+        trained,
+        np.cumsum(length, dtype=np.int64) - length,
+        length,
+        stock.start[pieces],
+        stock.file[pieces],
+        stock.position[pieces],
+    )
 
 
 def _joined(parts: list[Stock]) -> Stock:

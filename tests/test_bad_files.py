@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import COMPRESSORS, assert_error, jsonl, packer
+from conftest import COMPRESSORS, assert_error, jsonl, pack, packer, recover_texts
 
 from packer_cli.readers import byte_streams
 
@@ -39,6 +39,15 @@ def test_damaged_compressed_files(folder: Path, ending: str, case: str) -> None:
         result = packer("pack", name, *OPTIONS, "--on-error", on_error)
         assert_error(result, 1, f"{name}: ", message)
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("ending", COMPRESSORS)
+def test_empty_members_are_no_damage(folder: Path, ending: str) -> None:
+    compress, name = COMPRESSORS[ending], f"a.jsonl.{ending}"
+    parts = [b"", jsonl("one"), b"", b"", jsonl("two"), b""]
+    (folder / name).write_bytes(b"".join(map(compress, parts)))
+    pack(name, "-l", 16)
+    assert recover_texts("out") == ["one", "two"]
 
 
 PARQUET = {

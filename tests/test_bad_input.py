@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import assert_error, jsonl, pack, packer, packer_process, recover_texts
+from conftest import (
+    assert_error,
+    jsonl,
+    pack,
+    packer,
+    packer_process,
+    packer_script,
+    recover_texts,
+)
+
+from packer_cli.readers.json_mistakes import explain
 
 pytestmark = pytest.mark.usefixtures("folder")
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
 GOOD = b'{"text": "good"}\n'
 
-# id: (the line, where it stands after two good lines, what is said of it)
+# id: (the line, where it stands after two good lines, what is said of it); no line may hold a
+# line end, as the time in the header of gzip now and then does
 BAD_LINES = {
     "cut": (b'{"text": "a', "not valid JSON: Unterminated string at character 10 of the line"),
     "no comma": (b'{"text": "a" "b": 1}', "not valid JSON: Expecting ',' delimiter at char"),
@@ -40,7 +52,7 @@ BAD_LINES = {
     "an array": (b'[{"text": "a"}]', "a JSON array, expected one object per line"),
     "an open object": (b"{", "an object over several lines, expected one object per line"),
     "too long": (b'{"text": "%s"}' % (b"x" * 200_000), "the line is longer than 150000 bytes"),
-    "compressed": (gzip.compress(b"x")[:9], "compressed data, not JSON"),
+    "compressed": (gzip.compress(b"x", mtime=0)[:9], "compressed data, not JSON"),
     "byte order mark": (b'\xef\xbb\xbf{"text": "a"}', "a UTF-8 byte order mark"),
 }  # fmt: skip
 
@@ -52,6 +64,11 @@ def test_a_bad_line_ends_the_run(folder: Path, case: str) -> None:
     result = packer("pack", "a.jsonl", *OPTIONS, "--max-line-bytes", 150_000)
     assert_error(result, 1, f"a.jsonl, line 3 (byte 34): {reason}")
     assert not Path("out").exists()
+
+
+def test_a_line_that_fails_but_once_is_a_bad_record_too() -> None:
+    bad = explain(b'{"text": "a"}', 7, lambda line: None)
+    assert (bad.position, bad.reason) == (7, "JSON nested too deeply")
 
 
 @pytest.mark.parametrize("unit_bytes", [100, 1 << 30])
@@ -110,6 +127,12 @@ def test_many_field_names_do_not_fill_the_screen(folder: Path) -> None:
     assert_error(result, 1, "fields found: name0, name1,", "name19 and 480 more")
 
 
+def test_a_field_name_that_json_would_escape(folder: Path) -> None:
+    (folder / "a.jsonl").write_text(json.dumps({'a"b': "x"}))
+    result = packer("pack", "a.jsonl", *OPTIONS, "--text-field", 'a"b')
+    assert_error(result, 2, """'a"b' cannot be read from JSON""")
+
+
 NOTHING = {
     "empty file": (b"", "a.jsonl: no records in 1 input file"),
     "blank lines": (b"\n \n\r\n", "a.jsonl: no records in 1 input file"),
@@ -139,6 +162,27 @@ def test_nothing_but_bad_records(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(GOOD.replace(b'"good"', b"1") * 3)
     result = packer("pack", "a.jsonl", *OPTIONS, "--on-error", "skip")
     assert_error(result, 1, "nothing to pack: 0 empty, 0 dropped and 3 rejected records")
+
+
+def test_nothing_but_lines_that_are_no_json(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(b"oops\n" * 3)
+    result = packer("pack", "a.jsonl", *OPTIONS, "--on-error", "skip")
+    assert_error(result, 1, "a.jsonl: no records in 1 input file that can be read")
+    assert "--on-error skip" in result.stderr.splitlines()[1]
+
+
+def test_an_endless_stream_of_bad_lines_is_not_waited_out(folder: Path) -> None:
+    command = [packer_script(), "pack", "-", *map(str, OPTIONS), "--on-error", "skip"]
+    with (
+        subprocess.Popen(["yes", "oops"], stdout=subprocess.PIPE) as endless,
+        subprocess.Popen(command, stdin=endless.stdout, stderr=subprocess.PIPE) as run,
+    ):
+        try:
+            _, stderr = run.communicate(timeout=30)
+        finally:
+            run.kill()
+            endless.kill()
+    assert stderr.startswith(b"error: -: no records in 1 input file that can be read\n")
 
 
 def test_several_files_without_records(folder: Path) -> None:

@@ -6,6 +6,7 @@ Inputs are read-only; outputs lie between margins that must stay as they were.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -301,11 +302,11 @@ def test_frame_documents_equals_its_twin(
 
 
 @relaxed
-@given(problems())
-def test_gather_pieces_equals_its_twin(problem: tuple[np.ndarray, int]) -> None:
+@given(problems(), st.sampled_from([np.uint32, np.uint8]))
+def test_gather_pieces_equals_its_twin(problem: tuple[np.ndarray, int], kind: Any) -> None:
     lengths = fixed(np.minimum(problem[0], 50), np.int32)
-    ids, begin = fixed(range(100), np.uint32), fixed(np.arange(len(lengths)) * 7 % 50)
-    out = output(int(lengths.sum()), np.uint32)
+    ids, begin = fixed(range(100), kind), fixed(np.arange(len(lengths)) * 7 % 50)
+    out = output(int(lengths.sum()), kind)
     filling.gather_pieces(ids, begin, lengths, out)
     assert out.tolist() == reference.gather_pieces(ids.tolist(), begin.tolist(), lengths.tolist())
     assert margins_kept(out)

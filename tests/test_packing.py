@@ -168,6 +168,12 @@ def test_wrap_leaves_padding_only_in_the_last_row(problem: tuple[list[int], int]
     assert (plan.row_tokens[:-1] == problem[1]).all()
 
 
+def test_more_documents_than_a_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packer_cli.packing._MAX_DOCUMENTS", 3)
+    with pytest.raises(UsageError, match="4 documents are more than one plan holds, 3"):
+        plan_rows(np.ones(4, np.int32), 8, "best-fit", 0, False)
+
+
 def test_wrap_cuts_documents_at_the_edges_of_rows() -> None:
     plan = plan_packing([3, 0, 7, 2], 4, strategy="wrap")
     assert plan.rows() == [[0, 2], [2], [2, 3]]

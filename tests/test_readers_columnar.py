@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,12 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from conftest import assert_error, pack, packer, recover_documents, recover_texts
+
+from packer_cli.config import PackConfig
+from packer_cli.readers import columnar
+from packer_cli.readers.columnar import ParquetReader
+from packer_cli.records import InputFile, Slice
+from packer_cli.shapes import Shape
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -196,3 +204,83 @@ def test_a_second_file_without_the_column(folder: Path) -> None:
     pq.write_table(pa.table({"body": ["a"], "id": [1]}), folder / "b.parquet")
     result = packer("pack", "a.parquet", "b.parquet", "-l", 8, "-q", "-t", "bytes")
     assert_error(result, 1, "b.parquet: no column 'text'; columns found: body, id")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cell_longer_than_the_limit_is_a_bad_record(folder: Path, form: str) -> None:
+    name, write = FORMS[form]
+    try:
+        write(folder / name)
+    except pa.ArrowNotImplementedError as error:
+        pytest.skip(f"this pyarrow cannot write it: {error}")
+    limit = len(TEXTS[10].encode())
+    fits = [text for text in TEXTS if len(text.encode()) <= limit]
+    options = ["-l", 32, "-t", "bytes", "-q", "--max-line-bytes", limit]
+    result = packer("pack", name, *options)
+    assert_error(result, 1, f"{name}, ", "row 5", f"the text is longer than {limit} bytes")
+    manifest = pack(name, *options[:2], "--on-error", "skip", *options[-2:])
+    assert recover_texts("out") == fits
+    assert manifest["rejected_records"] == len(TEXTS) - len(fits) > 0
+
+
+def test_a_list_longer_than_the_limit_is_a_bad_record(folder: Path) -> None:
+    ids = pa.array([[1, 2], [1, 2, 3], [], [4]], pa.list_(pa.int32()))
+    pq.write_table(pa.table({"input_ids": ids}), folder / "a.parquet")
+    options = ["-l", 4, "--max-line-bytes", 8]
+    message = "row 1 (row 1 of the file): input_ids is longer than 8 bytes"
+    assert_error(packer("pack", "a.parquet", *options, "-q"), 1, message)
+    pack("a.parquet", *options, "--on-error", "skip")
+    assert [tokens.tolist() for tokens in recover_documents("out").values()] == [[1, 2], [4]]
+
+
+def test_cells_of_nested_types_have_a_size_too() -> None:
+    cells = pa.array([[{"content": "x" * 1000}], None, [{"content": "y"}] * 2])
+    sizes = columnar._sizes(cells)
+    assert 1000 <= sizes[0] < 1100
+    assert sizes[1:].max() < 100
+
+
+def test_long_rows_come_in_small_batches(folder: Path) -> None:
+    texts = ["x" * (i % 5 * 50_000) for i in range(400)]
+    pq.write_table(pa.table({"text": texts}), folder / "a.parquet")
+    file = InputFile(0, "a.parquet", "parquet", None, 1, 0)
+    part, shape, config = (
+        Slice(0, 0, None, 0),
+        Shape("text", {"text": "text"}),
+        PackConfig(max_length=8),
+    )
+    batches = [records.texts for records in ParquetReader().read(file, part, shape, config)]
+    assert [text for batch in batches for text in batch] == texts
+    assert max(sum(map(len, batch)) for batch in batches) <= (4 << 20) + 200_000
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_an_arrow_file_cut_while_it_is_read(folder: Path, new: Any) -> None:
+    table = pa.table({"text": ["x" * 10_000] * 1000})
+    with new(folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+    script = (
+        "import os; from packer_cli import cli, encoding; encode = encoding.token_batch\n"
+        "def cut(*given): os.truncate('a.arrow', 4096); return encode(*given)\n"
+        "encoding.token_batch = cut; cli.main()"
+    )
+    command = [sys.executable, "-c", script, "pack", "a.arrow", "-l", "8", "-t", "bytes", "-q"]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1  # not SIGBUS
+    assert done.stderr.startswith(b"error: a.arrow: ")
+
+
+def test_a_file_of_many_row_groups_is_opened_once_a_unit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet(folder / "a.parquet", row_group_size=1)
+    opened = []
+    whole = columnar.pq.ParquetFile
+    monkeypatch.setattr(
+        columnar.pq, "ParquetFile", lambda *a, **k: opened.append(a) or whole(*a, **k)
+    )
+    manifest = pack("a.parquet", "-l", 32, "--unit-bytes", 600)
+    assert recover_texts("out") == TEXTS
+    assert len(TEXTS) > len(manifest["units"]) > 2
+    assert [len(unit["slices"]) for unit in manifest["units"]] == [1] * len(manifest["units"])
+    assert len(opened) <= len(manifest["units"]) + 3  # its names and its footer

@@ -114,6 +114,14 @@ def test_a_document_of_many_lines_is_read_in_linear_time(tmp_path: Path) -> None
         assert [text for _, text in good] == [expected]
 
 
+@pytest.mark.parametrize("sample_by", ["line", "paragraph", "document"])
+def test_a_byte_order_mark_is_no_text(folder: Path, sample_by: str) -> None:
+    (folder / "a.txt").write_bytes("\ufeffone\n\n\ufefftwo".encode())
+    pack("a.txt", "-l", 16, "--sample-by", sample_by)
+    texts = ["one\n\n\ufefftwo"] if sample_by == "document" else ["one", "\ufefftwo"]
+    assert recover_texts("out") == texts
+
+
 def test_invalid_utf8_in_text_names_the_line(folder: Path) -> None:
     (folder / "a.txt").write_bytes(b"good\ncaf\xe9\n")
     result = packer("pack", "a.txt", "-l", 8, "-q", "-t", "bytes")
@@ -189,13 +197,35 @@ def test_csv_is_the_same_in_any_blocks(tmp_path: Path, block: int) -> None:
         (b'text,b\n"1\n2', "a.csv, line 2 (byte 7): not valid CSV: unexpected end of data"),
         (b"text,b\ncaf\xe9,2\n", "a.csv, line 2 (byte 7): invalid UTF-8 at byte 3 of the line"),
         (b'te"xt,b\n"a"b\n', "a.csv: the records' fields fit none of"),
-        (b'"text"x\n', "a.csv, line 1: not valid CSV: ',' expected after '\"'"),
+        (b'"text"x\n', "a.csv, line 1 (byte 0): not valid CSV: ',' expected after '\"'"),
         (b"input_ids\n1\n", "output, text; fields found: input_ids"),
     ],
 )
 def test_bad_csv(folder: Path, data: bytes, message: str) -> None:
     (folder / "a.csv").write_bytes(data)
     assert_error(packer("pack", "a.csv", "-l", 8, "-q", "-t", "bytes"), 1, message)
+
+
+@pytest.mark.parametrize("limit", ["1M", "150000"])
+def test_an_open_quote_of_csv_is_never_skipped(folder: Path, limit: str) -> None:
+    """It takes in every record that follows, up to the end or to the limit of a field."""
+    (folder / "a.csv").write_bytes(b'text,b\nok,1\n"open,2\n' + b"good,3\n" * 30_000)
+    options = ["-l", 8, "-q", "-t", "bytes", "--on-error", "skip", "--max-line-bytes", limit]
+    result = packer("pack", "a.csv", *options)
+    assert_error(result, 1, "a.csv, line 3 (byte 12): not valid CSV: ")
+    assert "close the quote" in result.stderr
+
+
+def test_blank_lines_before_the_header_of_csv(folder: Path) -> None:
+    (folder / "a.csv").write_bytes(b"\n\r\ntext,b\nyes,1\n")
+    pack("a.csv", "-l", 8)
+    assert recover_texts("out") == ["yes"]
+
+
+def test_a_size_beyond_all_integers(folder: Path) -> None:
+    (folder / "a.csv").write_bytes(b"text\nyes\n")
+    pack("a.csv", "-l", 8, "--max-line-bytes", "10000000T")
+    assert recover_texts("out") == ["yes"]
 
 
 def test_an_overlong_line_of_csv(folder: Path) -> None:

@@ -60,6 +60,7 @@ def test_token_ids_with_labels_and_mask(folder: Path, kind: str) -> None:
     assert labels_of("out") == [[-100, 6, -100, -100, -100, -100]]
     assert (manifest["empty_documents"], manifest["trained_tokens"]) == (1, 1)
     assert manifest["tokenizer"] is None
+    assert manifest["config"]["add_eos"] is False  # none is appended to ids
 
 
 def test_token_ids_of_fixed_size_without_labels(folder: Path) -> None:
@@ -80,6 +81,19 @@ def test_labels_of_some_json_lines_only(folder: Path) -> None:
         '{"input_ids": [6, 7], "attention_mask": [1, 0], "labels": null}\n'
     )
     pack("a.jsonl", "-l", 6, "--strategy", "next-fit")
+    assert labels_of("out") == [[-100, 2, -100, -100, 5, -100]]
+
+
+def test_null_labels_and_masks_of_columns_are_as_if_not_there(folder: Path) -> None:
+    kind = pa.list_(pa.int64())
+    columns = {
+        "input_ids": pa.array([[1, 2], [3, 4, 5], [6, 7], None], kind),
+        "labels": pa.array([None, [3, -100, 5], None, None], kind),
+        "attention_mask": pa.array([None, None, [1, 0], None], kind),
+    }
+    pq.write_table(pa.table(columns), folder / "a.parquet")
+    options = ["-l", 6, "--strategy", "next-fit", "--on-error", "skip"]
+    assert pack("a.parquet", *options)["rejected_records"] == 1
     assert labels_of("out") == [[-100, 2, -100, -100, 5, -100]]
 
 

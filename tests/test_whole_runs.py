@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from conftest import (
     BYTES_EOS,
+    assert_error,
     check_directory,
     jsonl,
     pack,
@@ -172,6 +173,28 @@ def test_overlong_error_names_the_document(data: Path) -> None:
     assert recover_texts("out") == TEXTS
 
 
+@pytest.mark.parametrize("strategy", ["best-fit", "wrap"])
+def test_a_document_whose_pieces_cannot_be_numbered(
+    data: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """2**31 tokens, made small for the test: the start of a piece is an int32."""
+    monkeypatch.setattr("packer_cli.unit.MAX_DOCUMENT_TOKENS", 100)
+    (data / "long.jsonl").write_bytes(jsonl("x" * 99, "y" * 100))
+    options = ["long.jsonl", "-l", 64, "-t", "bytes", "-q", "--strategy", strategy]
+    message = "long.jsonl, line 2 (byte 112): the document has 101 tokens, the most is 100"
+    assert_error(packer("pack", *options), 1, message)
+    if strategy != "wrap":
+        pack(*options[:3], "--overlong", "truncate")
+
+
+@pytest.mark.parametrize("strategy", ["next-fit", "wrap"])
+def test_shuffling_is_refused_where_the_order_is_kept(data: Path, strategy: str) -> None:
+    """It would carry some row into the next window, and not the open one."""
+    result = packer("pack", *INPUTS, "--strategy", strategy, "--shuffle")
+    assert_error(result, 2, f"--shuffle: would undo what --strategy {strategy} is for")
+    pack(*INPUTS[:4], "--strategy", strategy, "--no-shuffle")
+
+
 @pytest.mark.parametrize("eos", ["--eos", "--no-eos"])
 def test_eos_is_optional(data: Path, eos: str) -> None:
     manifest = pack("a.jsonl", "b.jsonl", "-l", 64, eos)
@@ -245,6 +268,8 @@ def test_small_windows_carry_over_and_lose_nothing(
     assert recover_texts("windows") == TEXTS
     one_window = by_windows(TEXTS, strategy, window=1 << 20, max_length=64, seed=3)
     assert manifest["tokens"] == one_window["tokens"]
+    if strategy == "wrap":  # the open row is carried: only a unit's last row is not full
+        assert manifest["padding_tokens"] < 64 * len(manifest["units"])
     # nearly as full as one plan: what a window of five rows fills badly waits for the next
     slack = 1.3 if strategy == "harmonic" else 1.1  # which has more rows open than that
     assert manifest["rows"] <= one_window["rows"] * slack

@@ -71,8 +71,11 @@ def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
         return shape
     where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
     raise DataError(
-        f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}",
-        "check the paths; the files are empty or hold only blank lines",
+        f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
+        + (" that can be read" if config.on_error == "skip" else ""),
+        "leave out --on-error skip to see what is wrong with the first"
+        if config.on_error == "skip"
+        else "check the paths; the files are empty or hold only blank lines",
     )
 
 

@@ -11,13 +11,13 @@ from functools import partial
 from typing import IO, Any, NamedTuple, Protocol
 
 from packer_cli.errors import DataError, from_os_error
-from packer_cli.records import InputFile
+from packer_cli.records import BadRecord, InputFile
 
 STDIN = "-"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
 BLOCK_BYTES = 4 << 20
 _OVERRUN_BYTES = 64 << 10
-_XZ_BYTES = 1 << 16
+_STORED_BYTES = 1 << 16
 _TESTERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "xz": "xz", "lz4": "lz4"}
 
 
@@ -130,8 +130,8 @@ def _damaged(file: InputFile, error: Exception) -> DataError:
 def _decompressed(compression: str | None, raw: IO[bytes]) -> _Readable:
     if compression is None:
         return raw
-    if compression == "xz":
-        return _Xz(raw)
+    if compression in ("xz", "bz2"):
+        return _Streams(raw, compression)
     import pyarrow as pa  # noqa: PLC0415
 
     # Arrow's streams raise on data cut short, read concatenated members, and free the GIL.
@@ -139,14 +139,21 @@ def _decompressed(compression: str | None, raw: IO[bytes]) -> _Readable:
     return stream
 
 
-class _Xz:
-    """xz streams end to end. Python's own reader passes over damage after the first one."""
+class _Streams:
+    """xz or bz2 streams end to end, empty ones too, at which Arrow fails in bz2.
 
-    def __init__(self, raw: IO[bytes]) -> None:
+    Python's own readers pass over damage after the first stream.
+    """
+
+    def __init__(self, raw: IO[bytes], compression: str) -> None:
+        from bz2 import BZ2Decompressor  # noqa: PLC0415
         from lzma import FORMAT_XZ, LZMADecompressor  # noqa: PLC0415
 
         self._raw = raw
-        self._new_stream: Callable[[], Any] = partial(LZMADecompressor, FORMAT_XZ)
+        self._is_xz = compression == "xz"
+        self._new_stream: Callable[[], Any] = (
+            partial(LZMADecompressor, FORMAT_XZ) if self._is_xz else BZ2Decompressor
+        )
         self._stream: Any = self._new_stream()  # None between streams
         self._stored = b""
 
@@ -155,13 +162,14 @@ class _Xz:
         data = b""
         while not data:
             if not self._stored and (self._stream is None or self._stream.needs_input):
-                self._stored = self._raw.read(_XZ_BYTES)
+                self._stored = self._raw.read(_STORED_BYTES)
                 if not self._stored and self._stream is not None:
                     raise EOFError
                 if not self._stored:
                     break
             if self._stream is None:
-                self._stored = self._stored.lstrip(b"\0")  # streams may be padded
+                if self._is_xz:
+                    self._stored = self._stored.lstrip(b"\0")  # streams may be padded
                 if not self._stored:
                     continue
                 self._stream = self._new_stream()
@@ -179,6 +187,14 @@ class Lines(NamedTuple):
 
     offset: int
     data: bytes | None
+
+
+def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecord:
+    return BadRecord(
+        position,
+        f"the {what} is longer than {max_line_bytes} bytes",
+        "raise --max-line-bytes, or check that the file has line ends",
+    )
 
 
 def read_lines(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,8 @@ from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 from packer_cli.shapes import Shape
 
 _BATCH_ROWS = 1024
+_BATCH_BYTES = 4 << 20
+_BUFFER_BYTES = 1 << 20
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _SKIP = "mend the row, or use --on-error skip"
 
@@ -52,15 +57,28 @@ class _ColumnarReader:
         return f"row {position}"
 
     def _records(
-        self, file: InputFile, batches: Iterator[Any], first_row: int, shape: Shape, consumed: float
+        self,
+        file: InputFile,
+        batches: Iterator[Any],
+        first_row: int,
+        shape: Shape,
+        consumed: float,
+        longest: int,
     ) -> Iterator[Records]:
-        """`consumed`: bytes of the file per row, for progress."""
+        """`consumed`: bytes of the file per row, for progress. `longest`: bytes in a cell."""
         row = first_row
         for batch in batches:
-            for start in range(0, batch.num_rows, _BATCH_ROWS):
-                part = batch.slice(start, _BATCH_ROWS)
+            sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
+            for start, stop in _cuts(sizes, longest):
+                part = batch.slice(start, stop - start)
                 size = round(part.num_rows * consumed)
-                if shape.kind == "text":
+                overlong = next((name for name in sizes if sizes[name][start] > longest), None)
+                if overlong is not None:
+                    what = "the text" if shape.kind == "text" else overlong
+                    reason = f"{what} is longer than {longest} bytes"
+                    bad = [BadRecord(row, reason, "raise --max-line-bytes, or use --on-error skip")]
+                    yield Records(np.empty(0, np.int64), bad=bad, consumed=size)
+                elif shape.kind == "text":
                     yield _texts(file, part.column(shape.columns["text"]), row, size)
                 elif shape.kind == "tokens":
                     yield _tokens(file, part, row, size)
@@ -69,15 +87,56 @@ class _ColumnarReader:
                 row += part.num_rows
 
 
+def _sizes(column: Any) -> Int64:
+    """Bytes of each cell, 0 for nulls; of nested values with their offsets."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
+    elif _is_integer_list(kind):
+        sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        sizes = pc.binary_length(column)
+    elif _is_text(kind):  # no function gives the lengths of views
+        sizes = pa.array([len(cell.as_buffer() or b"") for cell in column], pa.int64())
+    else:
+        sizes = pa.array([column.slice(i, 1).nbytes for i in range(len(column))], pa.int64())
+    found: Int64 = sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _cuts(sizes: dict[str, Int64], longest: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of parts of few rows and bytes; a row with a cell above `longest` is alone."""
+    columns = list(sizes.values())
+    rows = len(columns[0])
+    filled = np.cumsum(np.sum(columns, axis=0)) // _BATCH_BYTES
+    alone = np.flatnonzero(np.max(columns, axis=0) > longest)
+    full = np.flatnonzero(np.diff(filled)) + 1
+    edges = np.concatenate([np.arange(0, rows, _BATCH_ROWS), full, alone, alone + 1, [rows]])
+    return pairwise(np.unique(edges).tolist())
+
+
+def _footer(file: InputFile) -> tuple[Any, Int64]:
+    """The metadata of a Parquet file, and the first row of each row group."""
+    return _footer_of(os.path.realpath(file.path), file.size, file.mtime_ns)
+
+
+@lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
+def _footer_of(path: str, size: int, mtime_ns: int) -> tuple[Any, Int64]:
+    with pq.ParquetFile(path) as parquet:
+        metadata = parquet.metadata
+    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+
+
 class ParquetReader(_ColumnarReader):
-    """Split by row groups; decoded a thousand rows at a time."""
+    """Split by row groups; decoded a thousand rows at a time, or fewer where they are long."""
 
     splittable = True
 
     def row_group_bytes(self, file: InputFile) -> list[int]:
         """Uncompressed bytes of each row group: the weights of slices."""
-        with _reading(file), pq.ParquetFile(file.path) as parquet:
-            metadata = parquet.metadata
+        with _reading(file):
+            metadata, _ = _footer(file)
             return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
@@ -88,25 +147,40 @@ class ParquetReader(_ColumnarReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
     ) -> Iterator[Records]:
-        with _reading(file), pq.ParquetFile(file.path) as parquet:
-            metadata = parquet.metadata
-            names = _columns(file, parquet.schema_arrow, shape)
-            stop = metadata.num_row_groups if part.stop is None else part.stop
-            first = sum(metadata.row_group(i).num_rows for i in range(part.start))
-            groups = list(range(part.start, stop))
-            batches = parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=names)
-            per_row = file.size / max(metadata.num_rows, 1)
-            yield from self._records(file, batches, first, shape, per_row)
+        with _reading(file):
+            metadata, first_rows = _footer(file)
+            # buffered, or a row group's column would be read in one piece
+            with pq.ParquetFile(
+                file.path, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
+            ) as parquet:
+                names = _columns(file, parquet.schema_arrow, shape)
+                stop = metadata.num_row_groups if part.stop is None else part.stop
+                groups = list(range(part.start, stop))
+                rows = max(int(first_rows[stop] - first_rows[part.start]), 1)
+                size = sum(_stored_bytes(metadata.row_group(i), names) for i in groups)
+                at_once = min(max(_BATCH_BYTES * rows // max(size, 1), 1), _BATCH_ROWS)
+                batches = parquet.iter_batches(at_once, row_groups=groups, columns=names)
+                yield from self._records(
+                    file, batches, int(first_rows[part.start]), shape,
+                    file.size / max(metadata.num_rows, 1), config.max_line_bytes,
+                )  # fmt: skip
 
     def describe(self, file: InputFile, position: int) -> str:
-        with _reading(file), pq.ParquetFile(file.path) as parquet:
-            first = 0
-            for group in range(parquet.metadata.num_row_groups):
-                rows = parquet.metadata.row_group(group).num_rows
-                if position < first + rows:
-                    return f"row group {group}, row {position - first} (row {position} of the file)"
-                first += rows
-        return f"row {position}"
+        with _reading(file):
+            _, first_rows = _footer(file)
+        group = int(np.searchsorted(first_rows, position, side="right")) - 1
+        row = position - first_rows[group]
+        return f"row group {group}, row {row} (row {position} of the file)"
+
+
+def _stored_bytes(row_group: Any, names: list[str]) -> int:
+    """Decompressed bytes of some columns, or somewhat more where names begin alike."""
+    columns = (row_group.column(i) for i in range(row_group.num_columns))
+    return sum(
+        column.total_uncompressed_size
+        for column in columns
+        if column.path_in_schema.startswith(tuple(names))
+    )
 
 
 class ArrowReader(_ColumnarReader):
@@ -122,29 +196,44 @@ class ArrowReader(_ColumnarReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
     ) -> Iterator[Records]:
-        with _reading(file), _open_arrow(file) as (schema, batches):
-            names = _columns(file, schema, shape)
-            chosen = (batch.select(names) for batch in batches)
-            yield from self._records(file, chosen, 0, shape, 0.0)
+        with _reading(file), _open_arrow(file) as (schema, read_columns):
+            batches = read_columns(_columns(file, schema, shape))
+            yield from self._records(file, batches, 0, shape, 0.0, config.max_line_bytes)
 
 
 @contextmanager
-def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Iterator[Any]]]:
-    with pa.memory_map(file.path) as source:
-        if source.size() >= 6 and source.read_at(6, 0) == b"ARROW1":
-            with pa.ipc.open_file(source) as reader:
-                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-                yield reader.schema, batches
-            return
+def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
+    """The schema, and a function from names of columns to record batches of them."""
+    # Not mapped: a mapped file that someone cuts short kills the process.
+    with pa.OSFile(file.path) as source:
+        is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
         # A stream cut between two messages reads short without an error.
-        if source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END:
+        if not is_file and (
+            source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END
+        ):
             raise DataError(
                 f"{file.path}: no end marker of an Arrow stream; the file was cut short, or is "
                 "not Arrow",
                 "fetch or write the file again",
             )
-        with pa.ipc.open_stream(source) as reader:
-            yield reader.schema, iter(reader)
+
+        def start(fields: list[int] | None = None) -> Any:
+            source.seek(0)
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
+
+        with start() as reader:
+            schema = reader.schema
+
+        def read_columns(names: list[str]) -> Iterator[Any]:
+            with start([schema.get_field_index(name) for name in names]) as reader:
+                if is_file:
+                    batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+                else:
+                    batches = iter(reader)
+                yield from (batch.select(names) for batch in batches)
+
+        yield schema, read_columns
 
 
 def _columns(file: InputFile, schema: Any, shape: Shape) -> list[str]:
@@ -246,10 +335,10 @@ def _tokens(file: InputFile, batch: Any, first_row: int, consumed: int) -> Recor
     bad: dict[int, str] = {}
     columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
     ids = columns["input_ids"]
+    if ids.null_count:  # of labels and attention_mask a null is as if they were not there
+        nulls = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))
+        bad.update({int(i): "input_ids is null" for i in nulls})
     for name, column in columns.items():
-        if column.null_count:
-            nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-            bad.update({int(i): f"{name} is null" for i in nulls})
         uneven = pc.not_equal(pc.list_value_length(column), pc.list_value_length(ids))
         for i in np.flatnonzero(uneven.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
             bad.setdefault(i, f"{name} has {len(column[i])} values, input_ids {len(ids[i])}")
@@ -264,15 +353,22 @@ def _tokens(file: InputFile, batch: Any, first_row: int, consumed: int) -> Recor
         pc.list_value_length(arrays["input_ids"]).to_numpy(zero_copy_only=False), out=offsets[1:]
     )
 
-    def flat(name: str) -> Int64 | None:
+    def flat(name: str) -> Int64:
+        return clipped(pc.list_flatten(arrays[name]).to_numpy(zero_copy_only=False))
+
+    def flat_or(name: str, absent: Int64) -> Int64 | None:
         if name not in arrays:
             return None
-        values: Int64 = clipped(pc.list_flatten(arrays[name]).to_numpy(zero_copy_only=False))
+        if not arrays[name].null_count:
+            return flat(name)
+        there = arrays[name].is_valid().to_numpy(zero_copy_only=False)
+        values: Int64 = absent.copy()
+        values[np.repeat(there, np.diff(offsets))] = flat(name)
         return values
 
     values = flat("input_ids")
-    assert values is not None  # noqa: S101 the column was checked to exist
-    tokens, wrong = check_tokens(values, offsets, flat("labels"), flat("attention_mask"))
+    labels, mask = flat_or("labels", values), flat_or("attention_mask", np.ones_like(values))
+    tokens, wrong = check_tokens(values, offsets, labels, mask)
     bad.update({int(keep[i]): reason for i, reason in wrong.items()})
     positions = np.delete(np.arange(first_row, first_row + batch.num_rows), list(bad))
     return Records(positions, tokens=tokens, bad=_bad(bad, first_row), consumed=consumed)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterator
 
 import numpy as np
 
 from packer_cli.config import PackConfig
 from packer_cli.errors import DataError, named
-from packer_cli.readers.byte_streams import Source, open_source, read_lines
-from packer_cli.readers.jsonl import too_long
+from packer_cli.readers.byte_streams import Source, open_source, read_lines, too_long
 from packer_cli.readers.line_positions import LinePositions
 from packer_cli.records import BadRecord, InputFile, Records, Slice
 from packer_cli.shapes import Shape
 
 _BATCH_CHARACTERS = 4 << 20
 _PER_RECORD = 64  # so that batches of short or bad records are bounded too
+_CLOSE = "close the quote that this record opens; if its text is so long, raise --max-line-bytes"
 _MEND = "mend the line, or use --on-error skip"
 
 
@@ -25,6 +26,7 @@ class _Lines:
 
     def __init__(self, source: Source, config: PackConfig, file: InputFile) -> None:
         self.position = 0
+        self.ended = False
         self._file = file
         self._limit = config.max_line_bytes
         self._blocks = read_lines(source, 0, None, config.max_line_bytes)
@@ -36,27 +38,34 @@ class _Lines:
     def __next__(self) -> str:
         line = next(self._lines, None)
         while line is None:
-            block = next(self._blocks)
+            block = next(self._blocks, None)
+            if block is None:
+                self.ended = True
+                raise StopIteration
             if block.data is None:
-                raise self._refused(too_long(block.offset, self._limit))
+                raise self.refused(too_long(block.offset, self._limit))
             self._lines = iter(block.data.splitlines(keepends=True))
             line = next(self._lines, None)
         begin = self.position
         self.position += len(line)
         if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
-            raise self._refused(too_long(begin, self._limit))
+            raise self.refused(too_long(begin, self._limit))
         try:
             # Excel begins its files with a byte order mark.
             return line.decode("utf-8" if begin else "utf-8-sig")
         except UnicodeDecodeError as error:
             reason = f"invalid UTF-8 at byte {error.start} of the line: 0x{line[error.start]:02x}"
             tip = "convert it: iconv -f ORIGINAL_ENCODING -t utf-8"
-            raise self._refused(BadRecord(begin, reason, tip)) from None
+            raise self.refused(BadRecord(begin, reason, tip)) from None
 
-    def _refused(self, bad: BadRecord) -> DataError:
+    def refused(self, bad: BadRecord) -> DataError:
         """Always the end: where the record ends is unknown, so it cannot be passed over."""
         place = LinePositions().describe(self._file, bad.position)
         return DataError(f"{self._file.path}, {place}: {bad.reason}", bad.tip)
+
+
+def _invalid(position: int, error: csv.Error, tip: str = _MEND) -> BadRecord:
+    return BadRecord(position, f"not valid CSV: {error}", tip)
 
 
 class DelimitedReader(LinePositions):
@@ -70,18 +79,24 @@ class DelimitedReader(LinePositions):
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
         with open_source(file, peek=True) as source:
-            return self._header(self._rows(_Lines(source, config, file), config), file)
+            lines = _Lines(source, config, file)
+            return self._header(self._rows(lines, config), lines)
 
     def _rows(self, lines: _Lines, config: PackConfig) -> Iterator[list[str]]:
-        csv.field_size_limit(max(config.max_line_bytes, csv.field_size_limit()))
+        longest = min(config.max_line_bytes, sys.maxsize)  # which a C long holds
+        csv.field_size_limit(max(longest, csv.field_size_limit()))
         # Not a generator: csv.reader goes on after an error, a generator would end.
         return csv.reader(lines, delimiter=self._delimiter, strict=True)
 
-    def _header(self, rows: Iterator[list[str]], file: InputFile) -> list[str] | None:
+    def _header(self, rows: Iterator[list[str]], lines: _Lines) -> list[str] | None:
+        begin, header = 0, list[str]()
         try:
-            header = next(rows, None)
+            while not header:  # blank lines before it
+                begin, header = lines.position, next(rows)
+        except StopIteration:
+            return None
         except csv.Error as error:
-            raise DataError(f"{file.path}, line 1: not valid CSV: {error}", _MEND) from error
+            raise lines.refused(_invalid(begin, error, "mend the header")) from error
         return header
 
     def read(
@@ -90,7 +105,7 @@ class DelimitedReader(LinePositions):
         with open_source(file, peek=peek) as source:
             lines = _Lines(source, config, file)
             rows = self._rows(lines, config)
-            header = self._header(rows, file) or []
+            header = self._header(rows, lines) or []
             columns = _columns(file, header, shape)
             positions: list[int] = []
             found: list[list[str]] = []
@@ -101,8 +116,11 @@ class DelimitedReader(LinePositions):
                 try:
                     row = next(rows, None)
                 except csv.Error as error:
+                    if lines.ended or "field limit" in str(error):
+                        # an open quote has taken in all that follows, good records too
+                        raise lines.refused(_invalid(begin, error, _CLOSE)) from error
+                    bad.append(_invalid(begin, error))
                     size += _PER_RECORD
-                    bad.append(BadRecord(begin, f"not valid CSV: {error}", _MEND))
                     continue
                 if row is not None and len(row) == len(header):
                     positions.append(begin)

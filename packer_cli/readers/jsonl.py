@@ -7,19 +7,22 @@ when a block holds a blank or bad line is it gone through line by line to find t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from packer_cli.config import PackConfig
-from packer_cli.errors import DataError
-from packer_cli.readers.byte_streams import Lines, open_source, read_lines
+from packer_cli.errors import DataError, UsageError
+from packer_cli.readers.byte_streams import Lines, open_source, read_lines, too_long
 from packer_cli.readers.json_mistakes import DECODE_ERRORS, MEND, explain
 from packer_cli.readers.line_positions import LinePositions
 from packer_cli.readers.token_columns import BEYOND, check_tokens
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 from packer_cli.shapes import Shape, fits_a_shape
+
+_MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
 
 
 class JsonlReader(LinePositions):
@@ -31,7 +34,8 @@ class JsonlReader(LinePositions):
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
         """The field names of the first record, or None when there is none.
 
-        Where bad records are skipped: of the first record that can be packed, if any can.
+        Where bad records are skipped: of the first record that can be packed, if any can, and
+        there is one in the file's beginning.
         """
         skip, first = config.on_error == "skip", None
         with open_source(file, peek=True) as source:
@@ -48,7 +52,7 @@ class JsonlReader(LinePositions):
                     if not skip or fits_a_shape(names, config.shape, config.renamed):
                         return names
                     first = first or names
-                if first is not None:
+                if first is not None or (skip and block.offset > _MOST_SEARCHED):
                     return first
         return None
 
@@ -81,7 +85,14 @@ def _decoder(shape: Shape) -> Callable[[bytes], Any]:
     # values of other fields refer to each other, as in messages, so the garbage collector
     # may know of them
     gc = shape.kind != "text"
-    record = msgspec.defstruct("Record", [*required, *optional], rename=shape.columns, gc=gc)
+    try:
+        record = msgspec.defstruct("Record", [*required, *optional], rename=shape.columns, gc=gc)
+    except ValueError as error:
+        raise UsageError(
+            f"a field among {', '.join(map(repr, shape.columns.values()))} cannot be read from "
+            "JSON: its name holds a quote, a backslash or a control character",
+            "rename the field",
+        ) from error
     return msgspec.json.Decoder(record).decode
 
 
@@ -128,14 +139,6 @@ def _decode_block(
     return np.array(good, np.int64), decoded, bad
 
 
-def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecord:
-    return BadRecord(
-        position,
-        f"the {what} is longer than {max_line_bytes} bytes",
-        "raise --max-line-bytes, or check that the file has line ends",
-    )
-
-
 def _token_records(
     positions: Int64, decoded: list[Any], bad: list[BadRecord], consumed: int
 ) -> Records:
@@ -163,8 +166,11 @@ def _token_records(
 
 
 def _flat(rows: Iterable[list[int]], count: int) -> Int64:
-    values = (min(max(value, -BEYOND), BEYOND) for row in rows for value in row)
-    return np.fromiter(values, np.int64, count=count)
+    values = list(chain.from_iterable(rows))
+    try:
+        return np.fromiter(values, np.int64, count=count)
+    except OverflowError:
+        return np.fromiter((min(max(value, -BEYOND), BEYOND) for value in values), np.int64)
 
 
 def _uneven(record: Any) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from packer_cli.config import PackConfig
-from packer_cli.readers.byte_streams import Lines, open_source, read_lines
-from packer_cli.readers.jsonl import too_long
+from packer_cli.readers.byte_streams import Lines, open_source, read_lines, too_long
 from packer_cli.readers.line_positions import LinePositions
 from packer_cli.records import BadRecord, InputFile, Records, Slice
 from packer_cli.shapes import Shape
@@ -17,7 +16,7 @@ _Document = tuple[int, bytes | None]  # position and bytes; None: longer than th
 
 
 class TextReader(LinePositions):
-    """`.txt`, `.text` and `.md` files. Lines and paragraphs lose their line end, files do not."""
+    """`.txt` and `.text` files. Lines and paragraphs lose their line end, files do not."""
 
     splittable = False
     holds_tokens = False
@@ -40,7 +39,8 @@ class TextReader(LinePositions):
                         bad.append(too_long(position, config.max_line_bytes, config.sample_by))
                         continue
                     try:
-                        texts.append(data.decode())
+                        # a byte order mark at the beginning is no text
+                        texts.append(data.decode("utf-8" if position else "utf-8-sig"))
                         positions.append(position)
                     except UnicodeDecodeError as error:
                         bad.append(

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.records import Int64, UInt8, UInt32
+from packer_cli.records import HIGHEST_ID, IGNORED, Int64, UInt8, UInt32, wrong_ids
 
-IGNORED_LABEL = -100
 # A number beyond int64 cannot be valid; clipping to this keeps it invalid without an overflow.
 BEYOND = 1 << 62
-_HIGHEST_ID = (1 << 31) - 1
 Tokens = tuple[UInt32, Int64, UInt8 | None]
 
 
@@ -40,13 +38,17 @@ def check_tokens(
     bad: dict[int, str] = {}
 
     def mark(wrong: npt.NDArray[np.bool_], describe: Callable[[int, int], str]) -> None:
-        for at in np.flatnonzero(wrong):
-            record = int(np.searchsorted(offsets, at, side="right")) - 1
-            bad.setdefault(record, describe(int(at), int(at - offsets[record])))
+        places = np.flatnonzero(wrong)
+        records, first = np.unique(
+            np.searchsorted(offsets, places, side="right") - 1, return_index=True
+        )
+        for record, at in zip(records.tolist(), places[first].tolist(), strict=True):
+            if record not in bad:
+                bad[record] = describe(at, at - int(offsets[record]))
 
     mark(
-        (ids < 0) | (ids > _HIGHEST_ID),
-        lambda at, i: f"input_ids[{i}] is {_shown(ids[at])}, not between 0 and {_HIGHEST_ID}",
+        wrong_ids(ids),
+        lambda at, i: f"input_ids[{i}] is {_shown(ids[at])}, not between 0 and {HIGHEST_ID}",
     )
     if mask is not None:
         mark(
@@ -54,7 +56,7 @@ def check_tokens(
             lambda at, i: f"attention_mask[{i}] is {_shown(mask[at])}, not 0 or 1",
         )
     if labels is not None:
-        real = (labels != IGNORED_LABEL) & (True if mask is None else mask == 1)
+        real = (labels != IGNORED) & (True if mask is None else mask == 1)
         mark(
             real & (labels != ids),
             lambda at, i: (
@@ -62,7 +64,7 @@ def check_tokens(
                 f"input_ids[{i}] = {ids[at]}; labels must be unshifted"
             ),
         )
-    trained = None if labels is None else (labels != IGNORED_LABEL).astype(np.uint8)
+    trained = None if labels is None else (labels != IGNORED).astype(np.uint8)
     if not bad and mask is None:
         return (ids.astype(np.uint32), offsets, trained), bad
     keep = np.ones(len(ids), bool) if mask is None else mask == 1
