@@ -5,6 +5,7 @@ Heavy modules are imported inside the commands, so that --help answers at once.
 
 from __future__ import annotations
 
+import gc
 import io
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from packer_cli.early import begin_reference
 from packer_cli.errors import InternalError, Interrupted, PackerError, UsageError, from_os_error
 
 app = typer.Typer(
@@ -325,7 +327,8 @@ def pack(
 
     Example: packer pack data.jsonl --max-length 4096 --tokenizer ./my-model
     """
-    with _reported(debug):
+    with _reported(debug), begin_reference(tokenizer, tokenizer_backend) as early:
+        gc.set_threshold(100_000, 50, 50)  # documents by the million, hardly a cycle among them
         # gigatoken gives plain arrays where awkward is missing, which we want anyway; importing
         # it would be a tenth of a small run. Only here: this process is ours alone.
         sys.modules.setdefault("awkward", None)  # type: ignore[arg-type]
@@ -353,7 +356,7 @@ def pack(
         )  # fmt: skip
         destination = output or default_output(inputs, config.max_length)
         notify = (lambda message: None) if quiet else _say
-        manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify)
+        manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, early)
         _print_report(destination, manifest, as_json=as_json, detail=False)
 
 

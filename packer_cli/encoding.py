@@ -5,15 +5,17 @@ Records of messages and the like come from `supervised/encoder.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from packer_cli.counts import Counts
 from packer_cli.errors import InternalError
-from packer_cli.records import BadRecord, InputFile, Records, TokenBatch
+from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch
 from packer_cli.tokenization import Tokenizer
 
+# The records of a slice, in batches.
+Read = Callable[[InputFile, Slice], Iterator[Records]]
 # Records of a file to their tokens and the bad records, those of the reader included.
 Encode = Callable[[Records, InputFile, Counts], tuple[TokenBatch, list[BadRecord]]]
 

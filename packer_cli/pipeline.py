@@ -12,7 +12,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,15 @@ from packer_cli import manifest, output
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.discovery import check_unchanged, find_inputs, plan_units
-from packer_cli.encoding import Encode, plain_encoder
-from packer_cli.errors import DataError, InternalError, Interrupted, UsageError, from_os_error
+from packer_cli.early import EarlyReference
+from packer_cli.errors import DataError, InternalError, Interrupted, from_os_error
 from packer_cli.progress import Progress
-from packer_cli.readers import detect_shape, reader_for
+from packer_cli.readers import detect_shape
 from packer_cli.readers.byte_streams import STDIN, stdin_digest
-from packer_cli.records import InputFile, Slice, WorkUnit
-from packer_cli.shapes import Shape
+from packer_cli.records import InputFile, WorkUnit
 from packer_cli.shard_writer import schema
 from packer_cli.shards import Shard, digest
-from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
-from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
-from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, locate
+from packer_cli.source import Source, prepare
 from packer_cli.unit import Job, UnitResult, pack_unit
 
 Notify = Callable[[str], None]
@@ -45,70 +42,42 @@ def pack(
     options: RunOptions,
     tokenizer_name: str | None = None,
     notify: Notify = lambda message: None,
+    early: EarlyReference | None = None,
 ) -> dict[str, Any]:
     """Pack `inputs` into the directory `destination`.
 
-    `notify` hears one-line messages for the user. Raises PackerError: UsageError before
-    anything is written, DataError for bad records or storage, Interrupted for Ctrl-C.
+    `notify` hears one-line messages for the user. `early`: of the tokenizer, if begun. Raises
+    PackerError: UsageError before anything is written, DataError for bad records or storage,
+    Interrupted for Ctrl-C.
     """
     files = find_inputs(inputs, config)
     shape = detect_shape(files, config)
     config = config.for_shape(shape)
-    if shape.is_supervised:
-        notify(f"records: {shape.described()}")
-    tokenizer, tokenizer_files = _tokenizer(files, shape, config, options, tokenizer_name, notify)
-    pad = tokenizer.info.pad_token_id if tokenizer else 0
+    units = plan_units(files, config)
     with (
-        closing(tokenizer) if tokenizer else nullcontext(),
+        closing(
+            prepare(files, units, shape, config, options, tokenizer_name, early, notify)
+        ) as source,
         output.claimed(destination, files, overwrite=options.overwrite, notify=notify) as work,
     ):
-        encode, template = _encoder(shape, config, tokenizer, tokenizer_files, notify)
+        tokenizer = source.tokenizer
+        pad = tokenizer.info.pad_token_id if tokenizer else 0
         job = Job(
             files,
             config,
             shape,
             tokenizer,
             pad,
-            encode,
+            source.read,
+            source.encode,
             schema(config, pad, tokenizer.info.sha256 if tokenizer else ""),
             work,
             Progress(sum(file.size for file in files), show=options.progress),
         )
-        results, digests, counts = _run(job, plan_units(files, config), options.workers)
-        result = _finalize(job, results, digests, counts, tokenizer_files, template)
+        results, digests, counts = _run(job, units, options.workers)
+        result = _finalize(job, results, digests, counts, source)
         output.replace(destination)
     return result
-
-
-def _encoder(
-    shape: Shape,
-    config: PackConfig,
-    tokenizer: Tokenizer | None,
-    files: TokenizerFiles | None,
-    notify: Notify,
-) -> tuple[Encode, str | None]:
-    """What makes tokens of records, and the source of the chat template it uses."""
-    if not shape.is_supervised or tokenizer is None:
-        return plain_encoder(tokenizer), None
-    from packer_cli.supervised.chat_template import ChatTemplate  # noqa: PLC0415 jinja2 is slow
-    from packer_cli.supervised.documents import Composer  # noqa: PLC0415
-    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
-    from packer_cli.supervised.templates import find_template, special_tokens  # noqa: PLC0415
-
-    found = find_template(config.chat_template, files)
-    template = ChatTemplate(found[0], special_tokens(files)) if found else None
-    needed = shape.is_chat or config.prompt_template == "chat"
-    if needed and found is None:
-        raise UsageError(
-            "messages need a chat template, and the tokenizer has none",
-            "give one with --chat-template FILE",
-        )
-    if needed and found and template:
-        how = "its {% generation %} tags" if template.marks_generation else "its turns"
-        told = "" if config.train_on == "all" else f", told by {how}"
-        notify(f"chat template: {found[1]}; trained on: {config.train_on}{told}")
-    composer = Composer(shape, config, template, tuple(files.added_tokens if files else ()))
-    return SupervisedEncoder(composer, tokenizer, config), found[0] if found else None
 
 
 def _run(
@@ -156,47 +125,6 @@ def _run(
     )
 
 
-def _tokenizer(
-    files: list[InputFile],
-    shape: Shape,
-    config: PackConfig,
-    options: RunOptions,
-    name: str | None,
-    notify: Notify,
-) -> tuple[Tokenizer | None, TokenizerFiles | None]:
-    """The tokenizer and its files; (None, None) for ids that come without one."""
-    chosen, origin = choose(name)
-    if shape.kind == "tokens" and origin == "default":
-        notify("input_ids found: no tokenizer needed; padding is id 0")
-        return None, None
-    framing = Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
-    if chosen == BYTES:
-        if origin == "default":
-            notify("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
-        return bytes_tokenizer(framing), None
-    located = locate(chosen)
-    tokenizer = load_tokenizer(
-        located,
-        backend=options.tokenizer_backend,
-        framing=framing,
-        first_documents=_first_documents(files, shape, config),
-        notify=notify,
-    )
-    return tokenizer, located
-
-
-def _first_documents(files: list[InputFile], shape: Shape, config: PackConfig) -> list[str]:
-    """Some texts from the beginning of the input, for checking the fast engine."""
-    part = Slice(files[0].index, 0, FIRST_DOCUMENTS_CHARACTERS, 0)
-    if shape.kind != "text":
-        return []
-    if files[0].format == "parquet":
-        part = Slice(files[0].index, 0, None, 0)
-    for records in reader_for(files[0].format).read(files[0], part, shape, config, peek=True):
-        return records.texts or []
-    return []
-
-
 def _run_all(tasks: list[partial[None]], workers: int, job: Job) -> None:
     """Run the tasks on threads; on the first failure or Ctrl-C stop the others and raise."""
     queue = iter(tasks)
@@ -225,8 +153,7 @@ def _finalize(
     results: list[UnitResult],
     digests: list[tuple[int, str]],
     counts: Counts,
-    tokenizer_files: TokenizerFiles | None,
-    template: str | None,
+    source: Source,
 ) -> dict[str, Any]:
     """Write the side files and the manifest into the work folder, once every unit is done."""
     if not counts.conserved():
@@ -244,7 +171,7 @@ def _finalize(
     rejected = [result.rejected for result in results if result.rejected]
     if rejected:
         _join(rejected, job.folder / "rejected.jsonl")
-    for name, data in _side_files(shards, tokenizer_files, template).items():
+    for name, data in _side_files(shards, source).items():
         output.write_file(job.folder / name, data)
     info = job.tokenizer.info.as_json() if job.tokenizer else None
     units = [result.unit for result in results]
@@ -266,9 +193,7 @@ def _join(parts: list[Path], whole: Path) -> None:
     output.sync(whole)
 
 
-def _side_files(
-    shards: list[Any], tokenizer_files: TokenizerFiles | None, template: str | None
-) -> dict[str, bytes]:
+def _side_files(shards: list[Any], source: Source) -> dict[str, bytes]:
     """What makes the directory a `datasets.load_from_disk` directory, and the tokenizer."""
     # datasets caches what it derives from a data set under its fingerprint
     fingerprint = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
@@ -285,9 +210,9 @@ def _side_files(
         "state.json": json.dumps(state, indent=1).encode(),
         "dataset_info.json": json.dumps({"description": "", "features": None}, indent=1).encode(),
     }
-    if tokenizer_files is not None:
-        found["tokenizer.json"] = tokenizer_files.json
-        found.update(tokenizer_files.companions)
-    if template is not None:
-        found["chat_template.jinja"] = template.encode()
+    if source.tokenizer_files is not None:
+        found["tokenizer.json"] = source.tokenizer_files.json
+        found.update(source.tokenizer_files.companions)
+    if source.template is not None:
+        found["chat_template.jinja"] = source.template.encode()
     return found

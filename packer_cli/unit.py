@@ -14,7 +14,7 @@ import numpy as np
 from packer_cli.config import PackConfig
 from packer_cli.counts import AttentionCost, Counts, fill_histogram, powers_histogram
 from packer_cli.discovery import check_unchanged
-from packer_cli.encoding import Encode
+from packer_cli.encoding import Encode, Read
 from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.fitting import (
     MAX_DOCUMENT_TOKENS,
@@ -47,6 +47,7 @@ class Job:
     shape: Shape
     tokenizer: Tokenizer | None
     pad_token_id: int
+    read: Read
     encode: Encode
     schema: Any
     folder: Path
@@ -102,7 +103,7 @@ def _batches(
 ) -> Iterator[TokenBatch]:
     for part in unit.slices:
         file = job.files[part.file]
-        for records in reader_for(file.format).read(file, part, job.shape, job.config):
+        for records in job.read(file, part):
             if job.stop.is_set():
                 raise Interrupted("stopped")
             batch, bad = job.encode(records, file, counts)

@@ -242,15 +242,15 @@ def test_the_reference_process_answers_like_the_reference_and_ends() -> None:
     tokens = [EOS, "<none>"]
     assert process.describe(tokens) == reference.describe(tokens)
     process.close()
-    assert process._child.poll() is not None
+    assert process._child._process.poll() is not None
 
 
 def test_the_end_of_the_reference_process_is_noticed() -> None:
     process = ReferenceProcess(_json(tiny.byte_level()))
     process.encode(["a"])
-    process._child.kill()
-    process._child.wait()
-    with pytest.raises(InternalError, match="the reference tokenizer's process ended"):
+    process._child._process.kill()
+    process._child._process.wait()
+    with pytest.raises(InternalError, match="the process of ReferenceEngine ended"):
         process.encode(["a"])
     process.close()
 

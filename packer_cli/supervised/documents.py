@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from packer_cli.config import PackConfig
-from packer_cli.errors import UsageError
-from packer_cli.records import BadRecord, Int64, Records, Spans
+from packer_cli.errors import DataError, UsageError
+from packer_cli.readers import reader_for
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Spans
 from packer_cli.shapes import Shape
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.messages import MalformedError, parse_messages, parse_tools
@@ -72,11 +73,21 @@ class Composer:
         object.__setattr__(self, "_assistant", assistant)
         object.__setattr__(self, "_keep_parts", bool(self.template and _shows_parts(self.template)))
 
-    def compose(self, records: Records) -> tuple[Records, list[Document]]:
-        """Texts and spans in the place of `records.fields`, and the documents themselves.
+    def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
+        """The records of a slice with texts and spans in the place of fields.
 
-        Records that cannot be one join `bad`. Raises UndecidableError, with the position.
+        Raises DataError where it cannot be told what is to be trained on.
         """
+        reader = reader_for(file.format)
+        for records in reader.read(file, part, self.shape, self.config):
+            try:
+                yield self.compose(records)
+            except UndecidableError as error:
+                place = reader.describe(file, error.position)
+                raise DataError(f"{file.path}, {place}: {error.message}", error.tip) from error
+
+    def compose(self, records: Records) -> Records:
+        """Records that cannot be a document join `bad`. Raises UndecidableError."""
         documents: list[Document] = []
         bad = list(records.bad)
         kept = np.ones(len(records.positions), bool)
@@ -90,14 +101,16 @@ class Composer:
                 error.position = int(records.positions[i])
                 raise
         bad.sort(key=lambda record: record.position)
-        composed = Records(
+        again = self.config.overlong == "truncate-turns"
+        return Records(
             records.positions[kept],
             texts=[document.text for document in documents],
             spans=byte_spans(documents),
+            turns=turn_counts(documents, self.end_tokens),
+            conversations=[document.conversation for document in documents] if again else None,
             bad=bad,
             consumed=records.consumed,
         )
-        return composed, documents
 
     def document(self, fields: dict[str, Any]) -> Document:
         """Raises MalformedError, RefusedError, and UndecidableError to end the run."""

@@ -17,8 +17,8 @@ _Tokens = tuple[UInt32, UInt8 | None]
 
 
 def shorten(
-    batch: TokenBatch, documents: list[Document], composer: Composer, tokenizer: Tokenizer,
-    max_length: int,
+    batch: TokenBatch, conversations: list[Conversation | None], composer: Composer,
+    tokenizer: Tokenizer, max_length: int,
 ) -> tuple[TokenBatch, Loss]:  # fmt: skip
     """The batch with conversations of more than max_length tokens shortened, and what they lost.
 
@@ -26,7 +26,7 @@ def shorten(
     at the beginning stay. A conversation whose last turn alone is too long stays as it is.
     """
     lengths = np.diff(batch.offsets)
-    waiting = {int(i): documents[i].conversation for i in np.flatnonzero(lengths > max_length)}
+    waiting = {int(i): conversations[i] for i in np.flatnonzero(lengths > max_length)}
     fitted: dict[int, _Tokens] = {}
     while waiting:
         shorter = {i: _rendered(conversation, composer) for i, conversation in waiting.items()}

@@ -17,6 +17,7 @@ from functools import cache, partial
 import numpy as np
 
 from packer_cli._kernels import filling
+from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64, Spans, UInt8, UInt32
 from packer_cli.tokenization.agreement import differs_at_start, sample_of
@@ -165,6 +166,7 @@ def load_tokenizer(
     backend: str = "auto",
     framing: Framing = Framing(),
     first_documents: list[str] | None = None,
+    early: EarlyReference | None = None,
     notify: Callable[[str], None] = lambda message: None,
 ) -> Tokenizer:
     """A tokenizer with the engine that `backend` names, "auto" meaning gigatoken if it agrees.
@@ -176,7 +178,7 @@ def load_tokenizer(
     try:
         if backend == "tokenizers":
             return _on_reference(files, describe)
-        tokenizer, problem = _on_fast(files, describe, first_documents or [])
+        tokenizer, problem = _on_fast(files, describe, first_documents or [], early)
         if tokenizer is not None:
             return tokenizer
         if backend == "gigatoken":
@@ -195,10 +197,13 @@ def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
 
 
 def _on_fast(
-    files: TokenizerFiles, describe: _Describe, documents: list[str]
+    files: TokenizerFiles,
+    describe: _Describe,
+    documents: list[str],
+    early: EarlyReference | None,
 ) -> tuple[Tokenizer | None, str]:
     """(tokenizer, "") or (None, why the fast engine cannot be used)."""
-    reference = ReferenceProcess(files.json)  # it loads while the fast engine does
+    reference = ReferenceProcess(files.json, early)  # it loads while the fast engine does
     try:
         fast = FastEngine(files.json)
         info, frame = describe(reference)

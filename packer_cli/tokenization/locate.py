@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from packer_cli.early import ENVIRONMENT_VARIABLE
 from packer_cli.errors import UsageError, from_os_error
 
 BYTES = "bytes"
-ENVIRONMENT_VARIABLE = "PACKER_TOKENIZER"
 _COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 # Only used when no configuration names the EOS, and only if exactly one of them exists.
 _KNOWN_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")

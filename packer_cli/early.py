@@ -1,0 +1,53 @@
+"""What can begin before anything heavy is imported: the reference engine loads on another core.
+
+It takes a third of a second to be ready, most of which the imports of this process take too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from packer_cli.child import Child
+
+ENVIRONMENT_VARIABLE = "PACKER_TOKENIZER"
+REFERENCE_ENGINE = "packer_cli.tokenization.engines:ReferenceEngine"
+
+
+@dataclass
+class EarlyReference:
+    """A child that loads `tokenizer_json`, until somebody takes it over."""
+
+    tokenizer_json: bytes
+    child: Child | None
+
+    def take(self, tokenizer_json: bytes) -> Child | None:
+        """The child, if this is what it loads."""
+        if tokenizer_json != self.tokenizer_json:
+            return None
+        child, self.child = self.child, None
+        return child
+
+    def close(self) -> None:
+        if self.child is not None:
+            self.child.close()
+
+
+@contextmanager
+def begin_reference(tokenizer: str | None, backend: str) -> Iterator[EarlyReference | None]:
+    """Begin, if the tokenizer is a local one; whatever is wrong with it is found out later."""
+    name = tokenizer or os.environ.get(ENVIRONMENT_VARIABLE)
+    content = b""
+    if name and backend != "tokenizers":
+        with suppress(OSError, RuntimeError):
+            path = Path(name).expanduser()
+            content = (path / "tokenizer.json" if path.is_dir() else path).read_bytes()
+    early = EarlyReference(content, Child(REFERENCE_ENGINE, content)) if content else None
+    try:
+        yield early
+    finally:
+        if early is not None:
+            early.close()
