@@ -92,6 +92,7 @@ class Counts:
     empty_documents: int = 0
     rejected_records: int = 0
     segments: int = 0
+    unpacked_rows: int = 0
     rows: int = 0
     encoded_tokens: int = 0
     tokens: int = 0

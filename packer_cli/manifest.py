@@ -22,15 +22,17 @@ from packer_cli.shapes import Shape
 from packer_cli.shards import FORMAT_VERSION, Shard
 
 MANIFEST = "manifest.json"
-_TOTALS = (
-    "documents", "segments", "tokens", "trained_tokens", "truncated_documents",
-    "truncated_tokens", "dropped_documents", "dropped_tokens", "rejected_records",
-    "empty_documents",
+TOTALS = (
+    "documents", "segments", "tokens", "trained_tokens", "unpacked_rows",
+    "truncated_documents", "truncated_tokens", "truncated_trained_tokens",
+    "dropped_documents", "dropped_tokens", "dropped_trained_tokens",
+    "untrained_documents", "untrained_tokens", "rejected_records", "empty_documents",
+    "trained_turns", "turns_without_end", "double_bos_documents",
 )  # fmt: skip
 _REQUIRED: dict[str, type | tuple[type, ...]] = {
     "config": dict, "histograms": dict, "inputs": list, "units": list, "shards": list,
     "rows": int, "padding_tokens": int, "lower_bound_rows": int, "utilization": (int, float),
-    **dict.fromkeys(_TOTALS, int),
+    **dict.fromkeys(TOTALS, int),
 }  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def build(
         "config": config.as_json() | {"shape": shape.kind},
         "tokenizer": tokenizer,
         "rows": counts.rows,
-        **{name: getattr(counts, name) for name in _TOTALS},
+        **{name: getattr(counts, name) for name in TOTALS},
         "padding_tokens": slots - counts.tokens,
         "utilization": counts.tokens / slots if slots else 0.0,
         "lower_bound_rows": lower_bound_rows(

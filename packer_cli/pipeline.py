@@ -161,14 +161,10 @@ def _finalize(
             f"{counts.encoded_tokens} tokens were encoded, but {counts.tokens} placed, "
             f"{counts.truncated_tokens} truncated and {counts.dropped_tokens} dropped"
         )
-    if not counts.rows:
-        raise DataError(
-            f"nothing to pack: {counts.empty_documents} empty, {counts.dropped_documents} dropped "
-            f"and {counts.rejected_records} rejected records, no tokens",
-            "check --text-field, --overlong and the input",
-        )
-    shards = [shard for result in results for shard in result.shards]
     rejected = [result.rejected for result in results if result.rejected]
+    if not counts.rows:
+        raise DataError(_nothing(counts, rejected), "check --shape, --field, --overlong, the input")
+    shards = [shard for result in results for shard in result.shards]
     if rejected:
         _join(rejected, job.folder / "rejected.jsonl")
     for name, data in _side_files(shards, source).items():
@@ -178,6 +174,18 @@ def _finalize(
     content = manifest.build(job.config, job.shape, info, job.files, digests, units, shards, counts)
     output.write_file(job.folder / manifest.MANIFEST, manifest.to_bytes(content))
     return content
+
+
+def _nothing(counts: Counts, rejected: list[Path]) -> str:
+    found = f"nothing to pack: {counts.empty_documents} empty, {counts.dropped_documents} dropped "
+    found += f"and {counts.rejected_records} rejected records, no tokens"
+    if counts.untrained_documents:
+        found += f"; {counts.untrained_documents} of those dropped have nothing to train on"
+    if rejected:
+        with open(rejected[0], "rb") as file:
+            first = json.loads(file.readline())
+        found += f"; the first rejected, {first['file']} at {first['position']}: {first['reason']}"
+    return found
 
 
 def _join(parts: list[Path], whole: Path) -> None:

@@ -32,7 +32,7 @@ def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
         # a document's pieces lie in one unit, perhaps in several of its shards
         parts = [part for shard in shards for part in _count_shard(packed, shard, counts)]
         if parts and "segments" in names:
-            _count_documents(np.concatenate(parts, axis=1), counts)
+            _count_documents(np.concatenate(parts, axis=1), counts, packed.max_length)
     found: dict[str, Any] = {
         "rows": counts.rows,
         "segments": counts.segments,
@@ -52,6 +52,7 @@ def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
         found["trained_tokens"] = counts.trained_tokens
     if "segments" in names:
         found["documents"] = counts.documents
+        found["unpacked_rows"] = counts.unpacked_rows
         found["document_length"] = counts.document_length.tolist()
     said = manifest | manifest["histograms"]
     if "attention_cost" in manifest:
@@ -138,11 +139,12 @@ def _damage(batch: Any, packed: PackedDirectory) -> str:
     return ""
 
 
-def _count_documents(segments: Int64, counts: Counts) -> None:
+def _count_documents(segments: Int64, counts: Counts, max_length: int) -> None:
     file, position, length = segments
     order = np.lexsort((position, file))
     changes = (np.diff(file[order]) != 0) | (np.diff(position[order]) != 0)
     begins = np.concatenate([[0], np.flatnonzero(changes) + 1])
     lengths = np.add.reduceat(length[order], begins)
     counts.documents += len(lengths)
+    counts.unpacked_rows += int((-(-lengths // max_length)).sum())
     counts.document_length += powers_histogram(lengths)

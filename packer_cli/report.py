@@ -7,25 +7,21 @@ import math
 from pathlib import Path
 from typing import Any
 
+from packer_cli.manifest import TOTALS
+
 
 def figures(manifest: dict[str, Any]) -> dict[str, Any]:
     """The manifest's totals and what follows from them.
 
-    `unpacked_rows`: rows if every segment were padded to a row of its own;
     `rows_over_bound`: rows divided by the lower bound.
     """
     rows, bound = manifest["rows"], manifest["lower_bound_rows"]
-    names = (
-        "rows", "documents", "segments", "tokens", "trained_tokens", "padding_tokens",
-        "truncated_documents", "truncated_tokens", "dropped_documents", "dropped_tokens",
-        "empty_documents", "rejected_records", "utilization", "lower_bound_rows",
-    )  # fmt: skip
+    names = ("rows", *TOTALS, "padding_tokens", "utilization", "lower_bound_rows")
     return {name: manifest[name] for name in names} | {
         "max_length": manifest["config"]["max_length"],
         "strategy": manifest["config"]["strategy"],
         "rows_over_bound": rows / bound,
-        "unpacked_rows": manifest["segments"],
-        "unpacked_ratio": manifest["segments"] / rows,
+        "unpacked_ratio": manifest["unpacked_rows"] / rows,
         "shards": len(manifest["shards"]),
         "bytes": sum(shard["bytes"] for shard in manifest["shards"]),
         **_attention(manifest),

@@ -51,6 +51,8 @@ def print_report(
     table.add_row("documents", f"{f['documents']:,}", f"in {f['segments']:,} segments")
     share = f["trained_tokens"] / max(f["tokens"], 1)
     table.add_row("tokens", f"{f['tokens']:,}", f"{f['trained_tokens']:,} trained on ({share:.2%})")
+    if f["trained_turns"]:
+        table.add_row("turns", f"{f['trained_turns']:,}", "of the assistant are trained on")
     table.add_row("padding", f"{f['padding_tokens']:,}", "places without a token")
     if "attention_cost" in f:
         before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]
@@ -73,13 +75,22 @@ def print_report(
 
 
 def _losses(f: dict[str, Any]) -> list[tuple[str, int, str]]:
-    lost = [
-        ("truncated", f["truncated_documents"], f"documents, {f['truncated_tokens']:,} tokens cut"),
-        ("dropped", f["dropped_documents"], f"documents, {f['dropped_tokens']:,} tokens"),
+    def lost(what: str) -> str:
+        tokens, trained = f[f"{what}_tokens"], f[f"{what}_trained_tokens"]
+        return f"{tokens:,} tokens" + (f", {trained:,} of them trained" if trained < tokens else "")
+
+    untrained = f["untrained_documents"]
+    rows = [
+        ("truncated", f["truncated_documents"], f"documents, {lost('truncated')} cut off"),
+        ("dropped", f["dropped_documents"], f"documents, {lost('dropped')}"),
+        ("untrained", untrained, "of the dropped documents, without a token to train on"),
         ("empty", f["empty_documents"], "documents without a token, not packed"),
         ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
-    ]
-    return [row for row in lost if row[1]]
+        ("no end", f["turns_without_end"], f"of {f['trained_turns']:,} trained turns end in no "
+         "special token: the model may not learn to stop"),
+        ("double BOS", f["double_bos_documents"], "documents begin with BOS twice"),
+    ]  # fmt: skip
+    return [row for row in rows if row[1]]
 
 
 def _bar(share: float, plain: bool) -> str:

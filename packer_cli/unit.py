@@ -84,7 +84,7 @@ def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
                     pieces, untrained = without_untrained(pieces, batch.offsets, batch.trained)
                     counts.add_loss(untrained)
                 counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
-            _count_documents(counts, batch, pieces.document, pieces.length)
+            _count_documents(counts, batch, pieces.document, pieces.length, job.config.max_length)
             window.add(batch, pieces)
             if window.tokens >= (job.config.window_tokens or 0):
                 _write(writer, counts, job, window.rows())
@@ -139,13 +139,16 @@ def _refuse_overlong(batch: TokenBatch, job: Job) -> None:
     )
 
 
-def _count_documents(counts: Counts, batch: TokenBatch, document: Int64, length: Any) -> None:
+def _count_documents(
+    counts: Counts, batch: TokenBatch, document: Int64, length: Any, max_length: int
+) -> None:
     lengths = np.diff(batch.offsets)
     placed = np.bincount(document, weights=length, minlength=len(lengths)).astype(np.int64)
     of_file = counts.file(int(batch.file[0]))
     empty = int((lengths == 0).sum())
     documents = int((placed > 0).sum())
     counts.documents += documents
+    counts.unpacked_rows += int((-(-placed // max_length)).sum())
     counts.empty_documents += empty
     counts.encoded_tokens += int(lengths.sum())
     counts.document_length += powers_histogram(placed[placed > 0])

@@ -13,7 +13,7 @@ import pytest
 from conftest import packer
 
 from packer_cli.config import COLUMNS, PADDED_BOUNDARIES
-from packer_cli.manifest import _TOTALS
+from packer_cli.manifest import TOTALS
 from packer_cli.strategies import ALIASES
 
 ROOT = Path(__file__).parent.parent
@@ -75,7 +75,7 @@ def test_every_strategy_column_and_total_is_documented() -> None:
     for name in (
         *COLUMNS,
         PADDED_BOUNDARIES,
-        *_TOTALS,
+        *TOTALS,
         "rows",
         "padding_tokens",
         "utilization",
