@@ -5,7 +5,7 @@
 
 An earlier result stays whole and readable until `replace` puts the new one in its place. Only
 files that packer itself makes are ever removed, and only from a directory that packer itself made.
-As long as a directory holds files without their manifest, .packer stays in it to say whose they are.
+As long as a directory holds files but no manifest, .packer stays in it to say whose they are.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def claimed(
             try:
                 _refuse_foreign(output, overwrite)  # again, now that nobody else can change it
                 if unfinished:
-                    notify(f"{output} holds an unfinished run; starting it again from the beginning")
+                    notify(
+                        f"{output} holds an unfinished run; starting it again from the beginning"
+                    )
                 _empty(work)
                 yield work
             finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
@@ -23,7 +24,7 @@ from packer_cli.discovery import check_unchanged, find_inputs, plan_units
 from packer_cli.errors import DataError, InternalError, Interrupted, from_os_error
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape, reader_for
-from packer_cli.readers.byte_streams import STDIN, stdin_digest
+from packer_cli.readers.byte_streams import STDIN, begin_stdin, stdin_digest
 from packer_cli.records import InputFile, Shape, Slice, WorkUnit
 from packer_cli.shard_writer import schema
 from packer_cli.shards import Shard, digest
@@ -33,6 +34,7 @@ from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, locate
 from packer_cli.unit import Job, UnitResult, pack_unit
 
 Notify = Callable[[str], None]
+Task = Callable[[], list[Future[None]]]
 
 
 def pack(
@@ -48,6 +50,8 @@ def pack(
     `notify` hears one-line messages for the user. Raises PackerError: UsageError before
     anything is written, DataError for bad records or storage, Interrupted for Ctrl-C.
     """
+    stop = threading.Event()
+    begin_stdin(stop.is_set)
     files = find_inputs(inputs, config)
     shape = detect_shape(files, config)
     tokenizer, tokenizer_files = _tokenizer(files, shape, config, options, tokenizer_name, notify)
@@ -65,6 +69,7 @@ def pack(
             schema(config, pad, tokenizer.info.sha256 if tokenizer else ""),
             work,
             Progress(sum(file.size for file in files), show=options.progress),
+            stop,
         )
         results, digests = _run(job, plan_units(files, config), options.workers)
         result = _finalize(job, results, digests, tokenizer_files)
@@ -81,27 +86,27 @@ def _run(
     """
     results: dict[int, UnitResult] = {}
     digests: dict[int, tuple[int, str]] = {}
-    settling: list[Future[None]] = []
 
     def settle(shard: Shard) -> None:
+        if job.stop.is_set():
+            return
         output.sync(job.folder / shard.file)
         shard.bytes, shard.sha256 = digest(job.folder / shard.file, job.stop.is_set)
 
-    def run_unit(unit: WorkUnit) -> None:
+    def run_unit(unit: WorkUnit) -> list[Future[None]]:
         results[unit.index] = pack_unit(unit, job)
-        settling.extend(storage.submit(settle, shard) for shard in results[unit.index].shards)
+        return [storage.submit(settle, shard) for shard in results[unit.index].shards]
 
-    def run_digest(file: InputFile) -> None:
+    def run_digest(file: InputFile) -> list[Future[None]]:
         digests[file.index] = digest(file.path, job.stop.is_set)
         check_unchanged(file)  # since it was read, too: the digest is of what was packed
+        return []
 
-    tasks: list[partial[None]] = [partial(run_unit, unit) for unit in units]
+    tasks: list[Task] = [partial(run_unit, unit) for unit in units]
     tasks += [partial(run_digest, file) for file in job.files if file.path != STDIN]
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="packer-storage") as storage:
             _run_all(tasks, workers, job)
-        for future in settling:
-            future.result()
         if job.tokenizer is not None:
             job.tokenizer.finish()
     finally:
@@ -151,21 +156,29 @@ def _first_documents(files: list[InputFile], shape: Shape, config: PackConfig) -
     return []
 
 
-def _run_all(tasks: list[partial[None]], workers: int, job: Job) -> None:
-    """Run the tasks on threads; on the first failure or Ctrl-C stop the others and raise."""
+def _run_all(tasks: list[Task], workers: int, job: Job) -> None:
+    """Run the tasks on threads, and wait for what they leave to others; on the first failure
+    or Ctrl-C stop all and raise.
+    """
     queue = iter(tasks)
     with ThreadPoolExecutor(workers, thread_name_prefix="packer") as pool:
-        running: set[Future[None]] = set()
+        running: set[Future[list[Future[None]]]] = set()
+        left: set[Future[None]] = set()
         try:
             while True:
                 while len(running) < workers and (task := next(queue, None)):
                     running.add(pool.submit(task))
-                if not running:
+                if not running and not left:
                     return
                 # a timeout lets the main thread see signals while it waits
-                finished, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in finished:
+                waited: list[Future[Any]] = [*running, *left]
+                finished = wait(waited, timeout=0.5, return_when=FIRST_COMPLETED).done
+                for future in left & finished:
                     future.result()
+                left -= finished
+                for unit in running & finished:
+                    left.update(unit.result())
+                running -= finished
         except BaseException as error:
             job.stop.set()  # before the pool waits for the tasks still running
             if isinstance(error, KeyboardInterrupt):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ from conftest import (
 )
 
 import packer_cli
+from packer_cli import pipeline
+from packer_cli.errors import DataError
+from packer_cli.records import WorkUnit
+from packer_cli.unit import Job, UnitResult
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -250,3 +255,67 @@ def test_interrupted_and_run_again(folder: Path, number: signal.Signals) -> None
     (folder / "a.jsonl").write_bytes(jsonl("first"))
     assert packer(*options).exit_code == 0
     check_directory("out")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_waiting_for_stdin(folder: Path, number: signal.Signals) -> None:
+    command = [packer_script(), "pack", "-", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
+        process.stdin.write(jsonl("abcdefgh") * 300_000)  # the first block, and some of the next
+        process.stdin.flush()
+        give_up = time.monotonic() + 30
+        while not Path("out/.packer").exists() and time.monotonic() < give_up:
+            time.sleep(0.01)
+        time.sleep(0.5)  # until it waits for more
+        process.send_signal(number)
+        try:
+            process.wait(timeout=20)
+        finally:
+            process.kill()
+        assert process.stderr
+        message = process.stderr.read()
+    assert (process.returncode, message.splitlines()[:1]) == (130, [b"stopped: interrupted"])
+    assert not Path("out").exists()
+
+
+def test_a_shard_that_cannot_be_stored_stops_the_run_at_once(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_unit = pipeline.pack_unit
+
+    def after_the_first_failed(unit: WorkUnit, job: Job) -> UnitResult:
+        assert not unit.index or job.stop.wait(20)
+        return pack_unit(unit, job)
+
+    def fail(path: Path) -> None:
+        raise DataError(f"{path}: cannot write")
+
+    monkeypatch.setattr(pipeline, "pack_unit", after_the_first_failed)
+    monkeypatch.setattr("packer_cli.output.sync", fail)
+    Path("many.jsonl").write_bytes(jsonl("first", "second", "third"))
+    result = packer("pack", "many.jsonl", "-l", 16, "-t", "bytes", "-o", "out", "--unit-bytes", 1)
+    assert result.exit_code == 1
+    assert "shard-00000-000.arrow: cannot write" in result.stderr
+    assert not Path("out").exists()
+
+
+def test_interrupted_while_the_last_shards_are_hashed(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def slow(path: Path, stopped: Callable[[], bool]) -> tuple[int, str]:
+        if str(path).endswith(".arrow"):
+            time.sleep(0.5)  # until nothing else is left to do
+            os.kill(os.getpid(), signal.SIGINT)
+            give_up = time.monotonic() + 20
+            while not stopped() and time.monotonic() < give_up:
+                time.sleep(0.01)
+            seen.append(Path("out/.packer").exists() and stopped())
+        return 0, ""
+
+    monkeypatch.setattr(pipeline, "digest", slow)
+    result = packer("pack", data, "-l", 16, "-t", "bytes", "-o", "out", "--unit-bytes", 1)
+    assert (result.exit_code, seen) == (130, [True])
+    assert not Path("out").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -28,8 +29,9 @@ from conftest import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_cli.config import PackConfig
+from packer_cli.config import PackConfig, RunOptions
 from packer_cli.discovery import plan_units
+from packer_cli.pipeline import pack as run
 from packer_cli.readers import byte_streams
 from packer_cli.records import InputFile
 
@@ -235,6 +237,17 @@ def test_stdin_larger_than_a_block_as_text_in_small_pieces(folder: Path) -> None
     assert result.returncode == 0, result.stderr
     manifest = check_directory("out")
     assert (manifest["documents"], manifest["tokens"]) == (200_001, 5_000_001 + 400_000)
+
+
+def test_stdin_of_two_runs_in_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        data = jsonl(name * 5)
+        Path("data").write_bytes(data)
+        with open("data") as file:
+            monkeypatch.setattr("sys.stdin", file)
+            run(["-"], Path(name), PackConfig(16), RunOptions(progress=False), "bytes")
+        told = check_directory(name)["inputs"][0]
+        assert (told["size"], told["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
 
 
 def test_a_bad_line_of_stdin_names_its_byte(folder: Path) -> None:
