@@ -11,6 +11,8 @@ stdin does, so it cannot outlive the run, however that ends.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import pickle
 import struct
 import subprocess
@@ -39,17 +41,22 @@ class ReferenceProcess:
         with tempfile.TemporaryFile() as file:
             file.write(tokenizer_json)
             file.seek(0)
+            # Above 2: those are the child's own, whatever of ours was closed.
+            descriptor = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
             start = (
                 f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; "
-                f"me.serve({file.fileno()})"
+                f"me.serve({descriptor})"
             )
-            self._child = subprocess.Popen(
-                [sys.executable, "-c", start],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-                pass_fds=[file.fileno()],
-            )
+            try:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-c", start],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                    pass_fds=[descriptor],
+                )
+            finally:
+                os.close(descriptor)
 
     def describe(self, tokens: list[str]) -> Description:
         description: Description = self._ask("describe", tokens)
@@ -147,7 +154,12 @@ def serve(tokenizer_json: int) -> None:
             name, argument = _read(requests)
         except EOFError:
             return
-        if engine is None:
-            _write(answers, problem)
-        else:
-            _write(answers, getattr(engine, name)(argument))
+        answer: object = problem
+        if engine is not None:
+            try:
+                answer = getattr(engine, name)(argument)
+            except PackerError as error:
+                answer = error
+            except Exception as error:  # to where it can be reported
+                answer = InternalError(f"the reference tokenizer: {type(error).__name__}: {error}")
+        _write(answers, answer)
