@@ -100,10 +100,13 @@ def _damage(batch: Any, packed: PackedDirectory) -> str:
     except pa.ArrowInvalid as error:
         return f"is damaged: {error}"
     boundaries, edges = ragged_of(batch.column("cu_seqlens"))
+    broken = f"is damaged: a row of cu_seqlens does not go up from 0 to {packed.max_length}"
+    if (np.diff(edges) < 2).any():
+        return broken
     starts, length = boundaries[edges[:-1]], np.delete(np.diff(boundaries), edges[1:-1] - 1)
     most = boundaries.max(initial=0)
-    if (np.diff(edges) < 2).any() or starts.any() or (length < 1).any() or most > packed.max_length:
-        return f"is damaged: a row of cu_seqlens does not go up from 0 to {packed.max_length}"
+    if starts.any() or (length < 1).any() or most > packed.max_length:
+        return broken
     if "segments" in names and len(batch.column("segments").values) != len(length):
         return "is damaged: segments does not match cu_seqlens"
     return ""
