@@ -130,6 +130,19 @@ def test_datasets_and_results_inside_a_directory(folder: Path) -> None:
     assert recover_texts("out") == ["a", "from the dataset"]
 
 
+def test_only_results_are_left_out_and_that_is_said(folder: Path) -> None:
+    save({f"data/web/{name}.json": jsonl(name) for name in ("a", "manifest", "state")})
+    save({"data/running/.packer/lock": b"", "data/running/b.jsonl": jsonl("b")})
+    assert packer("pack", "data/web", *QUIET, "-o", "data/done").exit_code == 0
+    result = packer("pack", "data", "-l", 16, "-t", "bytes", "-o", "out")
+    assert result.exit_code == 0, result.stderr
+    assert recover_texts("out") == ["a", "manifest", "state"]
+    assert result.stderr.splitlines() == [
+        f"packer: data/{name}: left out: it holds a result of packer"
+        for name in ("done", "running")
+    ]
+
+
 def test_a_link_to_a_directory_above_ends(folder: Path) -> None:
     (folder / "data" / "sub").mkdir(parents=True)
     (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
@@ -178,8 +191,16 @@ REFUSED: dict[str, tuple[dict[str, bytes], list[str], int, str]] = {
         "d/state.json: not valid JSON",
     ),
     "a result": (
-        {"d/state.json": b"{}", "d/manifest.json": b"{}", "d/a.arrow": b""}, ["d"], 2,
+        {"d/manifest.json": b'{"format_version": 1, "packer_version": ""}'}, ["d"], 2,
         "d: is a result of packer",
+    ),
+    "a dataset with a damaged state": (
+        {"d/state.json": b'{"_data_files": [{}]}', "d/dataset_info.json": b"{}"}, ["d"], 1,
+        "d/state.json: damaged: _data_files",
+    ),
+    "a dataset with a damaged list of splits": (
+        {"d/dataset_dict.json": b'{"splits": [1]}'}, ["d"], 1,
+        "d/dataset_dict.json: damaged: splits",
     ),
     "compressed Parquet": (
         {"a.parquet.gz": b""}, ["a.parquet.gz"], 2, "parquet files are not read through gzip",
