@@ -21,7 +21,7 @@ from packer_cli import manifest, output
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.discovery import check_unchanged, find_inputs, plan_units
-from packer_cli.errors import DataError, InternalError, Interrupted, from_os_error
+from packer_cli.errors import DataError, InternalError, Interrupted, UsageError, from_os_error
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape, reader_for
 from packer_cli.readers.byte_streams import STDIN, begin_stdin, stdin_digest
@@ -50,9 +50,10 @@ def pack(
     `notify` hears one-line messages for the user. Raises PackerError: UsageError before
     anything is written, DataError for bad records or storage, Interrupted for Ctrl-C.
     """
+    _refuse_other_than_utf8(config, tokenizer_name)
     stop = threading.Event()
     begin_stdin(stop.is_set)
-    files = find_inputs(inputs, config)
+    files = find_inputs(inputs, config, notify)
     shape = detect_shape(files, config)
     tokenizer, tokenizer_files = _tokenizer(files, shape, config, options, tokenizer_name, notify)
     pad = tokenizer.info.pad_token_id if tokenizer else 0
@@ -75,6 +76,18 @@ def pack(
         result = _finalize(job, results, digests, tokenizer_files)
         output.replace(destination)
     return result
+
+
+def _refuse_other_than_utf8(config: PackConfig, tokenizer: str | None) -> None:
+    """UsageError for an option that no manifest can hold, before all the work rather than after."""
+    for name, value in {**config.as_json(), "tokenizer": choose(tokenizer)[0]}.items():
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: {value!r} is not UTF-8, so no manifest can hold it",
+                "choose another name, or rename what it names",
+            ) from None
 
 
 def _run(
@@ -129,6 +142,11 @@ def _tokenizer(
         notify("input_ids found: no tokenizer needed; padding is id 0")
         return None, None
     if chosen == BYTES:
+        if config.eos_token is not None:
+            raise UsageError(
+                f"--eos-token: {config.eos_token!r} is not used: the bytes tokenizer has its own",
+                "leave it out, or name a --tokenizer",
+            )
         if origin == "default":
             notify("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
         return bytes_tokenizer(config.add_eos), None
