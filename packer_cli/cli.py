@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 def main() -> None:
     """Entry point of the `packer` command."""
+    # What was closed is opened to nothing, or files of ours would get the numbers 0 to 2, which
+    # libraries and children write to.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(descriptor, True)
+        if descriptor == 1:
+            sys.stdout = open(1, "w")  # noqa: SIM115
+        elif descriptor == 2:
+            sys.stderr = open(2, "w")  # noqa: SIM115
+    os.close(descriptor)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: no name may end a run
     app()

@@ -97,6 +97,7 @@ def locate(source: str) -> TokenizerFiles:
 
 class _AddedToken(msgspec.Struct):
     content: str
+    id: int = 0
 
 
 class _Model(msgspec.Struct):
@@ -116,7 +117,10 @@ def _added_tokens(content: bytes, path: Path) -> list[str]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"tokenizer {path}: not a tokenizer.json: {error}", _TIP) from error
     vocabulary = document.model.vocab
-    highest = max(vocabulary.values(), default=0) if isinstance(vocabulary, dict) else 0
+    ids = [token.id for token in document.added_tokens or []]
+    if isinstance(vocabulary, dict):
+        ids.extend(vocabulary.values())
+    highest = max(ids, default=0)
     if highest > _HIGHEST_ID:
         raise UsageError(
             f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works", _TIP
