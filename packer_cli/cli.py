@@ -18,7 +18,14 @@ from typing import Annotated, Any
 import typer
 
 from packer_cli.early import begin_reference
-from packer_cli.errors import InternalError, Interrupted, PackerError, UsageError, from_os_error
+from packer_cli.errors import (
+    InternalError,
+    Interrupted,
+    PackerError,
+    ThresholdMissed,
+    UsageError,
+    from_os_error,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -368,6 +375,11 @@ def pack(
         notify = (lambda message: None) if quiet else _say
         manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, early)
         _print_report(destination, manifest, as_json=as_json, detail=False)
+        if "incomplete" in manifest:
+            raise ThresholdMissed(
+                f"{destination}: {manifest['incomplete']}",
+                "the output is kept, marked incomplete; see --overlong and --max-length",
+            )
 
 
 @app.command(no_args_is_help=True)
@@ -390,7 +402,6 @@ def stats(
     Reads the manifest only, so it is instant on any size; --deep reads every shard.
     """
     with _reported(debug):
-        from packer_cli.errors import ThresholdMissed
         from packer_cli.manifest import load
 
         if by not in (None, "shard", "input"):
@@ -400,7 +411,9 @@ def stats(
                 f"--min-utilization: {min_utilization} is not between 0 and 1",
                 "95% is 0.95",
             )
-        manifest = load(directory)
+        manifest = load(directory, incomplete_too=True)
+        if "incomplete" in manifest:
+            _say(f"{directory} is marked incomplete: {manifest['incomplete']}")
         if deep:
             from packer_cli.recount import check_recount
 

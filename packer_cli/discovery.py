@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packer_cli.config import GIB, MIB, PackConfig
 from packer_cli.errors import DataError, UsageError, from_os_error
-from packer_cli.manifest import MANIFEST, is_manifest
+from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
 from packer_cli.readers import reader_for
 from packer_cli.readers.byte_streams import COMPRESSIONS, STDIN
 from packer_cli.records import InputFile, Slice, WorkUnit
@@ -149,7 +149,8 @@ def _names(folder: str) -> set[str]:
 
 def _is_ours(folder: str, names: set[str]) -> bool:
     """Whether a folder with these names is a result of packer, finished or not."""
-    return ".packer" in names or (MANIFEST in names and is_manifest(Path(folder, MANIFEST)))
+    found = {MANIFEST, INCOMPLETE} & set(names)
+    return ".packer" in names or any(is_manifest(Path(folder, name)) for name in found)
 
 
 def _strings(path: str, key: str, inner: str | None = None) -> list[str]:

@@ -22,6 +22,8 @@ from packer_cli.shapes import Shape
 from packer_cli.shards import FORMAT_VERSION, Shard
 
 MANIFEST = "manifest.json"
+# Of a result that missed --max-loss: whole, but nobody is to take it for what was wanted.
+INCOMPLETE = "manifest.incomplete.json"
 TOTALS = (
     "documents", "segments", "tokens", "trained_tokens", "unpacked_rows",
     "truncated_documents", "truncated_tokens", "truncated_trained_tokens",
@@ -155,13 +157,24 @@ def is_manifest(path: Path) -> bool:
     return isinstance(content, dict) and {"format_version", "packer_version"} <= content.keys()
 
 
-def load(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The manifest of a finished directory. DataError when there is none, or it is not usable."""
+def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> dict[str, Any]:
+    """The manifest of a finished directory. DataError when there is none, or it is not usable.
+
+    `incomplete_too`: also of one that is marked incomplete; its "incomplete" says why.
+    """
     path = Path(directory) / MANIFEST
+    if incomplete_too and not path.is_file() and (Path(directory) / INCOMPLETE).is_file():
+        path = Path(directory) / INCOMPLETE
     if not Path(directory).is_dir():
         what = "not a directory" if Path(directory).exists() else "no such directory"
         raise DataError(f"{directory}: {what}", "give the --output of a packer pack run")
     if not path.is_file():
+        if (Path(directory) / INCOMPLETE).is_file():
+            why = load(directory, incomplete_too=True).get("incomplete")
+            raise DataError(
+                f"{directory}: is marked incomplete: {why}",
+                "pack again with --overwrite and another --overlong, --max-length or --max-loss",
+            )
         unfinished = (Path(directory) / ".packer").is_dir()
         raise DataError(
             f"{directory}: has no {MANIFEST}: "

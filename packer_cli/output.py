@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import IO
 
 from packer_cli.errors import DataError, UsageError, from_os_error
-from packer_cli.manifest import MANIFEST, is_manifest
+from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
 from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile
 
 WORK = ".packer"
 _LOCK = "lock"
 _OURS = (
-    "shard-*-*.arrow", MANIFEST, "state.json", "dataset_info.json", "rejected.jsonl",
+    "shard-*-*.arrow", MANIFEST, INCOMPLETE, "state.json", "dataset_info.json", "rejected.jsonl",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
 
@@ -101,7 +101,7 @@ def _refuse_foreign(output: Path, overwrite: bool) -> None:
         raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
     if not output.is_dir() or not os.listdir(output):
         return
-    if is_manifest(output / MANIFEST):
+    if _holds_result(output):
         if not overwrite:
             raise UsageError(
                 f"{output}: holds a finished result",
@@ -125,7 +125,7 @@ def _remove(output: Path, created: bool) -> None:
     work = output / WORK
     with suppress(OSError):
         _empty(work)
-        if is_manifest(output / MANIFEST) or os.listdir(output) == [WORK]:
+        if _holds_result(output) or os.listdir(output) == [WORK]:
             (work / _LOCK).unlink()
             work.rmdir()
             if created:
@@ -155,8 +155,14 @@ def sync(path: Path) -> None:
         raise from_os_error(error, path, "write") from error
 
 
-def replace(output: Path) -> None:
+def _holds_result(output: Path) -> bool:
+    return is_manifest(output / MANIFEST) or is_manifest(output / INCOMPLETE)
+
+
+def replace(output: Path, *, complete: bool = True) -> None:
     """Put the files of the work folder, the manifest last, in the place of the earlier result.
+
+    The manifest of a result that is not `complete` gets a name that says so.
 
     Every file must be on the disk already. The old manifest goes first: whatever moment this
     ends at, a directory with a manifest is complete.
@@ -171,7 +177,7 @@ def replace(output: Path) -> None:
         for name in names:
             os.replace(output / WORK / name, output / name)
         sync(output)
-        os.replace(output / WORK / MANIFEST, output / MANIFEST)
+        os.replace(output / WORK / MANIFEST, output / (MANIFEST if complete else INCOMPLETE))
         sync(output)
     except OSError as error:
         raise from_os_error(error, error.filename or output, "write") from error

@@ -82,7 +82,7 @@ def pack(
         )
         results, digests, counts = _run(job, units, options.workers)
         result = _finalize(job, results, digests, counts, source)
-        output.replace(destination)
+        output.replace(destination, complete="incomplete" not in result)
     return result
 
 
@@ -198,6 +198,12 @@ def _finalize(
     info = job.tokenizer.info.as_json() if job.tokenizer else None
     units = [result.unit for result in results]
     content = manifest.build(job.config, job.shape, info, job.files, digests, units, shards, counts)
+    lost = (counts.truncated_tokens + counts.dropped_tokens) / counts.encoded_tokens
+    if job.config.max_loss is not None and lost > job.config.max_loss:
+        content["incomplete"] = (
+            f"{lost:.4f} of the tokens were lost, {counts.truncated_tokens:,} truncated and "
+            f"{counts.dropped_tokens:,} dropped; --max-loss is {job.config.max_loss}"
+        )
     output.write_file(job.folder / manifest.MANIFEST, manifest.to_bytes(content))
     return content
 
