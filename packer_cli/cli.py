@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from packer_cli.early import begin_reference
 from packer_cli.errors import (
@@ -27,7 +28,41 @@ from packer_cli.errors import (
     from_os_error,
 )
 
+# Of click, or of the click inside newer typers.
+_ClickException: Any = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+
+class _Commands(TyperGroup):
+    """Errors of the command line's own look like all others: what is wrong, and what to do."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)  # type: ignore[misc]
+        except _ClickException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()
+                sys.exit(2)
+            command = getattr(getattr(error, "ctx", None), "command_path", "packer")
+            message = error.format_message().replace("\n", " ")
+            _two_lines("error", message, f"see {command} --help")
+            sys.exit(2)
+        except typer.Abort:
+            sys.exit(130)
+        if standalone_mode:
+            sys.exit(code if isinstance(code, int) else 0)
+        return code
+
+
+def _two_lines(kind: str, message: str, tip: str) -> None:
+    for title, text in ((kind, message), ("tip", tip)):
+        # a path or a field name may hold a line end
+        print(f"{title}: {text}".replace("\n", "\\n").replace("\r", "\\r"), file=sys.stderr)
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -118,9 +153,7 @@ def _reported(debug: bool) -> Iterator[None]:
     if isinstance(problem, Interrupted):
         kind = "stopped"
     tip = problem.tip or "see packer --help, and packer COMMAND --help"
-    for title, text in ((kind, problem.message), ("tip", tip)):
-        # a path or a field name may hold a line end
-        print(f"{title}: {text}".replace("\n", "\\n").replace("\r", "\\r"), file=sys.stderr)
+    _two_lines(kind, problem.message, tip)
     raise typer.Exit(problem.exit_code)
 
 
@@ -371,6 +404,8 @@ def pack(
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
             progress=not quiet,
         )  # fmt: skip
+        if tokenizer == "":
+            raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
         destination = output or default_output(inputs, config.max_length)
         notify = (lambda message: None) if quiet else _say
         manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, early)

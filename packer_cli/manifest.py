@@ -29,7 +29,7 @@ TOTALS = (
     "truncated_documents", "truncated_tokens", "truncated_trained_tokens",
     "dropped_documents", "dropped_tokens", "dropped_trained_tokens",
     "untrained_documents", "untrained_tokens", "rejected_records", "empty_documents",
-    "trained_turns", "turns_without_end", "double_bos_documents",
+    "trained_turns", "turns_without_end", "double_bos_documents", "unshown_tools",
 )  # fmt: skip
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]

@@ -88,7 +88,9 @@ def pack(
 
 def _refuse_other_than_utf8(config: PackConfig, tokenizer: str | None) -> None:
     """UsageError for an option that no manifest can hold, before all the work rather than after."""
-    for name, value in {**config.as_json(), "tokenizer": choose(tokenizer)[0]}.items():
+    options = config.as_json() | {"tokenizer": choose(tokenizer)[0]}
+    options["field"] = options.pop("fields")
+    for name, value in options.items():
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:

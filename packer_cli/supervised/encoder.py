@@ -24,6 +24,7 @@ class SupervisedEncoder:
     ) -> tuple[TokenBatch, list[BadRecord]]:
         batch = token_batch(records, file, self._tokenizer)
         counts.add_turns(records.turns)
+        counts.unshown_tools += records.unshown
         if records.conversations is not None:
             limit = self._composer.config.max_length
             batch, loss = shorten(

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import msgspec
 
@@ -153,12 +156,23 @@ def _special_tokens(companions: dict[str, bytes], folder: Path) -> dict[str, str
     return found
 
 
+def _refuse_out_of_reach(endpoint: str) -> None:
+    """OSError when the hub's name has no address: the library would try for half a minute."""
+    host = urlsplit(endpoint).hostname
+    if host and not getproxies():
+        socket.getaddrinfo(host, None)
+
+
 def _from_hub(name: str) -> Path:
     """tokenizer.json of a hub repository, companions beside it.
 
     The local cache comes first, so that a run waits for no network when it needs none.
     """
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # noqa: PLC0415
+    from huggingface_hub import (  # noqa: PLC0415
+        constants,
+        hf_hub_download,
+        try_to_load_from_cache,
+    )
     from huggingface_hub.errors import (  # noqa: PLC0415
         EntryNotFoundError,
         HFValidationError,
@@ -168,6 +182,8 @@ def _from_hub(name: str) -> Path:
 
     try:
         cached = try_to_load_from_cache(name, "tokenizer.json")
+        if not isinstance(cached, str):
+            _refuse_out_of_reach(constants.ENDPOINT)
         path = Path(cached if isinstance(cached, str) else hf_hub_download(name, "tokenizer.json"))
         commit = path.parent.name
         for companion in _COMPANIONS:
@@ -187,6 +203,8 @@ def _from_hub(name: str) -> Path:
         reason = "no such file or folder, and the hub has no such repository (or it is private)"
     except EntryNotFoundError:
         reason = "the hub repository has no tokenizer.json"
+    except socket.gaierror:
+        reason = "not a local path, not in the local hub cache, and the hub cannot be reached"
     except OSError as error:
         reason = f"the hub did not answer: {error}"
     raise UsageError(f"tokenizer {name}: {reason}", _TIP)
