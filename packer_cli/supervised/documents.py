@@ -209,6 +209,18 @@ def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple
     return len(turns), sum(not turn.rstrip().endswith(end_tokens) for turn in turns)
 
 
+def make_composer(
+    shape: Shape,
+    config: PackConfig,
+    template: str | None,
+    special_tokens: dict[str, Any],
+    end_tokens: tuple[str, ...],
+) -> Composer:
+    """A composer, here or in a child: all of it can be pickled but the compiled template."""
+    compiled = None if template is None else ChatTemplate(template, special_tokens)
+    return Composer(shape, config, compiled, end_tokens)
+
+
 def _exchange(question: str, answer: str) -> Conversation:
     messages: list[_Message] = [
         {"role": "user", "content": question}, {"role": ASSISTANT, "content": answer},
