@@ -6,6 +6,7 @@ between two runs of the same command: no times, no host, no number of workers.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from packer_cli.bounds import lower_bound_rows
 from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, from_os_error
+from packer_cli.manifest_check import misfit
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.shapes import Shape
 from packer_cli.shards import FORMAT_VERSION, Shard
@@ -86,7 +88,11 @@ def _attention_cost(config: PackConfig, counts: Counts) -> dict[str, Any]:
 
 
 def to_bytes(manifest: dict[str, Any]) -> bytes:
-    """Indented two levels deep: diffs stay readable, a million shards stay one line each."""
+    """Indented two levels deep: diffs stay readable, a million shards stay one line each.
+
+    Ends with the manifest's own checksum.
+    """
+    manifest = manifest | {"sha256": checksum(manifest)}
     lines = []
     for key, value in manifest.items():
         if isinstance(value, list) and value:
@@ -96,6 +102,12 @@ def to_bytes(manifest: dict[str, Any]) -> bytes:
             text = msgspec.json.encode(value).decode()
         lines.append(f' "{key}": {text}')
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def checksum(manifest: dict[str, Any]) -> str:
+    """The sha256 of all it says, but for that: of the keys and values as compact JSON."""
+    said = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
 
 
 def is_manifest(path: Path) -> bool:
@@ -137,4 +149,6 @@ def load(directory: str | os.PathLike[str]) -> dict[str, Any]:
         raise DataError(
             f"{path}: damaged: {', '.join(wrong)} missing or of another type", "pack the data again"
         )
+    if problem := misfit(manifest):
+        raise DataError(f"{path}: damaged: {problem}", "pack the data again")
     return dict(manifest)

@@ -20,8 +20,8 @@ from packer_cli import manifest, output
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.discovery import check_unchanged, find_inputs, plan_units
-from packer_cli.encoding import Encode, plain_encoder
-from packer_cli.errors import DataError, InternalError, Interrupted, UsageError, from_os_error
+from packer_cli.encoders import encoder_for, framing_for
+from packer_cli.errors import DataError, InternalError, Interrupted, from_os_error
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape, reader_for
 from packer_cli.readers.byte_streams import STDIN, stdin_digest
@@ -29,11 +29,12 @@ from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.shapes import Shape
 from packer_cli.shard_writer import schema
 from packer_cli.shards import Shard, digest
-from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
+from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, locate
 from packer_cli.unit import Job, UnitResult, pack_unit
 
+REJECTED = "rejected.jsonl"
 Notify = Callable[[str], None]
 
 
@@ -61,7 +62,7 @@ def pack(
         closing(tokenizer) if tokenizer else nullcontext(),
         output.claimed(destination, files, overwrite=options.overwrite, notify=notify) as work,
     ):
-        encode, template = _encoder(shape, config, tokenizer, tokenizer_files, notify)
+        encode, template = encoder_for(shape, config, tokenizer, tokenizer_files, notify)
         job = Job(
             files,
             config,
@@ -77,37 +78,6 @@ def pack(
         result = _finalize(job, results, digests, tokenizer_files, template)
         output.replace(destination)
     return result
-
-
-def _encoder(
-    shape: Shape,
-    config: PackConfig,
-    tokenizer: Tokenizer | None,
-    files: TokenizerFiles | None,
-    notify: Notify,
-) -> tuple[Encode, str | None]:
-    """What makes tokens of records, and the source of the chat template it uses."""
-    if not shape.is_supervised or tokenizer is None:
-        return plain_encoder(tokenizer), None
-    from packer_cli.supervised.chat_template import ChatTemplate  # noqa: PLC0415 jinja2 is slow
-    from packer_cli.supervised.documents import Composer  # noqa: PLC0415
-    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
-    from packer_cli.supervised.templates import find_template, special_tokens  # noqa: PLC0415
-
-    found = find_template(config.chat_template, files)
-    template = ChatTemplate(found[0], special_tokens(files)) if found else None
-    needed = shape.is_chat or config.prompt_template == "chat"
-    if needed and found is None:
-        raise UsageError(
-            "messages need a chat template, and the tokenizer has none",
-            "give one with --chat-template FILE",
-        )
-    if needed and found and template:
-        how = "its {% generation %} tags" if template.marks_generation else "its turns"
-        told = "" if config.train_on == "all" else f", told by {how}"
-        notify(f"chat template: {found[1]}; trained on: {config.train_on}{told}")
-    composer = Composer(shape, config, template, tuple(files.added_tokens if files else ()))
-    return SupervisedEncoder(composer, tokenizer, config), found[0] if found else None
 
 
 def _run(
@@ -161,10 +131,7 @@ def _tokenizer(
     if shape.kind == "tokens" and origin == "default":
         notify("input_ids found: no tokenizer needed; padding is id 0")
         return None, None
-    # a chat template writes BOS and ends of turns itself
-    add_bos = False if config.add_bos is None and shape.is_chat else config.add_bos
-    add_eos = not shape.is_chat if config.add_eos is None else config.add_eos
-    framing = Framing(add_bos, add_eos, config.eos_token, config.separator)
+    framing = framing_for(shape, config)
     if chosen == BYTES:
         if origin == "default":
             notify("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
@@ -240,12 +207,16 @@ def _finalize(
     shards = [shard for result in results for shard in result.shards]
     rejected = [result.rejected for result in results if result.rejected]
     if rejected:
-        _join(rejected, job.folder / "rejected.jsonl")
-    for name, data in _side_files(shards, tokenizer_files, template).items():
+        _join(rejected, job.folder / REJECTED)
+    side_files = _side_files(shards, tokenizer_files, template)
+    for name, data in side_files.items():
         output.write_file(job.folder / name, data)
     info = job.tokenizer.info.as_json() if job.tokenizer else None
     units = [result.unit for result in results]
     content = manifest.build(job.config, job.shape, info, job.files, digests, units, shards, counts)
+    content["side_files"] = {n: hashlib.sha256(data).hexdigest() for n, data in side_files.items()}
+    if rejected:
+        content["side_files"][REJECTED] = digest(job.folder / REJECTED)[1]
     output.write_file(job.folder / manifest.MANIFEST, manifest.to_bytes(content))
     return content
 

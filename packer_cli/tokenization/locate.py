@@ -97,6 +97,7 @@ def locate(source: str) -> TokenizerFiles:
 
 class _AddedToken(msgspec.Struct):
     content: str
+    id: int = 0
 
 
 class _Model(msgspec.Struct):
@@ -122,6 +123,14 @@ def _added_tokens(content: bytes, path: Path) -> list[str]:
             f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works", _TIP
         )
     return [token.content for token in document.added_tokens or []]
+
+
+def highest_id(content: bytes) -> int:
+    """The highest id that a tokenizer.json which was located can give."""
+    document = msgspec.json.decode(content, type=_TokenizerJson)
+    vocabulary = document.model.vocab or []
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    return max([*ids, *(token.id for token in document.added_tokens or [])], default=0)
 
 
 def _parse(content: bytes, path: Path) -> dict[str, Any]:
