@@ -51,7 +51,7 @@ def find_inputs(inputs: list[str], config: PackConfig) -> list[InputFile]:
                 "name each input once",
             )
         seen[real] = path
-        files.append(_input_file(index, path, config))
+        files.append(input_file(index, path, config))
     if not files:
         raise UsageError("no input files found", "name at least one file, directory or glob")
     return files
@@ -155,7 +155,8 @@ def _json(path: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _input_file(index: int, path: str, config: PackConfig) -> InputFile:
+def input_file(index: int, path: str, config: PackConfig) -> InputFile:
+    """What is to be known of an input. UsageError or DataError when it cannot be read."""
     if path == STDIN:
         if config.input_format in ("parquet", "arrow"):
             raise UsageError(

@@ -157,9 +157,11 @@ def disagreements(manifest: dict[str, Any]) -> list[str]:
     if manifest["lower_bound_rows"] > manifest["rows"]:
         wrong.append(f"lower_bound_rows is {manifest['lower_bound_rows']}, above rows")
     files = [shard["file"] for shard in shards]
-    for shard in shards:
-        if not shard["file"].startswith(f"shard-{shard['unit']:05d}-"):
-            wrong.append(f"{shard['file']} is said to be of unit {shard['unit']}")
+    wrong += [
+        f"{shard['file']} is said to be of unit {shard['unit']}"
+        for shard in shards
+        if not shard["file"].startswith(f"shard-{shard['unit']:05d}-")
+    ]
     if len(set(files)) < len(files):
         wrong.append("names a shard twice")
     numbers = [unit["unit"] for unit in manifest["units"]]

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from packer_cli.config import PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.discovery import check_unchanged, find_inputs, plan_units
 from packer_cli.encoders import encoder_for, framing_for
-from packer_cli.errors import DataError, InternalError, Interrupted, from_os_error
+from packer_cli.errors import DataError, InternalError, from_os_error
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape, reader_for
 from packer_cli.readers.byte_streams import STDIN, stdin_digest
@@ -29,6 +29,7 @@ from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.shapes import Shape
 from packer_cli.shard_writer import schema
 from packer_cli.shards import Shard, digest
+from packer_cli.threads import run_all
 from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, locate
@@ -107,7 +108,7 @@ def _run(
     tasks += [partial(run_digest, file) for file in job.files if file.path != STDIN]
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="packer-storage") as storage:
-            _run_all(tasks, workers, job)
+            run_all(tasks, workers, job.stop)
         for future in settling:
             future.result()
         if job.tokenizer is not None:
@@ -157,29 +158,6 @@ def _first_documents(files: list[InputFile], shape: Shape, config: PackConfig) -
     for records in reader_for(files[0].format).read(files[0], part, shape, config, peek=True):
         return records.texts or []
     return []
-
-
-def _run_all(tasks: list[partial[None]], workers: int, job: Job) -> None:
-    """Run the tasks on threads; on the first failure or Ctrl-C stop the others and raise."""
-    queue = iter(tasks)
-    with ThreadPoolExecutor(workers, thread_name_prefix="packer") as pool:
-        running: set[Future[None]] = set()
-        try:
-            while True:
-                while len(running) < workers and (task := next(queue, None)):
-                    running.add(pool.submit(task))
-                if not running:
-                    return
-                # a timeout lets the main thread see signals while it waits
-                finished, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    future.result()
-        except BaseException as error:
-            job.stop.set()  # before the pool waits for the tasks still running
-            if isinstance(error, KeyboardInterrupt):
-                tip = "run the same command again to start over"
-                raise Interrupted("interrupted", tip) from None
-            raise
 
 
 def _finalize(
