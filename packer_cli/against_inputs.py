@@ -65,7 +65,9 @@ def compare_inputs(
         template = packed.path / _TEMPLATE
         used = replace(config, chat_template=str(template) if template.is_file() else None)
         encode, _ = encoder_for(shape, used, tokenizer, tokenizer_files, lambda message: None)
-        wanted = None if sample is None else _shares(packed.manifest, set(files), sample, seed)
+        documents = sum(packed.manifest["inputs"][file]["documents"] for file in files)
+        everything = sample is None or sample >= documents
+        wanted = None if everything else _shares(packed.manifest, set(files), sample or 0, seed)
         comparison = _Comparison(packed, config, shape, encode, files, findings, stop)
         tasks = [
             partial(comparison.compare_unit, unit, wanted, seed)

@@ -46,7 +46,7 @@ class Problem(NamedTuple):
     """Something that is not as it should be, and the file that it is in."""
 
     file: str
-    text: str
+    problem: str
 
 
 @dataclass
@@ -222,8 +222,9 @@ class _ShardChecks:
     def check_unit(self, shards: list[dict[str, Any]]) -> None:
         """The shards of one unit, and its documents, whose pieces lie in any of them."""
         counts = Counts()
-        parts = [part for shard in shards for part in self._check_shard(shard, counts)]
-        if parts and "segments" in self._config.columns:
+        found = [self._check_shard(shard, counts) for shard in shards]
+        parts = [part for parts in found if parts for part in parts]
+        if None not in found and parts:
             segments = np.concatenate(parts, axis=1)
             count_documents(segments[:3], counts)
             file, position, length, start = segments
@@ -234,8 +235,8 @@ class _ShardChecks:
         with self._findings.lock:
             self._counts.add(counts)
 
-    def _check_shard(self, shard: dict[str, Any], counts: Counts) -> list[Int64]:
-        """int64[4, segments] of each batch: file, position, length, start."""
+    def _check_shard(self, shard: dict[str, Any], counts: Counts) -> list[Int64] | None:
+        """int64[4, segments] of each batch (file, position, length, start); None if not sound."""
         path, name = self._packed.path / shard["file"], shard["file"]
         rules: dict[str, Broken] = {}
         texts: list[str] = []
@@ -255,7 +256,9 @@ class _ShardChecks:
                             self._complete = False
                             break
                         self._check_batch(batch, first_row, shard["unit"], rules, mine, parts)
-                except pa.ArrowException as error:
+                except (pa.ArrowException, OSError) as error:
+                    if isinstance(error, OSError) and error.errno:
+                        raise
                     texts.append(f"not a readable shard: {first_line(error)}")
                 if (found := hashed.digest()) != shard["sha256"]:
                     texts.append(f"its sha256 is {found}, the manifest says {shard['sha256']}")
@@ -284,7 +287,7 @@ class _ShardChecks:
             self._findings.rows += mine.rows
             self._findings.tokens += mine.tokens
         counts.add(mine)
-        return parts
+        return None if texts else parts
 
     def _check_batch(
         self,
