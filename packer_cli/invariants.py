@@ -107,7 +107,7 @@ def broken_rules(  # noqa: PLR0915 one rule after the other
         follows = np.diff(places, prepend=0) == padded(step, segment_multiple)
         aligned = np.ones(rows, bool)
         aligned[row_of[~follows & ~first]] = False
-        rule(f"{PADDED_BOUNDARIES} does not begin with 0", places[first] == 0)
+        rule(f"{PADDED_BOUNDARIES} does not begin with 0", places[first] == 0, places[first])
         rule(f"{PADDED_BOUNDARIES} is not cu_seqlens in multiples of {segment_multiple}", aligned)
         ends = places[edges[1:] - edges[0] - 1]
         rule(f"{PADDED_BOUNDARIES} ends beyond {max_length}", ends <= max_length, ends)

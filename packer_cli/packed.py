@@ -102,8 +102,13 @@ class PackedDirectory:
         may come from anywhere, so nothing is allocated by what it says of itself.
         """
         messages, rows = pa.ipc.MessageReader.open_stream(source), 0
-        schema = pa.ipc.read_schema(messages.read_next_message())
-        self._check_schema(schema)
+        try:
+            schema = pa.ipc.read_schema(messages.read_next_message())
+            self._check_schema(schema)
+        except StopIteration:
+            raise pa.ArrowInvalid("no schema") from None
+        except UnicodeDecodeError as error:
+            raise pa.ArrowInvalid(f"a name that is not UTF-8: {error}") from error
         while True:
             try:
                 message = messages.read_next_message()
