@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -68,11 +69,12 @@ def compare_inputs(
         documents = sum(packed.manifest["inputs"][file]["documents"] for file in files)
         everything = sample is None or sample >= documents
         wanted = None if everything else _shares(packed.manifest, set(files), sample or 0, seed)
+        chosen = {unit for unit, _ in wanted or ()}
         comparison = _Comparison(packed, config, shape, encode, files, findings, stop)
         tasks = [
             partial(comparison.compare_unit, unit, wanted, seed)
             for unit in packed.manifest["units"]
-            if wanted is None or any((unit["unit"], file) in wanted for file in files)
+            if wanted is None or unit["unit"] in chosen
         ]
         run_all(tasks, workers, stop)
         if tokenizer:
@@ -172,23 +174,23 @@ class _Unit(NamedTuple):
     rows: list[tuple[str, int, Int32, Int32 | None]]
 
 
-def _load(packed: PackedDirectory, unit: int) -> _Unit:
-    parts: list[list[Any]] = []
+def _load(packed: PackedDirectory, shards: list[dict[str, Any]]) -> _Unit:
+    parts: list[Any] = []
     rows: list[tuple[str, int, Int32, Int32 | None]] = []
-    for shard in packed.manifest["shards"]:
-        if shard["unit"] != unit:
-            continue
+    for shard in shards:
         first_row = 0
         for batch in packed.batches(shard):
             begin, length, offsets = segments_of(batch)
             struct = batch.column("segments").values
             file, position, start = (struct.field(i).to_numpy().astype(np.int64) for i in range(3))
             row = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
-            parts.append([file, position, start, length, np.full(len(row), len(rows)), row, begin])
+            number = np.full(len(row), len(rows))
+            parts.append(np.stack([file, position, start, length, number, row, begin]))
             labels = rows_of(batch.column("labels")) if "labels" in batch.schema.names else None
             rows.append((shard["file"], first_row, rows_of(batch.column("input_ids")), labels))
             first_row += batch.num_rows
-    file, position, start, length, number, row, begin = np.concatenate(parts, axis=1)
+    nothing = np.empty((7, 0), np.int64)  # a unit may have lost all its documents
+    file, position, start, length, number, row, begin = np.concatenate([nothing, *parts], axis=1)
     order = np.lexsort((start, position, file))
     return _Unit(
         file[order], position[order], start[order], length[order],
@@ -210,6 +212,8 @@ class _Comparison:
         stop: threading.Event,
     ) -> None:
         self._packed = packed
+        by_unit = groupby(packed.manifest["shards"], key=lambda shard: shard["unit"])
+        self._shards = {unit: list(shards) for unit, shards in by_unit}
         self._config = config
         self._shape = shape
         self._encode = encode
@@ -222,11 +226,12 @@ class _Comparison:
     ) -> None:
         """All documents of a unit, or as many of each file as `wanted` says."""
         number = about["unit"]
-        unit = _load(self._packed, number)
+        unit = _load(self._packed, self._shards.get(number, []))
         slices = [Slice(file, start, stop, 0) for file, start, stop in about["slices"]]
         for index in sorted({part.file for part in slices} & self._files.keys()):
             file = self._files[index]
-            positions = np.unique(unit.position[unit.file == index])
+            first, last = np.searchsorted(unit.file, [index, index + 1])
+            positions = np.unique(unit.position[first:last])
             if wanted is None:
                 parts = [part for part in slices if part.file == index]
                 self._compare_file(unit, file, positions, self._read(file, parts))

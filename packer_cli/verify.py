@@ -16,12 +16,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
-from packer_cli.errors import DataError, Interrupted, PackerError
+from packer_cli.errors import DataError, Interrupted, PackerError, from_os_error
 from packer_cli.invariants import Broken, broken_rules
 from packer_cli.manifest import MANIFEST, checksum, load
 from packer_cli.manifest_check import config_of, disagreements
@@ -145,13 +146,20 @@ def _check_files(packed: PackedDirectory, findings: Findings) -> None:
         said = manifest["tokenizer"]["sha256"]
         if side_files.setdefault(_TOKENIZER, said) != said:
             findings.add(MANIFEST, f"gives {_TOKENIZER} two digests")
-    names = set(os.listdir(packed.path))
+    try:
+        names = set(os.listdir(packed.path))
+    except OSError as error:
+        raise from_os_error(error, packed.path, "read") from error
     for name, said in side_files.items():
         path = packed.path / name
         if name not in names or not path.is_file():
             findings.add(name, "is missing")
-        elif (found := digest(path)[1]) != said:
-            findings.add(name, f"its sha256 is {found}, the manifest says {said}")
+            continue
+        try:
+            if (found := digest(path)[1]) != said:
+                findings.add(name, f"its sha256 is {found}, the manifest says {said}")
+        except PackerError as error:
+            findings.add(name, error.message.removeprefix(f"{path}: "))
     known = {MANIFEST, *side_files, *(shard["file"] for shard in manifest["shards"])}
     for name in sorted(names - known):
         findings.add(
@@ -412,12 +420,14 @@ def _segments(batch: Any, files: Int64) -> tuple[Int64, list[Broken]]:
 
 def _count_inputs(file: Int64, position: Int64, length: Int64, counts: Counts) -> None:
     """What came of each input, from segments sorted by file and position."""
-    first = np.ones(len(file), bool)
+    first = np.ones(len(file), np.int64)
     first[1:] = (file[1:] != file[:-1]) | (position[1:] != position[:-1])
-    for index in np.unique(file).tolist():
+    indices, begins = np.unique(file, return_index=True)
+    documents, tokens = np.add.reduceat(first, begins), np.add.reduceat(length, begins)
+    for index, some, of_them in zip(indices.tolist(), documents, tokens, strict=True):
         of_file = counts.file(index)
-        of_file.documents += int(np.count_nonzero(first & (file == index)))
-        of_file.tokens += int(length[file == index].sum())
+        of_file.documents += int(some)
+        of_file.tokens += int(of_them)
 
 
 def _highest(packed: PackedDirectory, findings: Findings) -> int | None:
@@ -427,14 +437,13 @@ def _highest(packed: PackedDirectory, findings: Findings) -> int | None:
         return None
     if not tokenizer["sha256"]:
         return BytesEngine.VOCAB_SIZE - 1
+    path = packed.path / _TOKENIZER
     try:
-        content = (packed.path / _TOKENIZER).read_bytes()
-    except OSError:
-        return None  # told as missing already
-    if hashlib.sha256(content).hexdigest() != tokenizer["sha256"]:
+        if not path.is_file() or digest(path)[1] != tokenizer["sha256"]:
+            return None  # told already
+        return highest_id(path.read_bytes())
+    except (PackerError, OSError):
         return None
-    try:
-        return highest_id(content)
-    except ValueError as error:  # of msgspec
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         findings.add(_TOKENIZER, f"is not a tokenizer: {error}")
         return None
