@@ -306,6 +306,40 @@ def test_a_shard_that_claims_compression(packed: Path) -> None:
     assert_error(packer("show", "out"), 1, "not a readable shard: a compressed record batch")
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\xff\xff\xff\xff\0\0\0\0", "not a readable shard: no schema"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\x7f", "not a readable shard: "),
+        (b"x" * 100, "not a readable shard: "),
+    ],
+    ids=["only the end", "a header of 2 GiB", "garbage"],
+)
+def test_things_that_are_no_stream(packed: Path, data: bytes, message: str) -> None:
+    forge(packed / SHARD, data)
+    assert any(one.startswith(f"out: {SHARD}: {message}") for one in problems())
+    for command in (["stats", "out", "--deep"], ["show", "out"]):
+        assert_error(packer(*command), 1, f"out/{SHARD}: {message}")
+
+
+def test_columns_of_another_type(packed: Path) -> None:
+    with pa.ipc.open_stream((packed / SHARD).read_bytes()) as reader:
+        table = reader.read_all()
+    names = table.schema.names
+    wide = table["cu_seqlens"].cast(pa.list_(pa.int64()))
+    for changed_table, message in (
+        (table.set_column(names.index("cu_seqlens"), "cu_seqlens", wide), "cu_seqlens is list<"),
+        (table.drop_columns(["labels"]), "has the columns input_ids, attention_mask, "),
+        (table.append_column("more", table["segments"]), "an unknown column 'more'"),
+    ):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, changed_table.schema) as writer:
+            writer.write_table(changed_table)
+        forge(packed / SHARD, sink.getvalue().to_pybytes())
+        found = problems()
+        assert any(f"out: {SHARD}: " in one and message in one for one in found), found
+
+
 # --- files
 
 
