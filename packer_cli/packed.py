@@ -103,7 +103,10 @@ class PackedDirectory:
         """
         messages, rows = pa.ipc.MessageReader.open_stream(source), 0
         try:
-            schema = pa.ipc.read_schema(messages.read_next_message())
+            first = messages.read_next_message()
+            if first.type != "schema":  # Arrow would take its bytes for a schema, and crash
+                raise pa.ArrowInvalid(f"begins with a {first.type} message")
+            schema = pa.ipc.read_schema(first)
             self._check_schema(schema)
         except StopIteration:
             raise pa.ArrowInvalid("no schema") from None
