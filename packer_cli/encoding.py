@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from packer_cli.counts import Counts
-from packer_cli.errors import InternalError
+from packer_cli.errors import DataError, InternalError
+from packer_cli.readers import reader_for
 from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch
 from packer_cli.tokenization import Tokenizer
 
@@ -20,15 +21,30 @@ Read = Callable[[InputFile, Slice], Iterator[Records]]
 Encode = Callable[[Records, InputFile, Counts], tuple[TokenBatch, list[BadRecord]]]
 
 
-def plain_encoder(tokenizer: Tokenizer | None) -> Encode:
-    """For texts, and for token ids."""
+def plain_encoder(tokenizer: Tokenizer | None, highest_id: int | None = None) -> Encode:
+    """For texts, and for token ids of a tokenizer whose `highest_id` is known."""
 
     def encode(
         records: Records, file: InputFile, counts: Counts
     ) -> tuple[TokenBatch, list[BadRecord]]:
-        return token_batch(records, file, tokenizer), records.bad
+        batch = token_batch(records, file, tokenizer)
+        if highest_id is not None:
+            _refuse_ids_above(highest_id, batch, file)
+        return batch, records.bad
 
     return encode
+
+
+def _refuse_ids_above(highest: int, batch: TokenBatch, file: InputFile) -> None:
+    above = np.flatnonzero(batch.ids > highest)
+    if len(above):
+        document = int(np.searchsorted(batch.offsets, above[0], side="right")) - 1
+        place = reader_for(file.format).describe(file, int(batch.position[document]))
+        raise DataError(
+            f"{file.path}, {place}: input_ids holds {batch.ids[above[0]]}, the tokenizer's highest "
+            f"id is {highest}",
+            "name the tokenizer that made the ids, or none",
+        )
 
 
 def token_batch(records: Records, file: InputFile, tokenizer: Tokenizer | None) -> TokenBatch:

@@ -18,7 +18,7 @@ from packer_cli.records import InputFile, Records, Slice, WorkUnit
 from packer_cli.shapes import Shape
 from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
-from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, locate
+from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
 
 if TYPE_CHECKING:
     from packer_cli.supervised.documents import Composer
@@ -76,7 +76,10 @@ def prepare(
     if not shape.is_supervised:
         first = _first_texts(files, shape, config)
         tokenizer = _tokenizer(located, config, options, first, early, notify)
-        return Source(plain_read, plain_encoder(tokenizer), tokenizer, located)
+        highest = None
+        if shape.kind == "tokens":
+            highest = highest_id(located.json) if located else tokenizer.info.vocab_size - 1
+        return Source(plain_read, plain_encoder(tokenizer, highest), tokenizer, located)
     return _supervised(files, units, shape, config, options, located, early, notify)
 
 

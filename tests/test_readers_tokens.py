@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tiny_tokenizers as tiny
 from conftest import assert_error, check_directory, pack, packer, recover_documents
 
 from packer_cli import open_packed
@@ -141,3 +142,18 @@ def test_bad_token_ids(
 def test_nulls_among_token_ids(folder: Path, column: Any, message: str) -> None:
     pq.write_table(pa.table({"input_ids": column}), folder / "a.parquet")
     assert_error(packer("pack", "a.parquet", "-l", 8, "-q"), 1, message)
+
+
+@pytest.mark.parametrize(("tokenizer", "highest"), [("tok", 399), ("bytes", 257)])
+def test_ids_that_the_tokenizer_does_not_have(folder: Path, tokenizer: str, highest: int) -> None:
+    tiny.save(folder / "tok", tiny.byte_level(), tokenizer_config={"eos_token": tiny.EOS})
+    options = ["-l", 8, "-o", "out", "-q", "-t", tokenizer]
+    good, bad = ([1, highest], [1, highest + 1])
+    (folder / "a.jsonl").write_text(json.dumps({"input_ids": good}) + "\n")
+    assert packer("pack", "a.jsonl", *options).exit_code == 0
+    (folder / "b.jsonl").write_text(f'{json.dumps({"input_ids": good})}\n{{"input_ids": {bad}}}\n')
+    result = packer("pack", "b.jsonl", *options, "--overwrite")
+    assert_error(
+        result, 1, f"input_ids holds {highest + 1}, the tokenizer's highest id is {highest}"
+    )
+    assert "b.jsonl, line 2" in result.stderr
