@@ -108,7 +108,7 @@ def test_what_was_detected_is_said_and_stored(folder: Path, record: Any, shape: 
     assert result.exit_code == 0
     assert f"packer: records: {shape}" in result.stderr.splitlines()
     manifest = json.loads(Path("out/manifest.json").read_text())
-    assert manifest["config"]["shape"] == shape.split(" ")[0]
+    assert manifest["config"]["shape"] == shape.split(" ", maxsplit=1)[0]
 
 
 def test_shape_overrides_detection(folder: Path) -> None:
