@@ -115,16 +115,17 @@ def marked(directory: str) -> list[str]:
     ids, labels = recover_documents(directory), recover_documents(directory, "labels")
     path = Path(directory) / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path)) if path.exists() else None
-    found = []
-    for place, tokens in ids.items():
-        flags = (labels[place] != -100).tolist()
-        assert labels[place][flags].tolist() == tokens[flags].tolist()
-        text = ""
-        for trained, group in groupby(zip(flags, tokens.tolist(), strict=True), itemgetter(0)):
-            part = _decoded([token for _, token in group], tokenizer)
-            text += f"⟦{part}⟧" if trained else part
-        found.append(text)
-    return found
+    return [marked_text(tokens, labels[place], tokenizer) for place, tokens in ids.items()]
+
+
+def marked_text(tokens: Any, labels: Any, tokenizer: Tokenizer | None) -> str:
+    """A piece as text; `tokenizer`: None for bytes."""
+    flags, text = (labels != -100).tolist(), ""
+    assert labels[flags].tolist() == tokens[flags].tolist()
+    for trained, group in groupby(zip(flags, tokens.tolist(), strict=True), itemgetter(0)):
+        part = _decoded([token for _, token in group], tokenizer)
+        text += f"⟦{part}⟧" if trained else part
+    return text
 
 
 def _decoded(tokens: list[int], tokenizer: Tokenizer | None) -> str:
