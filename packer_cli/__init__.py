@@ -36,7 +36,15 @@ def __getattr__(name: str) -> object:
 
         return version("packer-cli")
     if name in _HOMES:
-        return getattr(import_module(f"packer_cli.{_HOMES[name]}"), name)
+        try:
+            return getattr(import_module(f"packer_cli.{_HOMES[name]}"), name)
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("packer_cli._kernels"):
+                raise
+            raise ImportError(
+                "packer_cli here is the source tree, whose kernels are not built: start Python "
+                "in another directory, or install with pip install --editable ."
+            ) from error
     raise AttributeError(f"module 'packer_cli' has no attribute {name!r}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,53 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from packer_cli.early import begin_reference
-from packer_cli.errors import InternalError, Interrupted, PackerError, UsageError, from_os_error
+from packer_cli.errors import (
+    InternalError,
+    Interrupted,
+    PackerError,
+    ThresholdMissed,
+    UsageError,
+    from_os_error,
+)
+
+# Of click, or of the click inside newer typers.
+_ClickException: Any = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+
+class _Commands(TyperGroup):
+    """Errors of the command line's own look like all others: what is wrong, and what to do."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)  # type: ignore[misc]
+        except _ClickException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()
+                sys.exit(2)
+            command = getattr(getattr(error, "ctx", None), "command_path", "packer")
+            message = error.format_message().replace("\n", " ")
+            _two_lines("error", message, f"see {command} --help")
+            sys.exit(2)
+        except typer.Abort:
+            sys.exit(130)
+        if standalone_mode:
+            sys.exit(code if isinstance(code, int) else 0)
+        return code
+
+
+def _two_lines(kind: str, message: str, tip: str) -> None:
+    for title, text in ((kind, message), ("tip", tip)):
+        # a path or a field name may hold a line end
+        print(f"{title}: {text}".replace("\n", "\\n").replace("\r", "\\r"), file=sys.stderr)
+
 
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -33,6 +76,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 def main() -> None:
     """Entry point of the `packer` command."""
+    # What was closed is opened to nothing, or files of ours would get the numbers 0 to 2, which
+    # libraries and children write to.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(descriptor, True)
+        if descriptor == 1:
+            sys.stdout = open(1, "w")  # noqa: SIM115
+        elif descriptor == 2:
+            sys.stderr = open(2, "w")  # noqa: SIM115
+    os.close(descriptor)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: no name may end a run
     app()
@@ -101,9 +153,7 @@ def _reported(debug: bool) -> Iterator[None]:
     if isinstance(problem, Interrupted):
         kind = "stopped"
     tip = problem.tip or "see packer --help, and packer COMMAND --help"
-    for title, text in ((kind, problem.message), ("tip", tip)):
-        # a path or a field name may hold a line end
-        print(f"{title}: {text}".replace("\n", "\\n").replace("\r", "\\r"), file=sys.stderr)
+    _two_lines(kind, problem.message, tip)
     raise typer.Exit(problem.exit_code)
 
 
@@ -354,10 +404,17 @@ def pack(
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
             progress=not quiet,
         )  # fmt: skip
+        if tokenizer == "":
+            raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
         destination = output or default_output(inputs, config.max_length)
         notify = (lambda message: None) if quiet else _say
         manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, early)
         _print_report(destination, manifest, as_json=as_json, detail=False)
+        if "incomplete" in manifest:
+            raise ThresholdMissed(
+                f"{destination}: {manifest['incomplete']}",
+                "the output is kept, marked incomplete; see --overlong and --max-length",
+            )
 
 
 @app.command(no_args_is_help=True)
@@ -380,7 +437,6 @@ def stats(
     Reads the manifest only, so it is instant on any size; --deep reads every shard.
     """
     with _reported(debug):
-        from packer_cli.errors import ThresholdMissed
         from packer_cli.manifest import load
 
         if by not in (None, "shard", "input"):
@@ -390,7 +446,9 @@ def stats(
                 f"--min-utilization: {min_utilization} is not between 0 and 1",
                 "95% is 0.95",
             )
-        manifest = load(directory)
+        manifest = load(directory, incomplete_too=True)
+        if "incomplete" in manifest:
+            _say(f"{directory} is marked incomplete: {manifest['incomplete']}")
         if deep:
             from packer_cli.recount import check_recount
 

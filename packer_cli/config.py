@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import UsageError, one_of
 from packer_cli.shapes import Shape, check_options
 from packer_cli.strategies import canonical_name, keeps_order
 
@@ -46,7 +46,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise UsageError(f"{option}: {value!r} is not one of {', '.join(allowed)}")
+        raise one_of(option, value, allowed)
 
 
 def check_row_options(

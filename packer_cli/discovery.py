@@ -10,14 +10,15 @@ import glob
 import json
 import os
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from packer_cli.config import GIB, MIB, PackConfig
 from packer_cli.errors import DataError, UsageError, from_os_error
+from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
 from packer_cli.readers import reader_for
 from packer_cli.readers.byte_streams import COMPRESSIONS, STDIN
 from packer_cli.records import InputFile, Slice, WorkUnit
@@ -36,12 +37,15 @@ _ROWS_PER_UNIT = 1024
 _BYTES_PER_TOKEN = 4
 
 
-def find_inputs(inputs: list[str], config: PackConfig) -> list[InputFile]:
+def find_inputs(
+    inputs: list[str], config: PackConfig, notify: Callable[[str], None] = lambda message: None
+) -> list[InputFile]:
     """The files behind files, directories, globs and "-", in the order named, sorted within.
 
-    Raises UsageError for paths that do not exist, unknown formats, and files named twice.
+    `notify` hears what is left out. Raises UsageError for paths that do not exist, unknown
+    formats, and files named twice.
     """
-    paths = [path for name in inputs for path in _expand(name, config)]
+    paths = [path for name in inputs for path in _expand(name, config, notify)]
     seen: dict[str, str] = {}
     files: list[InputFile] = []
     for index, path in enumerate(paths):
@@ -67,13 +71,13 @@ def format_of(path: str) -> tuple[str | None, str | None]:
     return FORMATS.get(suffix), compression
 
 
-def _expand(name: str, config: PackConfig) -> list[str]:
+def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:
     if name == STDIN:
         return [name]
     if "://" in name:
         raise UsageError(f"{name}: remote inputs are not supported yet", "copy it to a local path")
     if os.path.isdir(name):
-        return _directory(name, config)
+        return _directory(name, config, notify)
     if os.path.exists(name):
         return [name]
     if glob.has_magic(name):
@@ -90,11 +94,10 @@ def _expand(name: str, config: PackConfig) -> list[str]:
     )
 
 
-def _directory(name: str, config: PackConfig) -> list[str]:
-    names = _names(name)
-    if _is_ours(names):
+def _directory(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:
+    if _is_ours(name, _names(name)):
         raise UsageError(f"{name}: is a result of packer", "pack the original data instead")
-    found = list(_files_below(name, config, ()))
+    found = list(_files_below(name, config, notify, ()))
     if not found:
         raise UsageError(
             f"{name}: no input files in this directory",
@@ -104,22 +107,27 @@ def _directory(name: str, config: PackConfig) -> list[str]:
     return found
 
 
-def _files_below(folder: str, config: PackConfig, above: tuple[str, ...]) -> Iterator[str]:
+def _files_below(
+    folder: str, config: PackConfig, notify: Callable[[str], None], above: tuple[str, ...]
+) -> Iterator[str]:
     """The input files of a folder, then those of the folders in it. Results of ours are not
     inputs; the files of a Hugging Face dataset are those that it names.
     """
     names, real = _names(folder), os.path.realpath(folder)
-    if _is_ours(names) or real in above:  # the latter: a symbolic link to a folder above
+    if _is_ours(folder, names):
+        notify(f"{folder}: left out: it holds a result of packer")
+        return
+    if real in above:  # a symbolic link to a folder above
         return
     if "dataset_dict.json" in names:
-        splits = _json(os.path.join(folder, "dataset_dict.json")).get("splits", [])
+        splits = _strings(os.path.join(folder, "dataset_dict.json"), "splits")
         raise UsageError(
             f"{folder}: a dataset with several splits: {', '.join(splits)}",
             f"name the one to pack, for example {os.path.join(folder, (splits or ['train'])[0])}",
         )
     if {"state.json", "dataset_info.json"} <= names:
-        parts = _json(os.path.join(folder, "state.json")).get("_data_files", [])
-        yield from (os.path.join(folder, part["filename"]) for part in parts)
+        files = _strings(os.path.join(folder, "state.json"), "_data_files", "filename")
+        yield from (os.path.join(folder, file) for file in files)
         return
     paths = [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
     folders = [path for path in paths if os.path.isdir(path)]
@@ -129,7 +137,7 @@ def _files_below(folder: str, config: PackConfig, above: tuple[str, ...]) -> Ite
         if path not in folders and (config.input_format or format_of(path)[0])
     )
     for path in folders:
-        yield from _files_below(path, config, (*above, real))
+        yield from _files_below(path, config, notify, (*above, real))
 
 
 def _names(folder: str) -> set[str]:
@@ -139,25 +147,32 @@ def _names(folder: str) -> set[str]:
         raise from_os_error(error, folder, "read") from error
 
 
-def _is_ours(names: set[str]) -> bool:
+def _is_ours(folder: str, names: set[str]) -> bool:
     """Whether a folder with these names is a result of packer, finished or not."""
-    return {"manifest.json", "state.json"} <= names or ".packer" in names
+    found = {MANIFEST, INCOMPLETE} & set(names)
+    return ".packer" in names or any(is_manifest(Path(folder, name)) for name in found)
 
 
-def _json(path: str) -> dict[str, Any]:
+def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
+    """The list of strings under `key` of a JSON file, each inside an object if `inner`."""
     try:
         content = json.loads(Path(path).read_text())
+        found = content.get(key, []) if isinstance(content, dict) else []
+        strings = [item if inner is None else item[inner] for item in found]
+        if not all(isinstance(item, str) for item in strings):
+            raise TypeError
     except OSError as error:
         raise from_os_error(error, path, "read") from error
-    except ValueError as error:
-        raise DataError(
-            f"{path}: not valid JSON: {error}", "save the dataset again, or name its files"
-        ) from error
-    return content if isinstance(content, dict) else {}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        what = f"not valid JSON: {error}" if isinstance(error, ValueError) else f"damaged: {key}"
+        raise DataError(f"{path}: {what}", "save the dataset again, or name its files") from error
+    return strings
 
 
 def _input_file(index: int, path: str, config: PackConfig) -> InputFile:
     if path == STDIN:
+        if sys.stdin is None:
+            raise UsageError("-: stdin is closed", "pipe data to it, or name a file")
         if config.input_format in ("parquet", "arrow"):
             raise UsageError(
                 f"-: {config.input_format} cannot be read from stdin", "name the file instead"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class PackerError(Exception):
@@ -59,6 +60,14 @@ class Interrupted(PackerError):
     """Ctrl-C, or a termination signal (exit 130)."""
 
     exit_code = 130
+
+
+def one_of(option: str, value: str, allowed: Iterable[str]) -> UsageError:
+    """The error for a value that is not one of those allowed, with the nearest as a tip."""
+    allowed = list(allowed)
+    near = get_close_matches(value, allowed, 1)
+    tip = f"did you mean {near[0]}?" if near else ""
+    return UsageError(f"{option}: {value!r} is not one of {', '.join(allowed)}", tip)
 
 
 def named(fields: Iterable[str], most: int = 20) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,18 +22,66 @@ from packer_cli.shapes import Shape
 from packer_cli.shards import FORMAT_VERSION, Shard
 
 MANIFEST = "manifest.json"
+# Of a result that missed --max-loss: whole, but nobody is to take it for what was wanted.
+INCOMPLETE = "manifest.incomplete.json"
 TOTALS = (
     "documents", "segments", "tokens", "trained_tokens", "unpacked_rows",
     "truncated_documents", "truncated_tokens", "truncated_trained_tokens",
     "dropped_documents", "dropped_tokens", "dropped_trained_tokens",
     "untrained_documents", "untrained_tokens", "rejected_records", "empty_documents",
-    "trained_turns", "turns_without_end", "double_bos_documents",
+    "trained_turns", "turns_without_end", "double_bos_documents", "unshown_tools",
 )  # fmt: skip
-_REQUIRED: dict[str, type | tuple[type, ...]] = {
-    "config": dict, "histograms": dict, "inputs": list, "units": list, "shards": list,
-    "rows": int, "padding_tokens": int, "lower_bound_rows": int, "utilization": (int, float),
-    **dict.fromkeys(TOTALS, int),
-}  # fmt: skip
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Counts = Annotated[list[_Count], msgspec.Meta(min_length=1)]
+
+
+class _Config(msgspec.Struct):
+    max_length: _Positive
+    strategy: str
+    columns: list[str]
+
+
+class _Histograms(msgspec.Struct):
+    document_length: _Counts
+    row_fill: _Counts
+    segments_per_row: _Counts
+
+
+class _Input(msgspec.Struct):
+    path: str
+    size: _Count
+    documents: _Count
+    tokens: _Count
+    empty_documents: _Count
+    rejected_records: _Count
+
+
+class _Shard(msgspec.Struct):
+    file: str
+    unit: _Count
+    rows: _Positive
+    segments: _Count
+    tokens: _Count
+    bytes: _Count
+
+
+# What a manifest must hold to be used at all.
+_Required = msgspec.defstruct(
+    "_Required",
+    [
+        ("config", _Config),
+        ("histograms", _Histograms),
+        ("inputs", list[_Input]),
+        ("units", list[Any]),
+        ("shards", list[_Shard]),
+        ("rows", _Positive),
+        ("lower_bound_rows", _Positive),
+        ("padding_tokens", _Count),
+        ("utilization", float),
+        *((name, _Count) for name in TOTALS),
+    ],
+)
 
 
 def build(
@@ -109,13 +157,24 @@ def is_manifest(path: Path) -> bool:
     return isinstance(content, dict) and {"format_version", "packer_version"} <= content.keys()
 
 
-def load(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The manifest of a finished directory. DataError when there is none, or it is not usable."""
+def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> dict[str, Any]:
+    """The manifest of a finished directory. DataError when there is none, or it is not usable.
+
+    `incomplete_too`: also of one that is marked incomplete; its "incomplete" says why.
+    """
     path = Path(directory) / MANIFEST
+    if incomplete_too and not path.is_file() and (Path(directory) / INCOMPLETE).is_file():
+        path = Path(directory) / INCOMPLETE
     if not Path(directory).is_dir():
         what = "not a directory" if Path(directory).exists() else "no such directory"
         raise DataError(f"{directory}: {what}", "give the --output of a packer pack run")
     if not path.is_file():
+        if (Path(directory) / INCOMPLETE).is_file():
+            why = load(directory, incomplete_too=True).get("incomplete")
+            raise DataError(
+                f"{directory}: is marked incomplete: {why}",
+                "pack again with --overwrite and another --overlong, --max-length or --max-loss",
+            )
         unfinished = (Path(directory) / ".packer").is_dir()
         raise DataError(
             f"{directory}: has no {MANIFEST}: "
@@ -134,9 +193,8 @@ def load(directory: str | os.PathLike[str]) -> dict[str, Any]:
             f"{path}: format version {found!r}, this packer reads {FORMAT_VERSION}",
             "use the packer that wrote it, or pack the data again",
         )
-    wrong = [key for key, kind in _REQUIRED.items() if not isinstance(manifest.get(key), kind)]
-    if wrong:
-        raise DataError(
-            f"{path}: damaged: {', '.join(wrong)} missing or of another type", "pack the data again"
-        )
+    try:
+        msgspec.convert(manifest, _Required)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path}: damaged: {error}", "pack the data again") from error
     return dict(manifest)

@@ -22,17 +22,19 @@ from packer_cli.config import PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.discovery import check_unchanged, find_inputs, plan_units
 from packer_cli.early import EarlyReference
-from packer_cli.errors import DataError, InternalError, Interrupted, from_os_error
+from packer_cli.errors import DataError, InternalError, Interrupted, UsageError, from_os_error
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape
-from packer_cli.readers.byte_streams import STDIN, stdin_digest
+from packer_cli.readers.byte_streams import STDIN, begin_stdin, stdin_digest
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.shard_writer import schema
 from packer_cli.shards import Shard, digest
 from packer_cli.source import Source, prepare
+from packer_cli.tokenization.locate import choose
 from packer_cli.unit import Job, UnitResult, pack_unit
 
 Notify = Callable[[str], None]
+Task = Callable[[], list[Future[None]]]
 
 
 def pack(
@@ -50,7 +52,10 @@ def pack(
     PackerError: UsageError before anything is written, DataError for bad records or storage,
     Interrupted for Ctrl-C.
     """
-    files = find_inputs(inputs, config)
+    _refuse_other_than_utf8(config, tokenizer_name)
+    stop = threading.Event()
+    begin_stdin(stop.is_set)
+    files = find_inputs(inputs, config, notify)
     shape = detect_shape(files, config)
     config = config.for_shape(shape)
     units = plan_units(files, config)
@@ -73,11 +78,26 @@ def pack(
             schema(config, pad, tokenizer.info.sha256 if tokenizer else ""),
             work,
             Progress(sum(file.size for file in files), show=options.progress),
+            stop,
         )
         results, digests, counts = _run(job, units, options.workers)
         result = _finalize(job, results, digests, counts, source)
-        output.replace(destination)
+        output.replace(destination, complete="incomplete" not in result)
     return result
+
+
+def _refuse_other_than_utf8(config: PackConfig, tokenizer: str | None) -> None:
+    """UsageError for an option that no manifest can hold, before all the work rather than after."""
+    options = config.as_json() | {"tokenizer": choose(tokenizer)[0]}
+    options["field"] = options.pop("fields")
+    for name, value in options.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: {value!r} is not UTF-8, so no manifest can hold it",
+                "choose another name, or rename what it names",
+            ) from None
 
 
 def _run(
@@ -89,30 +109,30 @@ def _run(
     """
     results: dict[int, UnitResult] = {}
     digests: dict[int, tuple[int, str]] = {}
-    settling: list[Future[None]] = []
     total, adding = Counts(), threading.Lock()  # not a Counts a unit: they are as long as rows
 
     def settle(shard: Shard) -> None:
+        if job.stop.is_set():
+            return
         output.sync(job.folder / shard.file)
         shard.bytes, shard.sha256 = digest(job.folder / shard.file, job.stop.is_set)
 
-    def run_unit(unit: WorkUnit) -> None:
+    def run_unit(unit: WorkUnit) -> list[Future[None]]:
         results[unit.index], counts = pack_unit(unit, job)
         with adding:
             total.add(counts)
-        settling.extend(storage.submit(settle, shard) for shard in results[unit.index].shards)
+        return [storage.submit(settle, shard) for shard in results[unit.index].shards]
 
-    def run_digest(file: InputFile) -> None:
+    def run_digest(file: InputFile) -> list[Future[None]]:
         digests[file.index] = digest(file.path, job.stop.is_set)
         check_unchanged(file)  # since it was read, too: the digest is of what was packed
+        return []
 
-    tasks: list[partial[None]] = [partial(run_unit, unit) for unit in units]
+    tasks: list[Task] = [partial(run_unit, unit) for unit in units]
     tasks += [partial(run_digest, file) for file in job.files if file.path != STDIN]
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="packer-storage") as storage:
             _run_all(tasks, workers, job)
-        for future in settling:
-            future.result()
         if job.tokenizer is not None:
             job.tokenizer.finish()
     finally:
@@ -125,21 +145,29 @@ def _run(
     )
 
 
-def _run_all(tasks: list[partial[None]], workers: int, job: Job) -> None:
-    """Run the tasks on threads; on the first failure or Ctrl-C stop the others and raise."""
+def _run_all(tasks: list[Task], workers: int, job: Job) -> None:
+    """Run the tasks on threads, and wait for what they leave to others; on the first failure
+    or Ctrl-C stop all and raise.
+    """
     queue = iter(tasks)
     with ThreadPoolExecutor(workers, thread_name_prefix="packer") as pool:
-        running: set[Future[None]] = set()
+        running: set[Future[list[Future[None]]]] = set()
+        left: set[Future[None]] = set()
         try:
             while True:
                 while len(running) < workers and (task := next(queue, None)):
                     running.add(pool.submit(task))
-                if not running:
+                if not running and not left:
                     return
                 # a timeout lets the main thread see signals while it waits
-                finished, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in finished:
+                waited: list[Future[Any]] = [*running, *left]
+                finished = wait(waited, timeout=0.5, return_when=FIRST_COMPLETED).done
+                for future in left & finished:
                     future.result()
+                left -= finished
+                for unit in running & finished:
+                    left.update(unit.result())
+                running -= finished
         except BaseException as error:
             job.stop.set()  # before the pool waits for the tasks still running
             if isinstance(error, KeyboardInterrupt):
@@ -172,6 +200,12 @@ def _finalize(
     info = job.tokenizer.info.as_json() if job.tokenizer else None
     units = [result.unit for result in results]
     content = manifest.build(job.config, job.shape, info, job.files, digests, units, shards, counts)
+    lost = (counts.truncated_tokens + counts.dropped_tokens) / counts.encoded_tokens
+    if job.config.max_loss is not None and lost > job.config.max_loss:
+        content["incomplete"] = (
+            f"{lost:.4f} of the tokens were lost, {counts.truncated_tokens:,} truncated and "
+            f"{counts.dropped_tokens:,} dropped; --max-loss is {job.config.max_loss}"
+        )
     output.write_file(job.folder / manifest.MANIFEST, manifest.to_bytes(content))
     return content
 

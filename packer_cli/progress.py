@@ -19,7 +19,7 @@ class Progress:
         self._documents = self._tokens = self._slots = self._bytes = 0
         self._total = total
         self._begun = self._said = time.monotonic()
-        self._show = show
+        self._show = show = show and sys.stderr is not None  # closed: print would take stdout
         self._bar = None
         if show and sys.stderr.isatty():
             self._bar = tqdm(

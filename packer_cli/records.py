@@ -111,6 +111,7 @@ class Records:
     tokens     (ids, offsets, trained) as in TokenBatch, for records that are token ids
     spans      of the texts, what is trained on; None: everything
     turns      the assistant's trained turns in the texts, and those without an end token
+    unshown    texts whose tool calls or tools the chat template left out
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
     bad        records that could not be read; they are not among the n
@@ -122,6 +123,7 @@ class Records:
     tokens: tuple[UInt32, Int64, UInt8 | None] | None = None
     spans: Spans | None = None
     turns: tuple[int, int] = (0, 0)
+    unshown: int = 0
     conversations: list[Any] | None = None
     fields: list[dict[str, Any]] | None = None
     bad: list[BadRecord] = field(default_factory=list)

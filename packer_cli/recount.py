@@ -114,10 +114,13 @@ def _damage(batch: Any, packed: PackedDirectory) -> str:
     if found != (packed.label_shift, packed.segment_multiple):
         return "says another label_shift or segment_multiple than the manifest"
     boundaries, edges = ragged_of(batch.column("cu_seqlens"))
+    broken = f"is damaged: a row of cu_seqlens does not go up from 0 to {packed.max_length}"
+    if (np.diff(edges) < 2).any():
+        return broken
     starts, length = boundaries[edges[:-1]], np.delete(np.diff(boundaries), edges[1:-1] - 1)
     most = boundaries.max(initial=0)
-    if (np.diff(edges) < 2).any() or starts.any() or (length < 1).any() or most > packed.max_length:
-        return f"is damaged: a row of cu_seqlens does not go up from 0 to {packed.max_length}"
+    if starts.any() or (length < 1).any() or most > packed.max_length:
+        return broken
     limit = packed.max_segments_per_row
     if limit and (np.diff(edges) - 1 > limit).any():
         return f"has a row of more than {limit} segments"

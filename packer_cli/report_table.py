@@ -25,7 +25,8 @@ def print_report(
     deep: bool = False,
 ) -> None:
     """Print to stdout. `detail`: histograms too; `deep`: say that a recount agreed."""
-    console = Console(highlight=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else 10_000  # a pipe has none: a line is a line
+    console = Console(highlight=False, soft_wrap=True, width=width)
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     times = "x" if plain else "×"
     f = figures(manifest)
@@ -88,6 +89,8 @@ def _losses(f: dict[str, Any]) -> list[tuple[str, int, str]]:
         ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
         ("no end", f["turns_without_end"], f"of {f['trained_turns']:,} trained turns end in no "
          "special token: the model may not learn to stop"),
+        ("not shown", f["unshown_tools"], "conversations have tool calls or tools, which the chat "
+         "template leaves out"),
         ("double BOS", f["double_bos_documents"], "documents begin with BOS twice"),
     ]  # fmt: skip
     return [row for row in rows if row[1]]

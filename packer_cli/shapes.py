@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from packer_cli.errors import DataError, UsageError, named
+from packer_cli.errors import DataError, named, one_of
 
 CHAT = ("messages", "conversations")
 
@@ -138,7 +138,7 @@ def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[st
 def check_options(wanted: str | None, renamed: dict[str, str]) -> None:
     """UsageError for a shape or a field name that does not exist."""
     if wanted is not None and wanted not in KINDS:
-        raise UsageError(f"--shape: {wanted!r} is not one of {', '.join(KINDS)}")
+        raise one_of("--shape", wanted, KINDS)
     for own in renamed:
         if own not in FIELDS:
-            raise UsageError(f"--field: {own!r} is not one of {', '.join(FIELDS)}")
+            raise one_of("--field", own, FIELDS)

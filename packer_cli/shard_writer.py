@@ -109,14 +109,13 @@ class ShardWriter:
             for name in self._config.columns
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        path = self._folder / (self.shards[-1].file if self.shards else "")
         try:
             if self._sink is None or self._sink.tell() >= self._config.shard_bytes:
                 self._finish_part()
-                path = self._start_part()
+                self._start_part()
             self._stream.write_batch(batch)
         except OSError as error:
-            raise from_os_error(error, path, "write") from error
+            raise from_os_error(error, self._folder / self.shards[-1].file, "write") from error
         shard = self.shards[-1]
         shard.rows += rows
         shard.segments += segments
@@ -129,12 +128,11 @@ class ShardWriter:
         offsets = (edges - edges[0]).astype(np.int32)
         return _ragged(self._schema.field("segments").type, offsets, parts)
 
-    def _start_part(self) -> Path:
+    def _start_part(self) -> None:
         name = f"shard-{self._unit:05d}-{len(self.shards):03d}.arrow"
         self.shards.append(Shard(name, self._unit))
         self._sink = pa.OSFile(str(self._folder / name), "wb")
         self._stream = pa.ipc.new_stream(self._sink, self._schema)
-        return self._folder / name
 
     def _finish_part(self) -> None:
         if self._sink is not None:
@@ -147,7 +145,7 @@ class ShardWriter:
         try:
             self._finish_part()
         except OSError as error:
-            raise from_os_error(error, self._folder, "write") from error
+            raise from_os_error(error, self._folder / self.shards[-1].file, "write") from error
         return self.shards
 
     def abandon(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from packer_cli.config import MIB, PackConfig, RunOptions
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 # Below this, rendering takes no longer than the start of a process.
 _WORTH_A_PROCESS = MIB
+_GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 Notify = Callable[[str], None]
 
 
@@ -87,16 +90,21 @@ def _supervised(
     early: EarlyReference | None,
     notify: Notify,
 ) -> Source:
-    # jinja2 is slow to import
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
-    from packer_cli.supervised.processes import ComposingProcesses, make_composer  # noqa: PLC0415
+    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
     from packer_cli.supervised.templates import find_template, special_tokens  # noqa: PLC0415
 
     found = find_template(config.chat_template, located)
     template = found[0] if found else None
     end_tokens = tuple(located.added_tokens) if located else ()
     parts = (shape, config, template, special_tokens(located), end_tokens)
-    composer = make_composer(*parts)
+
+    @cache
+    def composer() -> Composer:
+        from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+
+        return make_composer(*parts)
+
     notify(f"records: {shape.described()}")
     renders = shape.is_chat or config.prompt_template == "chat"
     if renders and found is None:
@@ -104,25 +112,27 @@ def _supervised(
             "messages need a chat template, and the tokenizer has none",
             "give one with --chat-template FILE",
         )
-    if renders and found and composer.template:
-        how = "its {% generation %} tags" if composer.template.marks_generation else "its turns"
+    if renders and found:
+        how = "its {% generation %} tags" if _GENERATION.search(found[0]) else "its turns"
         told = "" if config.train_on == "all" else f", told by {how}"
         notify(f"chat template: {found[1]}; trained on: {config.train_on}{told}")
     processes = None
     total = sum(part.weight for unit in units for part in unit.slices)
     is_stdin = any(file.path == STDIN for file in files)  # only this process has it
+    first: list[str] = []
     if renders and options.workers > 1 and total >= _WORTH_A_PROCESS and not is_stdin:
         processes = ComposingProcesses(*parts)
         for unit in units[: options.workers]:
             processes.start(files[unit.slices[0].file], unit.slices[0])
+    else:
+        first = _first_composed(files, composer())
     try:
-        first = _first_composed(files, composer)
         tokenizer = _tokenizer(located, config, options, first, early, notify)
     except BaseException:
         if processes is not None:
             processes.close()
         raise
-    read = processes.read if processes else composer.read
+    read = processes.read if processes else composer().read
     encode = SupervisedEncoder(composer, tokenizer)
     return Source(read, encode, tokenizer, located, template, processes)
 

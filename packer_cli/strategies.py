@@ -5,7 +5,7 @@ The loops are in `_kernels/`; `packing.py` runs them. Adding one: CONTRIBUTING.m
 
 from __future__ import annotations
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import one_of
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "best-fit": ("bfd", "obfd"),
@@ -29,7 +29,7 @@ def canonical_name(name: str) -> str:
     try:
         return _BY_ALIAS[name.lower().replace("_", "-")]
     except KeyError:
-        raise UsageError(f"strategy: {name!r} is not one of {', '.join(NAMES)}") from None
+        raise one_of("strategy", name, NAMES) from None
 
 
 def keeps_order(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,10 @@ from conftest import (
 )
 
 import packer_cli
+from packer_cli import pipeline
+from packer_cli.errors import DataError
+from packer_cli.records import WorkUnit
+from packer_cli.unit import Job, UnitResult
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -253,3 +259,121 @@ def test_interrupted_and_run_again(folder: Path, number: signal.Signals) -> None
     (folder / "a.jsonl").write_bytes(jsonl("first"))
     assert packer(*options).exit_code == 0
     check_directory("out")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_waiting_for_stdin(folder: Path, number: signal.Signals) -> None:
+    command = [packer_script(), "pack", "-", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
+        process.stdin.write(jsonl("abcdefgh") * 300_000)  # the first block, and some of the next
+        process.stdin.flush()
+        give_up = time.monotonic() + 30
+        while not Path("out/.packer").exists() and time.monotonic() < give_up:
+            time.sleep(0.01)
+        time.sleep(0.5)  # until it waits for more
+        process.send_signal(number)
+        try:
+            process.wait(timeout=20)
+        finally:
+            process.kill()
+        assert process.stderr
+        message = process.stderr.read()
+    assert (process.returncode, message.splitlines()[:1]) == (130, [b"stopped: interrupted"])
+    assert not Path("out").exists()
+
+
+def test_a_shard_that_cannot_be_stored_stops_the_run_at_once(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_unit = pipeline.pack_unit
+
+    def after_the_first_failed(unit: WorkUnit, job: Job) -> UnitResult:
+        assert not unit.index or job.stop.wait(20)
+        return pack_unit(unit, job)
+
+    def fail(path: Path) -> None:
+        raise DataError(f"{path}: cannot write")
+
+    monkeypatch.setattr(pipeline, "pack_unit", after_the_first_failed)
+    monkeypatch.setattr("packer_cli.output.sync", fail)
+    Path("many.jsonl").write_bytes(jsonl("first", "second", "third"))
+    result = packer("pack", "many.jsonl", "-l", 16, "-t", "bytes", "-o", "out", "--unit-bytes", 1)
+    assert result.exit_code == 1
+    assert "shard-00000-000.arrow: cannot write" in result.stderr
+    assert not Path("out").exists()
+
+
+def test_interrupted_while_the_last_shards_are_hashed(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def slow(path: Path, stopped: Callable[[], bool]) -> tuple[int, str]:
+        if str(path).endswith(".arrow"):
+            time.sleep(0.5)  # until nothing else is left to do
+            os.kill(os.getpid(), signal.SIGINT)
+            give_up = time.monotonic() + 20
+            while not stopped() and time.monotonic() < give_up:
+                time.sleep(0.01)
+            seen.append(Path("out/.packer").exists() and stopped())
+        return 0, ""
+
+    monkeypatch.setattr(pipeline, "digest", slow)
+    result = packer("pack", data, "-l", 16, "-t", "bytes", "-o", "out", "--unit-bytes", 1)
+    assert (result.exit_code, seen) == (130, [True])
+    assert not Path("out").exists()
+
+
+def closing(which: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    """Run packer with a stream closed: "<&-", ">&-", "2>&-", or several."""
+    command = ["sh", "-c", f'exec "$0" "$@" {which}', packer_script(), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False)
+
+
+def test_a_closed_stdin_is_no_input(folder: Path) -> None:
+    result = closing("<&-", "pack", "-", "-l", 16, "-t", "bytes", "-o", "out")
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr.startswith(b"error: -: stdin is closed\ntip: ")
+
+
+@pytest.mark.parametrize("which", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_outputs_change_nothing(data: Path, which: str) -> None:
+    said = packer_process("pack", "a.jsonl", "-l", 16, "-o", "open")
+    result = closing(which, "pack", "a.jsonl", "-l", 16, "-o", "out")
+    assert result.returncode == 0
+    stdout = said.stdout.replace(b"open", b"out") if which == "2>&-" else b""
+    assert result.stdout == stdout
+    assert result.stderr == (b"" if "2>&-" in which else said.stderr)
+    check_directory("out")
+    assert recover_texts("out") == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--eos-token", b"\xff"), ("--tokenizer", b"tok\xff"), ("--text-field", b"\xff")],
+)
+def test_options_that_no_manifest_can_hold(data: Path, option: str, value: bytes) -> None:
+    Path(os.fsdecode(b"tok\xff")).mkdir()
+    command = ["pack", "a.jsonl", "-l", 16, "-o", "out", option, os.fsdecode(value)]
+    result = packer_process(*command)
+    assert result.returncode == 2
+    option = {"--text-field": "--field"}.get(option, option)
+    assert result.stderr.startswith(f"error: {option}: ".encode())
+    assert b"\\udcff'" in result.stderr
+    assert b" is not UTF-8, so no manifest can hold it\ntip: " in result.stderr
+    assert not Path("out").exists()
+
+
+def test_an_eos_token_for_the_bytes_tokenizer(data: Path) -> None:
+    result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "--eos-token", "</s>", "-o", "out")
+    assert_error(result, 2, "--eos-token: '</s>' is not used: the bytes tokenizer has its own")
+
+
+def test_a_shard_that_cannot_be_begun_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(sink: object, schema: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr("packer_cli.shard_writer.pa.ipc.new_stream", full)
+    result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "out")
+    assert_error(result, 1, "out/.packer/shard-00000-000.arrow: cannot write: No space left")

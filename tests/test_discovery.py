@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -28,8 +29,9 @@ from conftest import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_cli.config import PackConfig
+from packer_cli.config import PackConfig, RunOptions
 from packer_cli.discovery import plan_units
+from packer_cli.pipeline import pack as run
 from packer_cli.readers import byte_streams
 from packer_cli.records import InputFile
 
@@ -128,6 +130,19 @@ def test_datasets_and_results_inside_a_directory(folder: Path) -> None:
     assert recover_texts("out") == ["a", "from the dataset"]
 
 
+def test_only_results_are_left_out_and_that_is_said(folder: Path) -> None:
+    save({f"data/web/{name}.json": jsonl(name) for name in ("a", "manifest", "state")})
+    save({"data/running/.packer/lock": b"", "data/running/b.jsonl": jsonl("b")})
+    assert packer("pack", "data/web", *QUIET, "-o", "data/done").exit_code == 0
+    result = packer("pack", "data", "-l", 16, "-t", "bytes", "-o", "out")
+    assert result.exit_code == 0, result.stderr
+    assert recover_texts("out") == ["a", "manifest", "state"]
+    assert result.stderr.splitlines() == [
+        f"packer: data/{name}: left out: it holds a result of packer"
+        for name in ("done", "running")
+    ]
+
+
 def test_a_link_to_a_directory_above_ends(folder: Path) -> None:
     (folder / "data" / "sub").mkdir(parents=True)
     (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
@@ -176,8 +191,16 @@ REFUSED: dict[str, tuple[dict[str, bytes], list[str], int, str]] = {
         "d/state.json: not valid JSON",
     ),
     "a result": (
-        {"d/state.json": b"{}", "d/manifest.json": b"{}", "d/a.arrow": b""}, ["d"], 2,
+        {"d/manifest.json": b'{"format_version": 1, "packer_version": ""}'}, ["d"], 2,
         "d: is a result of packer",
+    ),
+    "a dataset with a damaged state": (
+        {"d/state.json": b'{"_data_files": [{}]}', "d/dataset_info.json": b"{}"}, ["d"], 1,
+        "d/state.json: damaged: _data_files",
+    ),
+    "a dataset with a damaged list of splits": (
+        {"d/dataset_dict.json": b'{"splits": [1]}'}, ["d"], 1,
+        "d/dataset_dict.json: damaged: splits",
     ),
     "compressed Parquet": (
         {"a.parquet.gz": b""}, ["a.parquet.gz"], 2, "parquet files are not read through gzip",
@@ -235,6 +258,17 @@ def test_stdin_larger_than_a_block_as_text_in_small_pieces(folder: Path) -> None
     assert result.returncode == 0, result.stderr
     manifest = check_directory("out")
     assert (manifest["documents"], manifest["tokens"]) == (200_001, 5_000_001 + 400_000)
+
+
+def test_stdin_of_two_runs_in_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        data = jsonl(name * 5)
+        Path("data").write_bytes(data)
+        with open("data") as file:
+            monkeypatch.setattr("sys.stdin", file)
+            run(["-"], Path(name), PackConfig(16), RunOptions(progress=False), "bytes")
+        told = check_directory(name)["inputs"][0]
+        assert (told["size"], told["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
 
 
 def test_a_bad_line_of_stdin_names_its_byte(folder: Path) -> None:

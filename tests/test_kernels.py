@@ -5,7 +5,9 @@ Inputs are read-only; outputs lie between margins that must stay as they were.
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,15 @@ UNTOUCHED, MARGIN = 77, 3
 relaxed = settings(max_examples=150, deadline=None)
 seeds = st.integers(0, 2**64 - 1)
 limits = st.one_of(st.just(0), st.integers(1, 8), st.just(2**24))  # segments in a row
+
+
+def test_the_kernels_are_those_of_the_build_that_is_tested() -> None:
+    """make test-debug and test-asan would pass without a check with the release build."""
+    root = Path(__file__).parents[1]
+    builds = [name for name in os.environ.get("PYTHONPATH", "").split(":") if name[:6] == "build/"]
+    for kernels in (best_fit, filling, mffd, one_by_one, sorting):
+        for build in builds:
+            assert Path(kernels.__file__).is_relative_to(root / build)
 
 
 def output(size: int | tuple[int, int], kind: type = np.int64) -> np.ndarray:

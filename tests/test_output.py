@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from conftest import assert_error, check_directory, jsonl, pack, packer, recover_texts
@@ -141,6 +145,95 @@ def test_two_runs_do_not_write_to_one_directory(data: Path) -> None:
     result = packer("pack", "a.jsonl", *OPTIONS)  # the lock went with its holder
     assert result.exit_code == 0
     check_directory("out")
+
+
+def test_a_lock_that_went_with_its_run_is_no_lock(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, calls = fcntl.flock, []
+
+    def after_the_other_run_ended(file: IO[str], how: int) -> None:
+        calls.append(how)
+        if len(calls) == 1:
+            shutil.rmtree("out/.packer")
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_other_run_ended)
+    assert packer("pack", "a.jsonl", *OPTIONS).exit_code == 0
+    assert len(calls) == 2
+    check_directory("out")
+
+
+def test_the_lock_is_removed_last(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink, before = Path.unlink, list[list[str]]()
+
+    def record(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "lock":
+            before.append(os.listdir(path.parent))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", record)
+    Path("bad.jsonl").write_bytes(jsonl("good") * 10 + b"{")
+    assert packer("pack", "bad.jsonl", *OPTIONS, "--unit-bytes", 20).exit_code == 1
+    assert before == [["lock"]]
+    assert not Path("out").exists()
+
+
+def test_a_file_system_without_locks(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(file: IO[str], how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out")
+    assert result.exit_code == 0, result.stderr
+    message = "out/.packer cannot be locked (No locks available); let no other run write there"
+    assert result.stderr == f"packer: {message}\n"
+    check_directory("out")
+
+
+REPLACING = (
+    "import os, sys; from packer_cli.cli import main\n"
+    "steps = {step}\n"
+    "def count(call):\n"
+    "    def counted(*arguments, **options):\n"
+    "        global steps; steps -= '.packer' in str(arguments[0])\n"
+    "        if not steps: {failure}\n"
+    "        call(*arguments, **options)\n"
+    "    return counted\n"
+    "os.replace = count(os.replace); main()"
+)
+FAILURES = {
+    "SIGTERM": ("os.kill(os.getpid(), 15)", 130, b"stopped: interrupted"),
+    "SIGKILL": ("os.kill(os.getpid(), 9)", -9, b""),
+    "I/O error": ("raise OSError(5, 'I/O', 'out')", 1, b"error: out: cannot write: Input/output"),
+}
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("earlier", [False, True], ids=["new", "overwrite"])
+def test_a_failure_while_the_result_is_put_in_place(
+    data: Path, earlier: bool, failure: str, step: int
+) -> None:
+    options = [*map(str, OPTIONS), *(["--overwrite"] if earlier else [])]
+    if earlier:
+        pack("a.jsonl", "-l", 4, "--unit-bytes", 1)
+    fail, code, message = FAILURES[failure]
+    command = [sys.executable, "-c", REPLACING.format(step=step, failure=fail)]
+    result = subprocess.run(
+        [*command, "pack", "a.jsonl", *options], capture_output=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stderr[: len(message)]) == (code, message)
+    shards = [name for name in contents(Path("out")) if name.endswith(".arrow")]
+    assert [Path(name).name for name in shards] == ["shard-00000-000.arrow"]  # nothing is lost
+    assert_error(packer("stats", "out"), 1, "the run that writes it has not finished")
+    data.rename("a.away")  # another failure before the next success
+    assert packer("pack", "a.away", *options, "--input-format", "csv").exit_code == 1
+    Path("a.away").rename("a.jsonl")
+    result = packer("pack", "a.jsonl", *options)
+    assert result.exit_code == 0, result.stderr
+    check_directory("out")
+    assert recover_texts("out") == ["first", "second"]
 
 
 def test_what_a_killed_run_left_is_cleared_away(data: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_losses_are_shown(folder: Path, overlong: str) -> None:
     (folder / "a.jsonl").write_bytes(jsonl("a" * 99, "b", "c" * 20) + b"{\n")
     pack("a.jsonl", "-l", 16, "--overlong", overlong, "--on-error", "skip")
     lines = [" ".join(line.split()) for line in packer("stats", "out").stdout.splitlines()]
-    lost = "truncated 2 documents, 89 tokens cut"
+    lost = "truncated 2 documents, 89 tokens cut off"
     assert (lost if overlong == "truncate" else "dropped 2 documents, 121 tokens") in lines
     assert "rejected 1 bad records, see rejected.jsonl" in lines
 
@@ -234,6 +235,21 @@ def test_deep_finds_moved_boundaries(folder: Path) -> None:
     assert_error(packer("stats", "out", "--deep"), 1, "document_length: ", "in the manifest")
 
 
+def test_deep_finds_a_row_without_boundaries(packed: Path) -> None:
+    """The last row has none: its offsets are equal, and lie behind the last boundary."""
+    directory = open_packed("out")
+    shard = directory.manifest["shards"][-1]
+    offsets = next(iter(directory.batches(shard))).column("cu_seqlens").offsets.to_numpy().copy()
+    path = Path("out", shard["file"])
+    content = path.read_bytes()
+    broken = offsets.copy()
+    broken[-2] = broken[-1]
+    assert content.count(offsets.tobytes()) == 1
+    path.write_bytes(content.replace(offsets.tobytes(), broken.tobytes()))
+    message = "is damaged: a row of cu_seqlens does not go up from 0"
+    assert_error(packer("stats", "out", "--deep"), 1, shard["file"], message)
+
+
 def test_a_truncated_shard_is_found(many_shards: Path) -> None:
     shard = sorted(many_shards.glob("shard-*.arrow"))[1]
     shard.write_bytes(shard.read_bytes()[:-8])  # a stream without its end reads as complete
@@ -276,6 +292,31 @@ def other_version(directory: Path) -> None:
     rewrite(directory, lambda manifest: manifest.update(format_version=99))
 
 
+def set_or_take(path: tuple[str | int, ...], value: object, directory: Path) -> None:
+    """Change one value of the manifest; None takes it away."""
+
+    def change(manifest: Any) -> None:
+        *parents, name = path
+        for parent in parents:
+            manifest = manifest[parent]
+        if value is None:
+            del manifest[name]
+        else:
+            manifest[name] = value
+
+    rewrite(directory, change)
+
+
+DAMAGES: list[tuple[tuple[str | int, ...], object, str]] = [
+    (("rows",), 0, "damaged: Expected `int` >= 1 - at `$.rows`"),
+    (("lower_bound_rows",), 0, "damaged: Expected `int` >= 1 - at `$.lower_bound_rows`"),
+    (("tokens",), None, "missing required field `tokens`"),
+    (("config", "max_length"), None, "missing required field `max_length` - at `$.config`"),
+    (("shards", 0, "bytes"), None, "missing required field `bytes` - at `$.shards[0]`"),
+    (("shards", 0, "rows"), 0, "at `$.shards[0].rows`"),
+    (("histograms",), {}, "missing required field `document_length` - at `$.histograms`"),
+    (("inputs", 0), [], "at `$.inputs[0]`"),
+]
 UNUSABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (shutil.rmtree, "out: no such directory"),
     "unfinished": (unfinished, "out: has no manifest.json: the run that writes it has not"),
@@ -288,8 +329,12 @@ UNUSABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "damaged": (
         lambda directory: rewrite(directory, lambda manifest: manifest.update(rows="many")),
-        "out/manifest.json: damaged: rows missing or of another type",
+        "out/manifest.json: damaged: Expected `int`, got `str` - at `$.rows`",
     ),
+    **{
+        f"damaged {'.'.join(map(str, path))}": (partial(set_or_take, path, value), message)
+        for path, value, message in DAMAGES
+    },
     "not JSON": (
         lambda directory: (directory / "manifest.json").write_bytes(b"{"),
         "out/manifest.json: not valid JSON",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_tokenizers as tiny
-from conftest import assert_error, check_directory, jsonl, packer, packer_process
+from conftest import assert_error, check_directory, jsonl, packer, packer_process, packer_script
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import EOS
@@ -261,3 +262,102 @@ def test_modules_in_the_current_directory_are_not_imported(data: Path) -> None:
     result = packer_process("pack", "data.jsonl", "-l", "64", "-t", "tok", "-o", "out", "-q")
     assert (result.returncode, result.stderr) == (0, b"")
     check_directory("out")
+
+
+def test_an_error_inside_the_reference_process_is_told() -> None:
+    reference = ReferenceProcess(json.dumps(tiny.byte_level()).encode())
+    try:
+        with pytest.raises(InternalError, match="TypeError: "):
+            reference.encode([7])  # type: ignore[list-item]
+        assert len(reference.encode(["it goes on"])[0])
+    finally:
+        reference.close()
+
+
+def test_a_renewal_that_fails_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = FastEngine(json.dumps(tiny.byte_level()).encode())
+    monkeypatch.setattr(engines, "_RENEW_AFTER_CHARACTERS", 5)
+    monkeypatch.setattr(fast, "_json", b"{}")
+    for text in ("longer than five", "x"):
+        with pytest.raises(ValueError, match="cannot load"):
+            fast.encode([text])
+
+
+def test_a_panic_of_the_fast_engine_is_an_error(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):  # as pyo3's, which cannot be imported
+        pass
+
+    class Panics:
+        def encode_batch(self, texts: list[str], parallel: bool) -> None:
+            raise PanicException("index out of range")
+
+    monkeypatch.setattr(FastEngine, "_load", lambda self: Panics())
+    result = packer("pack", "data.jsonl", "-l", 16, "-t", "tok", "-o", "out")
+    assert result.exit_code == 0
+    assert "using the slower tokenizers engine" in result.stderr
+    assert "PanicException: index out of range" in result.stderr
+
+
+def word_level(*words: str) -> tiny.Json:
+    vocabulary = {EOS: 1} | {word: 2 + i for i, word in enumerate(words)}
+    token = {
+        "id": 1, "content": EOS, "single_word": False, "lstrip": False, "rstrip": False,
+        "normalized": False, "special": True,
+    }  # fmt: skip
+    return {
+        "version": "1.0", "added_tokens": [token], "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+    }  # fmt: skip
+
+
+def test_a_text_that_the_tokenizer_cannot_encode(data: Path) -> None:
+    (data / "b.jsonl").write_bytes(jsonl("a a", "a word that", "a b"))
+    for words, text in (
+        (("a", "b"), "'a word that'"),
+        (("other",), "tokenizer tok: the text 'a b'"),
+    ):
+        tiny.save(data / "tok", word_level(*words))
+        result = packer("pack", "b.jsonl", "-l", 16, "-t", "tok", "-q", "-o", "out")
+        assert_error(result, 2, text, "cannot be encoded: WordLevel error: Missing [UNK] token")
+        assert not Path("out").exists()
+
+
+def damaged(case: str) -> tiny.Json:
+    document = tiny.byte_level()
+    if case == "huge id":
+        document["added_tokens"][-1]["id"] = 2**32 - 1
+    else:
+        document["model"]["continuing_subword_prefix"] = "\N{GRINNING FACE}"
+    return document
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("huge id", "has the id 4294967295, at most 16777216 works"),
+        ("panic", "tokenizer.json cannot be loaded: range end index"),
+    ],
+)
+def test_a_tokenizer_that_crashes_libraries(data: Path, case: str, message: str) -> None:
+    tiny.save(data / "tok", damaged(case))
+    result = packer_process(
+        "pack", "data.jsonl", "-l", 16, "-t", "tok", "-q", "-o", "out", cwd=data
+    )
+    error, tip = result.stderr.decode().splitlines()[-2:]  # above them: what Rust says of a panic
+    assert (result.returncode, tip[:5]) == (2, "tip: ")
+    assert error.startswith("error: tokenizer tok")
+    assert message in error
+
+
+def test_a_closed_stdin_and_a_tokenizer(data: Path) -> None:
+    options = ["pack", "data.jsonl", "-l", "16", "-t", "tok", "-q", "-o", "out"]
+    command = ["sh", "-c", 'exec "$0" "$@" <&-', packer_script(), *options]
+    with subprocess.Popen(command, cwd=data, stderr=subprocess.PIPE) as run:
+        try:
+            run.wait(timeout=30)
+        finally:
+            run.kill()
+    assert run.returncode == 0
+    check_directory(data / "out")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import IO, Any, NamedTuple, Protocol
 
-from packer_cli.errors import DataError, from_os_error
+from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.records import BadRecord, InputFile
 
 STDIN = "-"
@@ -18,6 +20,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4
 BLOCK_BYTES = 4 << 20
 _OVERRUN_BYTES = 64 << 10
 _STORED_BYTES = 1 << 16
+_STDIN_SECONDS = 0.5  # how long a wait for stdin goes on after the run was stopped
 _TESTERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "xz": "xz", "lz4": "lz4"}
 
 
@@ -47,6 +50,10 @@ class _Stdin(io.RawIOBase):
     """stdin, whose first bytes are read twice: to see what they are, and then by the run."""
 
     def __init__(self) -> None:
+        self.begin(lambda: False)
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        self._stopped = stopped
         self._seen = io.BytesIO()
         self._position = 0
         self._sha = hashlib.sha256()
@@ -62,7 +69,7 @@ class _Stdin(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         data = self._seen.read(size)
         if not data:
-            data = sys.stdin.buffer.read(size)
+            data = self._fresh(size)
             if self.remember:
                 self._seen.write(data)
         self._position += len(data)
@@ -70,11 +77,33 @@ class _Stdin(io.RawIOBase):
             self._sha.update(data)
         return data
 
+    def _fresh(self, size: int) -> bytes:
+        """As many bytes as asked for, where there are: batches must not depend on the pipe.
+
+        Never waits in a read, which nothing could end: not Ctrl-C, not a failure elsewhere.
+        """
+        descriptor, parts = sys.stdin.fileno(), list[bytes]()
+        while size:
+            while not select.select([descriptor], [], [], _STDIN_SECONDS)[0]:
+                if self._stopped():
+                    raise Interrupted("stopped")
+            part = os.read(descriptor, size if size > 0 else BLOCK_BYTES)
+            if not part:
+                break
+            parts.append(part)
+            size -= len(part) if size > 0 else 0
+        return b"".join(parts)
+
     def digest(self) -> tuple[int, str]:
         return self._position, self._sha.hexdigest()
 
 
 _stdin = _Stdin()
+
+
+def begin_stdin(stopped: Callable[[], bool]) -> None:
+    """Begin a run: reading from stdin ends with Interrupted once `stopped` says so."""
+    _stdin.begin(stopped)
 
 
 def stdin_digest() -> tuple[int, str]:

@@ -41,7 +41,9 @@ def explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadRe
         )
     if line.startswith(_COMPRESSED):
         return BadRecord(
-            position, "compressed data, not JSON", "decompress it, or name the file FILE.jsonl.gz"
+            position,
+            "compressed data, not JSON",
+            "name the file by its compression, as FILE.jsonl.gz; stdin must not be compressed",
         )
     try:
         parsed = json.loads(line.decode(), parse_constant=_refuse)

@@ -107,6 +107,7 @@ class Composer:
             texts=[document.text for document in documents],
             spans=byte_spans(documents),
             turns=turn_counts(documents, self.end_tokens),
+            unshown=sum(map(self._leaves_out_tools, documents)),
             conversations=[document.conversation for document in documents] if again else None,
             bad=bad,
             consumed=records.consumed,
@@ -149,6 +150,16 @@ class Composer:
         last_only = self.config.train_on == "last-assistant"
         spans = self._assistant.find(rendering, messages, tools, last_only=last_only)
         return Document(rendering.text, spans, conversation)
+
+    def _leaves_out_tools(self, document: Document) -> bool:
+        """Whether the template never looks at the tools or tool calls that there are."""
+        conversation, template = document.conversation, self.template
+        if conversation is None or template is None:
+            return False
+        if conversation.tools and "tools" not in template.source:
+            return True
+        called = any(message.get("tool_calls") for message in conversation.messages)
+        return called and "tool_calls" not in template.source
 
     def _conversation(self, fields: dict[str, Any]) -> Conversation | None:
         kind, columns = self.shape.kind, self.shape.columns
@@ -196,6 +207,18 @@ def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple
         for start, stop in document.spans or []
     ]
     return len(turns), sum(not turn.rstrip().endswith(end_tokens) for turn in turns)
+
+
+def make_composer(
+    shape: Shape,
+    config: PackConfig,
+    template: str | None,
+    special_tokens: dict[str, Any],
+    end_tokens: tuple[str, ...],
+) -> Composer:
+    """A composer, here or in a child: all of it can be pickled but the compiled template."""
+    compiled = None if template is None else ChatTemplate(template, special_tokens)
+    return Composer(shape, config, compiled, end_tokens)
 
 
 def _exchange(question: str, answer: str) -> Conversation:

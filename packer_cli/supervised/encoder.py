@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from packer_cli.counts import Counts
 from packer_cli.encoding import token_batch
 from packer_cli.records import BadRecord, InputFile, Records, TokenBatch
-from packer_cli.supervised.documents import Composer
-from packer_cli.supervised.shorten import shorten
 from packer_cli.tokenization import Tokenizer
+
+if TYPE_CHECKING:
+    from packer_cli.supervised.documents import Composer
 
 
 class SupervisedEncoder:
     """An `encoding.Encode`. Safe to share between threads."""
 
-    def __init__(self, composer: Composer, tokenizer: Tokenizer) -> None:
+    def __init__(self, composer: Callable[[], Composer], tokenizer: Tokenizer) -> None:
         self._composer = composer
         self._tokenizer = tokenizer
 
@@ -24,10 +28,17 @@ class SupervisedEncoder:
     ) -> tuple[TokenBatch, list[BadRecord]]:
         batch = token_batch(records, file, self._tokenizer)
         counts.add_turns(records.turns)
+        counts.unshown_tools += records.unshown
         if records.conversations is not None:
-            limit = self._composer.config.max_length
+            from packer_cli.supervised.shorten import shorten  # noqa: PLC0415 jinja2 is slow
+
+            composer = self._composer()
             batch, loss = shorten(
-                batch, records.conversations, self._composer, self._tokenizer, limit
+                batch,
+                records.conversations,
+                composer,
+                self._tokenizer,
+                composer.config.max_length,
             )
             counts.add_loss(loss)
             counts.encoded_tokens += loss.truncated_tokens

@@ -12,25 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from packer_cli.child import Child
-from packer_cli.config import PackConfig
 from packer_cli.records import InputFile, Records, Slice
-from packer_cli.shapes import Shape
-from packer_cli.supervised.chat_template import ChatTemplate
-from packer_cli.supervised.documents import Composer
 
+_MAKE = "packer_cli.supervised.documents:make_composer"
 _Request = tuple[InputFile, Slice]
-
-
-def make_composer(
-    shape: Shape,
-    config: PackConfig,
-    template: str | None,
-    special_tokens: dict[str, Any],
-    end_tokens: tuple[str, ...],
-) -> Composer:
-    """A composer, here or in a child."""
-    compiled = None if template is None else ChatTemplate(template, special_tokens)
-    return Composer(shape, config, compiled, end_tokens)
 
 
 class ComposingProcesses:
@@ -69,6 +54,6 @@ class ComposingProcesses:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-            child = Child(f"{__name__}:make_composer", *self._composer)
+            child = Child(_MAKE, *self._composer)
             self._all.append(child)
             return child

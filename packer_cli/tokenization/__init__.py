@@ -151,9 +151,12 @@ def bytes_tokenizer(framing: Framing) -> Tokenizer:
     """The built-in tokenizer: UTF-8 bytes, EOS 256, padding 257."""
     engine = BytesEngine()
     if framing.bos:
-        raise UsageError("--bos: the bytes tokenizer has no BOS")
+        raise UsageError("--bos: the bytes tokenizer has no BOS", "name a --tokenizer that has one")
     if framing.eos_token is not None:
-        raise UsageError("--eos-token: the bytes tokenizer has an EOS of its own")
+        raise UsageError(
+            f"--eos-token: {framing.eos_token!r} is not used: the bytes tokenizer has its own",
+            "leave it out, or name a --tokenizer",
+        )
     info = TokenizerInfo("bytes", "", engine.VOCAB_SIZE, None, engine.EOS, engine.PAD)
     separator, _ = engine.encode([framing.separator or ""])
     suffix = np.array([engine.EOS] if framing.eos else [], np.uint32)

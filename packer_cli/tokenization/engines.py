@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import InternalError, UsageError
 from packer_cli.records import Int64, UInt32
 
 # Cutting batches by bytes keeps the reference's per-document objects within bounds.
@@ -28,6 +28,11 @@ _RENEW_AFTER_CHARACTERS = 1 << 30
 
 # Texts that show what the post-processor adds: a small vocabulary may have no token for some.
 _PROBES = ("a b", "".join(map(chr, range(0xD800))))
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Whether a library in Rust failed: a panic of it is a BaseException, of a class of pyo3's."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class Engine(Protocol):
@@ -78,7 +83,9 @@ class ReferenceEngine:
 
         try:
             self.tokenizer = Tokenizer.from_buffer(tokenizer_json)
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:  # the library raises bare Exception, and panics
+            if not is_of_library(error):
+                raise
             raise UsageError(
                 f"tokenizer.json cannot be loaded: {error}",
                 "it may need a newer tokenizers: pip install --upgrade tokenizers",
@@ -94,7 +101,7 @@ class ReferenceEngine:
         parts: list[UInt32] = []
         lengths: list[int] = []
         for batch in _batches(texts, _REFERENCE_BATCH_CHARACTERS):
-            ids = [e.ids for e in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+            ids = self._ids(batch)
             lengths.extend(map(len, ids))
             flat = chain.from_iterable(ids)
             parts.append(np.fromiter(flat, np.uint32, count=sum(map(len, ids))))
@@ -106,12 +113,26 @@ class ReferenceEngine:
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
+    def _ids(self, texts: list[str], specials: bool = False) -> list[list[int]]:
+        try:
+            encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=specials)
+        except BaseException as error:
+            if not is_of_library(error):
+                raise
+            if len(texts) > 1:  # find the one
+                return [ids for text in texts for ids in self._ids([text], specials)]
+            raise UsageError(
+                f"the text {texts[0][:80]!r} cannot be encoded: {error}",
+                "the tokenizer has no token for it: give it an unknown token, or use another",
+            ) from error
+        return [one.ids for one in encoded]
+
     def describe(self, tokens: list[str]) -> Description:
         for text in _PROBES:
-            bare = self.tokenizer.encode(text, add_special_tokens=False).ids
+            bare = self._ids([text])[0]
             if bare:
                 break
-        full = self.tokenizer.encode(text, add_special_tokens=True).ids
+        full = self._ids([text], specials=True)[0]
         prefix, suffix = None, []
         for start in range(len(full) - len(bare) + 1):
             if prefix is None and full[start : start + len(bare)] == bare:
@@ -140,7 +161,9 @@ class FastEngine:
 
         try:
             return load_hf_json(self._json)
-        except Exception as error:  # the library raises bare RuntimeError and panics
+        except BaseException as error:  # the library raises bare RuntimeError, and panics
+            if not is_of_library(error):
+                raise
             raise ValueError(f"gigatoken cannot load this tokenizer: {error}") from error
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
@@ -155,14 +178,22 @@ class FastEngine:
         characters = sum(map(len, texts))
         with self._lock:
             self._characters += characters
-            if self._characters > _RENEW_AFTER_CHARACTERS:
+            if self._characters > _RENEW_AFTER_CHARACTERS or self._backend is None:
                 self._characters = 0
                 self._backend = None  # its memory is free before the new one takes any
                 self._backend = self._load()
             backend = self._backend
         # "parallel" for what is at most one of the library's chunks means: on this thread, with
         # whichever of its workers is free. Else all threads would queue for its one serial worker.
-        result = backend.encode_batch(texts, parallel=characters <= _FAST_BATCH_CHARACTERS)
+        try:
+            result = backend.encode_batch(texts, parallel=characters <= _FAST_BATCH_CHARACTERS)
+        except BaseException as error:
+            if not is_of_library(error):
+                raise
+            raise InternalError(
+                f"gigatoken failed: {type(error).__name__}: {error}",
+                "run again with --tokenizer-backend tokenizers, and please report it",
+            ) from error
         if isinstance(result, list):  # without awkward: views of one flat array
             flat = result[0].base
             if flat is None or flat.size != sum(map(len, result)):

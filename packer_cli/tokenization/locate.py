@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import msgspec
 
@@ -97,6 +100,7 @@ def locate(source: str) -> TokenizerFiles:
 
 class _AddedToken(msgspec.Struct):
     content: str
+    id: int = 0
 
 
 class _Model(msgspec.Struct):
@@ -116,7 +120,10 @@ def _added_tokens(content: bytes, path: Path) -> list[str]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"tokenizer {path}: not a tokenizer.json: {error}", _TIP) from error
     vocabulary = document.model.vocab
-    highest = max(vocabulary.values(), default=0) if isinstance(vocabulary, dict) else 0
+    ids = [token.id for token in document.added_tokens or []]
+    if isinstance(vocabulary, dict):
+        ids.extend(vocabulary.values())
+    highest = max(ids, default=0)
     if highest > _HIGHEST_ID:
         raise UsageError(
             f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works", _TIP
@@ -149,12 +156,23 @@ def _special_tokens(companions: dict[str, bytes], folder: Path) -> dict[str, str
     return found
 
 
+def _refuse_out_of_reach(endpoint: str) -> None:
+    """OSError when the hub's name has no address: the library would try for half a minute."""
+    host = urlsplit(endpoint).hostname
+    if host and not getproxies():
+        socket.getaddrinfo(host, None)
+
+
 def _from_hub(name: str) -> Path:
     """tokenizer.json of a hub repository, companions beside it.
 
     The local cache comes first, so that a run waits for no network when it needs none.
     """
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # noqa: PLC0415
+    from huggingface_hub import (  # noqa: PLC0415
+        constants,
+        hf_hub_download,
+        try_to_load_from_cache,
+    )
     from huggingface_hub.errors import (  # noqa: PLC0415
         EntryNotFoundError,
         HFValidationError,
@@ -164,6 +182,8 @@ def _from_hub(name: str) -> Path:
 
     try:
         cached = try_to_load_from_cache(name, "tokenizer.json")
+        if not isinstance(cached, str):
+            _refuse_out_of_reach(constants.ENDPOINT)
         path = Path(cached if isinstance(cached, str) else hf_hub_download(name, "tokenizer.json"))
         commit = path.parent.name
         for companion in _COMPANIONS:
@@ -183,6 +203,8 @@ def _from_hub(name: str) -> Path:
         reason = "no such file or folder, and the hub has no such repository (or it is private)"
     except EntryNotFoundError:
         reason = "the hub repository has no tokenizer.json"
+    except socket.gaierror:
+        reason = "not a local path, not in the local hub cache, and the hub cannot be reached"
     except OSError as error:
         reason = f"the hub did not answer: {error}"
     raise UsageError(f"tokenizer {name}: {reason}", _TIP)
