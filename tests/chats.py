@@ -25,6 +25,9 @@ from conftest import (
 )
 from tokenizers import Tokenizer
 
+from packer_cli import open_packed
+from packer_cli.packed import rows_of, segments_of
+
 Json = dict[str, Any]
 
 LENGTH = 2048
@@ -116,6 +119,21 @@ def marked(directory: str) -> list[str]:
     path = Path(directory) / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(path)) if path.exists() else None
     return [marked_text(tokens, labels[place], tokenizer) for place, tokens in ids.items()]
+
+
+def marked_pieces(directory: str) -> list[str]:
+    """Of the bytes tokenizer: pieces of documents, which may have lost tokens, in input order."""
+    packed, found = open_packed(directory), {}
+    for shard in packed.manifest["shards"]:
+        for batch in packed.batches(shard):
+            ids, labels = rows_of(batch.column("input_ids")), rows_of(batch.column("labels"))
+            begins, lengths, of_row = segments_of(batch)
+            for row, sources in enumerate(batch.column("segments").to_pylist()):
+                for source, k in zip(sources, range(of_row[row], of_row[row + 1]), strict=True):
+                    place = slice(begins[k], begins[k] + lengths[k])
+                    text = marked_text(ids[row, place], labels[row, place], None)
+                    found[source["position"], source["start"]] = text
+    return [text for _, text in sorted(found.items())]
 
 
 def marked_text(tokens: Any, labels: Any, tokenizer: Tokenizer | None) -> str:

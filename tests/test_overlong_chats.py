@@ -13,7 +13,7 @@ from chats import (
     chat,
     chat_tokenizer,
     marked,
-    marked_text,
+    marked_pieces,
     pack_chat,
     pack_marked,
     refused,
@@ -23,7 +23,6 @@ from chats import (
 from conftest import recover_documents
 
 from packer_cli import open_packed
-from packer_cli.packed import rows_of, segments_of
 
 SHORT = chat(user("Hi"), assistant("Hello"))
 SHORT_MARKED = "<user>Hi</user><assistant>⟦Hello</assistant>⟧"
@@ -95,25 +94,13 @@ def test_truncate_cuts_off_the_end(folder: Any) -> None:
 def test_truncate_side_left_cuts_off_the_beginning(folder: Any) -> None:
     options = ("--overlong", "truncate", "--truncate-side", "left")
     manifest = pack_chat(ALL, "-l", LENGTH - len("<system>") + 1, *options)
-    assert recover_left("out") == [SHORT_MARKED, LONG_MARKED.removeprefix("<system>"), SHORT_MARKED]
+    assert marked_pieces("out") == [
+        SHORT_MARKED,
+        LONG_MARKED.removeprefix("<system>"),
+        SHORT_MARKED,
+    ]
     assert lost(manifest) == {"truncated": (1, len("<system>"), 0), "dropped": (0, 0, 0)}
     check_conserved(manifest, ALL_MARKED)
-
-
-def recover_left(directory: str) -> list[str]:
-    """Documents whose beginning may be cut off, in the order of the input: what is left, marked."""
-    packed, found = open_packed(directory), {}
-    for shard in packed.manifest["shards"]:
-        for batch in packed.batches(shard):
-            ids, labels = rows_of(batch.column("input_ids")), rows_of(batch.column("labels"))
-            begins, lengths, of_row = segments_of(batch)
-            for row, sources in enumerate(batch.column("segments").to_pylist()):
-                for source, k in zip(sources, range(of_row[row], of_row[row + 1]), strict=True):
-                    place = slice(begins[k], begins[k] + lengths[k])
-                    found[source["position"]] = marked_text(
-                        ids[row, place], labels[row, place], None
-                    )
-    return [text for _, text in sorted(found.items())]
 
 
 def test_where_a_left_cut_begins_is_stored(folder: Any) -> None:
@@ -129,10 +116,10 @@ def test_prompts_are_truncated_too(folder: Any, side: str) -> None:
     pair = {"prompt": "0123456789", "completion": "abcdefghij"}
     manifest = pack_chat([pair], "-l", 15, "--overlong", "truncate", "--truncate-side", side)
     if side == "right":
-        assert recover_left("out") == ["0123456789⟦abcde⟧"]
+        assert marked_pieces("out") == ["0123456789⟦abcde⟧"]
         assert lost(manifest)["truncated"] == (1, 6, 6)  # EOS was trained
     else:
-        assert recover_left("out") == ["6789⟦abcdefghij<eos>⟧"]
+        assert marked_pieces("out") == ["6789⟦abcdefghij<eos>⟧"]
         assert lost(manifest)["truncated"] == (1, 6, 0)
 
 
