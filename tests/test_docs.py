@@ -39,9 +39,9 @@ def project(folder: Path) -> Path:
 
 def test_the_commands_of_readme_run_as_written(project: Path) -> None:
     commands = re.findall(
-        r"^    packer ((?:pack|stats) (?:sample_data|documents)\S*.*)$", README, re.M
+        r"^    packer ((?:pack|stats) (?:sample_data|documents|chat)\S*.*)$", README, re.M
     )
-    assert len(commands) >= 2
+    assert len(commands) >= 3
     for command in commands:
         result = packer(*command.split())
         assert result.exit_code == 0, (command, result.stderr)
@@ -53,6 +53,14 @@ def test_the_row_that_readme_shows(project: Path) -> None:
     shown = README.split("as here in `packer show documents-packed-1024 97`:\n\n")[1]
     result = packer("show", "documents-packed-1024", 97)
     printed = textwrap.indent(result.stdout, "    ")
+    assert shown.startswith(printed), printed
+
+
+def test_the_conversation_that_readme_shows(project: Path) -> None:
+    pack, show = re.findall(r"^    packer ((?:pack|show) \S*chat.*)$", README, re.M)
+    assert packer(*pack.split()).exit_code == 0
+    shown = README.split("so that the model learns to stop:\n\n")[1]
+    printed = textwrap.indent(packer(*show.split()).stdout, "    ")
     assert shown.startswith(printed), printed
 
 
