@@ -17,6 +17,7 @@ from chats import (
     chat_tokenizer,
     pack_chat,
     pack_marked,
+    positions,
     refused,
     run,
     system,
@@ -505,3 +506,64 @@ def test_a_run_with_nothing_to_train_on_fails(folder: Path) -> None:
     refused(
         [chat(user("Hi"))] * 2, 1, "nothing to pack", "2 of those dropped have nothing to train"
     )
+
+
+# Elsewhere in the pipeline
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    """More than a megabyte, so that conversations are rendered in other processes."""
+    return [
+        chat(user(f"naïve {i} " + "?" * (i % 300)), assistant(f"{i}! " * (i % 50 + 1)))
+        for i in range(count)
+    ]
+
+
+def test_processes_beside_the_run_change_nothing(folder: Path) -> None:
+    records: list[Any] = many(4000)
+    records[1234] = {"messages": 5}
+    path = write(records)
+    assert path.stat().st_size > 1 << 20
+    results = []
+    for workers in (1, 3):
+        options = ("--workers", workers, "--unit-bytes", 300_000, "--on-error", "skip")
+        manifest = pack_chat(path, *options)
+        assert manifest["rejected_records"] == 1
+        results.append((manifest, Path("out/rejected.jsonl").read_bytes()))
+    assert results[0] == results[1]
+    assert sum(flags.sum() for flags in trained_flags()) == manifest["trained_tokens"]
+    place = f"data.jsonl, line 1235 (byte {positions(records)[1234]}): field 'messages' is"
+    assert place in run(path, "--workers", 3).stderr
+
+
+def test_what_cannot_be_decided_in_another_process(folder: Path) -> None:
+    records = many(4000)
+    records[3000]["messages"][1]["weight"] = 0
+    place = f"data.jsonl, line 3001 (byte {positions(records)[3000]}): "
+    refused(records, 1, place, "rearranges", template=REWRITTEN, options=["--workers", 3])
+
+
+def trained_flags() -> list[Any]:
+    return [labels != -100 for labels in recover_documents("out", "labels").values()]
+
+
+def test_masks_go_with_the_options_of_rows(folder: Path) -> None:
+    records = [TWO, *many(20), TWO]
+    expected = pack_marked(records)
+    for options in (
+        ("--segment-multiple", 8),
+        ("--strategy", "next-fit"),
+        ("--balance", "attention"),
+        ("--unit-bytes", 1000),
+        ("--max-segments-per-row", 2, "--position-ids"),
+    ):
+        assert pack_marked(records, *options) == expected
+
+
+def test_shifted_labels_train_the_same_tokens(folder: Path) -> None:
+    manifest = pack_chat([TWO])
+    [flags] = trained_flags()
+    shifted = pack_chat([TWO], "--label-shift", "pre")
+    [flags_shifted] = trained_flags()
+    assert flags_shifted.tolist() == [*flags[1:].tolist(), False]
+    assert shifted["trained_tokens"] == manifest["trained_tokens"] > 0

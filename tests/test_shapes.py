@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from chats import (
     TAGS,
     assistant,
     chat,
+    marked,
     pack_chat,
     pack_marked,
     positions,
@@ -23,7 +26,7 @@ from chats import (
     user,
     write,
 )
-from conftest import assert_error, packer, recover_documents
+from conftest import assert_error, packer, packer_process, recover_documents
 
 HI = [user("Hi"), assistant("Hello")]
 HI_MARKED = "<user>Hi</user><assistant>⟦Hello</assistant>⟧"
@@ -213,6 +216,33 @@ def test_csv_of_prompts_and_completions(folder: Path, name: str, comma: str) -> 
     assert pack_marked(Path(name)) == [PAIR, "Say hi.⟦a\nb<eos>⟧"]
 
 
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+def test_csv_with_conversations_as_json_text(folder: Path, column: str) -> None:
+    talk = {"messages": HI, "conversations": HI_SHAREGPT}[column]
+    with open("data.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["id", column, "tools"], ["1", json.dumps(talk), ""]])
+    assert pack_marked(Path("data.csv")) == [HI_MARKED]
+
+
+@pytest.mark.parametrize("form", ["file", "stream"])
+def test_arrow_gives_what_json_lines_give(folder: Path, form: str) -> None:
+    table = pa.table({"conversations": [HI_SHAREGPT, None]})
+    make = pa.ipc.new_file if form == "file" else pa.ipc.new_stream
+    with make("data.arrow", table.schema) as writer:
+        writer.write_table(table)
+    assert pack_marked(Path("data.arrow"), "--on-error", "skip") == [HI_MARKED]
+
+
+def test_compressed_and_from_stdin(folder: Path) -> None:
+    lines = write([chat(*HI)]).read_bytes()
+    Path("data.jsonl.gz").write_bytes(gzip.compress(lines))
+    assert pack_marked(Path("data.jsonl.gz")) == [HI_MARKED]
+    Path("tags.jinja").write_text(TAGS)
+    options = ("-l", 512, "-t", "bytes", "-o", "stdin", "--chat-template", "tags.jinja")
+    assert packer_process("pack", "-", *options, stdin=lines).returncode == 0
+    assert marked("stdin") == [HI_MARKED]
+
+
 # Tools
 
 
@@ -272,6 +302,23 @@ def test_other_names_of_speakers(folder: Path, speaker: str, role: str) -> None:
     [found] = pack_marked([{"conversations": turns}])
     assert found.replace("⟦", "").replace("⟧", "").startswith(f"<{role}>So.</{role}>")
     assert ("⟦So." in found) == (role == "assistant")
+
+
+def test_flags_of_sharegpt_messages(folder: Path) -> None:
+    turns = [
+        HI_SHAREGPT[0],
+        {"from": "function_call", "value": json.dumps(CALL), "train": False},
+        {"from": "gpt", "value": "Hello", "weight": 0},
+        {"from": "gpt", "value": "Bye", "weight": 1},
+    ]
+    [found] = pack_marked([{"conversations": turns}], template=CHATML)
+    assert found.split("⟦")[1:] == ["Bye<|im_end|>\n⟧"]
+
+
+def test_several_calls_at_once(folder: Path) -> None:
+    turns = [HI_SHAREGPT[0], {"from": "tool_call", "value": json.dumps([CALL, CALL])}]
+    [found] = pack_marked([{"conversations": turns}], template=CHATML)
+    assert found.endswith(f"⟦{f'<call>{json.dumps(CALL)}</call>' * 2}<|im_end|>\n⟧")
 
 
 def test_the_system_field(folder: Path) -> None:
