@@ -475,3 +475,14 @@ def test_a_record_that_the_template_refuses_is_a_bad_record(folder: Path) -> Non
     parts = (f"line 2 (byte {positions(records)[1]})", "the chat template refuses it: user first")
     refused(records, 1, *parts, **how)
     assert pack_marked(records, "--on-error", "skip", **how) == [HI_MARKED]
+
+
+@pytest.mark.parametrize(
+    "failing",
+    ["1 // (messages | length - 3)", "range(10 ** 9)", "messages[0].content + 1", "nothing.at.all"],
+)
+def test_a_record_that_the_template_fails_on_is_a_bad_record(folder: Path, failing: str) -> None:
+    template = "{% if messages | length == 3 %}{{ " + failing + " }}{% endif %}" + TAGS
+    records = [chat(*HI), chat(*HI, user("Bye"))]
+    assert "the chat template" in run(records, template=template).stderr
+    assert pack_marked(records, "--on-error", "skip", template=template) == [HI_MARKED]
