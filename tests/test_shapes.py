@@ -99,6 +99,7 @@ def test_ids_with_labels(folder: Path) -> None:
             {"question": "a", "answer": "b"},
             "prompt-completion (prompt=question, completion=answer)",
         ),
+        ({"prompt": HI[:1], "answer": HI[1:]}, "prompt-completion of messages (completion=answer)"),
         (ALPACA, "alpaca"),
     ],
 )
@@ -382,9 +383,24 @@ def test_conversational_prompt_and_completion(folder: Path) -> None:
     )
     for completion in ([assistant("Ciao")], "Ciao"):
         record = {"prompt": first, "completion": completion}
-        assert pack_marked([record], "--no-eos") == [expected + "⟧"]
+        assert pack_marked([record]) == [expected + "⟧"]
     record = {"prompt": "Hi", "completion": [assistant("Hello")]}
-    assert pack_marked([record], "--no-eos") == [HI_MARKED]
+    assert pack_marked([record]) == [HI_MARKED]
+
+
+def test_the_first_pair_tells_whether_prompts_are_messages(folder: Path) -> None:
+    texts = {"prompt": "Hi", "completion": "Hello"}
+    messages = {"prompt": HI[:1], "completion": HI[1:]}
+    assert pack_marked([messages, texts]) == [HI_MARKED] * 2
+    wrong = "field 'prompt' is list, expected a string"
+    assert_error(run([texts, messages]), 1, "data.jsonl, line 2 (byte ", wrong)
+    columns = {"prompt": [HI[:1]], "completion": [HI[1:]]}
+    assert pack_marked(parquet(columns)) == [HI_MARKED]
+    lines = b"".join(json.dumps(one).encode() + b"\n" for one in (messages, texts))
+    Path("tags.jinja").write_text(TAGS)
+    options = ("-l", 512, "-t", "bytes", "-o", "stdin", "--chat-template", "tags.jinja")
+    assert packer_process("pack", "-", *options, stdin=lines).returncode == 0
+    assert marked("stdin") == [HI_MARKED] * 2
 
 
 # Bad records

@@ -175,7 +175,7 @@ class Composer:
             return Conversation(messages, self._tools(fields))
         if kind != "prompt-completion":
             return None
-        if isinstance(fields["prompt"], list) or isinstance(fields["completion"], list):
+        if self.shape.of_messages:
             prompt = self._side(fields, "prompt", "user")
             completion = self._side(fields, "completion", ASSISTANT)
             # what the prompt holds of the assistant is context
