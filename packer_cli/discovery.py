@@ -56,7 +56,7 @@ def find_inputs(
                 "name each input once",
             )
         seen[real] = path
-        files.append(_input_file(index, path, config))
+        files.append(input_file(index, path, config))
     if not files:
         raise UsageError("no input files found", "name at least one file, directory or glob")
     return files
@@ -169,7 +169,8 @@ def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
     return strings
 
 
-def _input_file(index: int, path: str, config: PackConfig) -> InputFile:
+def input_file(index: int, path: str, config: PackConfig) -> InputFile:
+    """What is to be known of an input. UsageError or DataError when it cannot be read."""
     if path == STDIN:
         if sys.stdin is None:
             raise UsageError("-: stdin is closed", "pipe data to it, or name a file")

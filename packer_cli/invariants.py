@@ -13,7 +13,7 @@ segments        as many as boundaries less one
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,28 @@ from packer_cli.packed import ragged_of, rows_of, segments_of
 from packer_cli.records import IGNORED
 
 
-def broken_invariants(  # noqa: PLR0915 one rule after the other
+class Broken(NamedTuple):
+    """A broken rule: the first row (counted in the batch) that breaks it, and how many do."""
+
+    row: int
+    rule: str
+    found: str
+    rows: int
+
+    def __str__(self) -> str:
+        return f"row {self.row}: {self.rule}{self.found} ({self.rows} rows)"
+
+
+def broken_invariants(batch: Any, max_length: int, pad_token_id: int, **how: Any) -> list[str]:
+    """What is wrong with the rows of a record batch, one message per broken rule; [] if nothing.
+
+    Every message names the first row (counted in the batch) that breaks the rule, and what was
+    found there. The rest as in `broken_rules`.
+    """
+    return [str(broken) for broken in broken_rules(batch, max_length, pad_token_id, **how)]
+
+
+def broken_rules(  # noqa: PLR0915 one rule after the other
     batch: Any,
     max_length: int,
     pad_token_id: int,
@@ -31,24 +52,34 @@ def broken_invariants(  # noqa: PLR0915 one rule after the other
     max_segments: int | None = None,
     segment_multiple: int = 1,
     label_shift: str = "none",
-) -> list[str]:
-    """What is wrong with the rows of a record batch, one message per broken rule; [] if nothing.
+    highest_id: int | None = None,
+) -> list[Broken]:
+    """The broken rules. `highest_id`: of the tokenizer, None when it is not known."""
+    problems: list[Broken] = []
 
-    Every message names the first row (counted in the batch) that breaks the rule.
-    """
-    problems: list[str] = []
-
-    def rule(name: str, holds: Any) -> None:
-        wrong = np.flatnonzero(~holds)
-        if len(wrong):
-            problems.append(f"row {wrong[0]}: {name} ({len(wrong)} rows)")
+    def rule(name: str, holds: Any, values: Any = None, expected: Any = None) -> None:
+        """`holds` bool[rows], or bool[rows, max_length] with `values` like it."""
+        of_row = holds if holds.ndim == 1 else holds.all(1)
+        wrong = np.flatnonzero(~of_row)
+        if not len(wrong):
+            return
+        row, found = int(wrong[0]), ""
+        if holds.ndim == 2:
+            place = int(np.argmin(holds[row]))
+            found = f": place {place} has {values[row, place]}"
+            if expected is not None:
+                found += f", expected {expected[row, place]}"
+        elif values is not None:
+            found = f": {values[row]}"
+        problems.append(Broken(row, name, found, len(wrong)))
 
     rows = batch.num_rows
     names = batch.schema.names
     boundaries, edges = ragged_of(batch.column("cu_seqlens"))
     sizes = np.diff(edges)
     if (sizes < 2).any():
-        return [f"row {np.flatnonzero(sizes < 2)[0]}: cu_seqlens has fewer than two boundaries"]
+        rule("cu_seqlens has fewer than two boundaries", sizes >= 2)
+        return problems
     row_of = np.repeat(np.arange(rows), sizes)
     first = np.zeros(len(row_of), bool)
     first[edges[:-1] - edges[0]] = True
@@ -57,24 +88,28 @@ def broken_invariants(  # noqa: PLR0915 one rule after the other
     step = np.diff(boundaries, prepend=0)
     increasing = np.ones(rows, bool)
     increasing[row_of[(step <= 0) & ~first]] = False
-    rule("cu_seqlens does not begin with 0", boundaries[first] == 0)
+    rule("cu_seqlens does not begin with 0", boundaries[first] == 0, boundaries[first])
     rule("cu_seqlens does not increase", increasing)
-    rule(f"cu_seqlens ends outside 1..{max_length}", (used >= 1) & (used <= max_length))
+    rule(f"cu_seqlens ends outside 1..{max_length}", (used >= 1) & (used <= max_length), used)
     if max_segments:
-        rule(f"cu_seqlens has more than {max_segments} segments", sizes - 1 <= max_segments)
+        rule(
+            f"cu_seqlens has more than {max_segments} segments",
+            sizes - 1 <= max_segments,
+            sizes - 1,
+        )
     if segment_multiple > 1 and not problems:
         places, place_edges = ragged_of(batch.column(PADDED_BOUNDARIES))
         if (np.diff(place_edges) != sizes).any():
-            wrong = np.flatnonzero(np.diff(place_edges) != sizes)
-            return [f"row {wrong[0]}: {PADDED_BOUNDARIES} does not match cu_seqlens"]
+            rule(f"{PADDED_BOUNDARIES} does not match cu_seqlens", np.diff(place_edges) == sizes)
+            return problems
         places = places[place_edges[0] : place_edges[-1]]
         follows = np.diff(places, prepend=0) == padded(step, segment_multiple)
         aligned = np.ones(rows, bool)
         aligned[row_of[~follows & ~first]] = False
-        rule(f"{PADDED_BOUNDARIES} does not begin with 0", places[first] == 0)
+        rule(f"{PADDED_BOUNDARIES} does not begin with 0", places[first] == 0, places[first])
         rule(f"{PADDED_BOUNDARIES} is not cu_seqlens in multiples of {segment_multiple}", aligned)
         ends = places[edges[1:] - edges[0] - 1]
-        rule(f"{PADDED_BOUNDARIES} ends beyond {max_length}", ends <= max_length)
+        rule(f"{PADDED_BOUNDARIES} ends beyond {max_length}", ends <= max_length, ends)
         boundaries = places
     if problems:
         return problems
@@ -88,25 +123,28 @@ def broken_invariants(  # noqa: PLR0915 one rule after the other
     length_at[np.repeat(np.arange(rows), np.diff(of_row)), begin] = length
     real = position < np.take_along_axis(length_at, place - position, axis=1)
     ids = rows_of(batch.column("input_ids"))
-    rule("input_ids holds a negative id", (ids >= 0).all(1))
-    rule("input_ids holds something other than pad_token_id in padding",
-         (real | (ids == pad_token_id)).all(1))  # fmt: skip
+    rule("input_ids holds a negative id", ids >= 0, ids)
+    if highest_id is not None:
+        name = f"input_ids holds an id above the tokenizer's highest, {highest_id}"
+        rule(name, ~real | (ids <= highest_id), ids)
+    rule(f"input_ids holds something other than pad_token_id {pad_token_id} in padding",
+         real | (ids == pad_token_id), ids)  # fmt: skip
     if "attention_mask" in names:
         mask = rows_of(batch.column("attention_mask"))
-        rule("attention_mask differs from the boundaries", (mask == real).all(1))
+        rule("attention_mask differs from the boundaries", mask == real, mask, real.view(np.uint8))
     if "labels" in names:
         labels = rows_of(batch.column("labels"))
         if label_shift == "pre":  # back to the tokens that they are of
-            rule("labels trains on what follows the row", labels[:, -1] == IGNORED)
+            rule("labels trains on what follows the row", labels[:, -1] == IGNORED, labels[:, -1])
             labels = np.concatenate([np.full((rows, 1), IGNORED), labels[:, :-1]], axis=1)
         ignored = labels == IGNORED
-        rule("labels holds neither the token nor -100", (ignored | (labels == ids)).all(1))
+        rule("labels holds neither the token nor -100", ignored | (labels == ids), labels, ids)
         rule("labels trains on padding or on a segment's first token",
-             (ignored | (real & ~restarts)).all(1))  # fmt: skip
+             ignored | (real & ~restarts), labels)  # fmt: skip
     if "position_ids" in names:
-        rule("position_ids does not restart in every segment",
-             (rows_of(batch.column("position_ids")) == position).all(1))  # fmt: skip
+        found = rows_of(batch.column("position_ids"))
+        rule("position_ids does not restart in every segment", found == position, found, position)
     if "segments" in names:
         counts = np.diff(batch.column("segments").offsets.to_numpy())
-        rule("segments does not match cu_seqlens", counts == sizes - 1)
+        rule("segments does not match cu_seqlens", counts == sizes - 1, counts)
     return problems

@@ -6,9 +6,10 @@ between two runs of the same command: no times, no host, no number of workers.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from packer_cli.bounds import lower_bound_rows
 from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, from_os_error
+from packer_cli.manifest_check import misfit
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.shapes import Shape
 from packer_cli.shards import FORMAT_VERSION, Shard
@@ -31,57 +33,6 @@ TOTALS = (
     "untrained_documents", "untrained_tokens", "rejected_records", "empty_documents",
     "trained_turns", "turns_without_end", "double_bos_documents", "unshown_tools",
 )  # fmt: skip
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
-_Counts = Annotated[list[_Count], msgspec.Meta(min_length=1)]
-
-
-class _Config(msgspec.Struct):
-    max_length: _Positive
-    strategy: str
-    columns: list[str]
-
-
-class _Histograms(msgspec.Struct):
-    document_length: _Counts
-    row_fill: _Counts
-    segments_per_row: _Counts
-
-
-class _Input(msgspec.Struct):
-    path: str
-    size: _Count
-    documents: _Count
-    tokens: _Count
-    empty_documents: _Count
-    rejected_records: _Count
-
-
-class _Shard(msgspec.Struct):
-    file: str
-    unit: _Count
-    rows: _Positive
-    segments: _Count
-    tokens: _Count
-    bytes: _Count
-
-
-# What a manifest must hold to be used at all.
-_Required = msgspec.defstruct(
-    "_Required",
-    [
-        ("config", _Config),
-        ("histograms", _Histograms),
-        ("inputs", list[_Input]),
-        ("units", list[Any]),
-        ("shards", list[_Shard]),
-        ("rows", _Positive),
-        ("lower_bound_rows", _Positive),
-        ("padding_tokens", _Count),
-        ("utilization", float),
-        *((name, _Count) for name in TOTALS),
-    ],
-)
 
 
 def build(
@@ -136,7 +87,11 @@ def _attention_cost(config: PackConfig, counts: Counts) -> dict[str, Any]:
 
 
 def to_bytes(manifest: dict[str, Any]) -> bytes:
-    """Indented two levels deep: diffs stay readable, a million shards stay one line each."""
+    """Indented two levels deep: diffs stay readable, a million shards stay one line each.
+
+    Ends with the manifest's own checksum.
+    """
+    manifest = manifest | {"sha256": checksum(manifest)}
     lines = []
     for key, value in manifest.items():
         if isinstance(value, list) and value:
@@ -146,6 +101,12 @@ def to_bytes(manifest: dict[str, Any]) -> bytes:
             text = msgspec.json.encode(value).decode()
         lines.append(f' "{key}": {text}')
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def checksum(manifest: dict[str, Any]) -> str:
+    """The sha256 of all it says, but for that: of the keys and values as compact JSON."""
+    said = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
 
 
 def is_manifest(path: Path) -> bool:
@@ -193,8 +154,6 @@ def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> 
             f"{path}: format version {found!r}, this packer reads {FORMAT_VERSION}",
             "use the packer that wrote it, or pack the data again",
         )
-    try:
-        msgspec.convert(manifest, _Required)
-    except msgspec.ValidationError as error:
-        raise DataError(f"{path}: damaged: {error}", "pack the data again") from error
+    if problem := misfit(manifest):
+        raise DataError(f"{path}: damaged: {problem}", "pack the data again")
     return dict(manifest)

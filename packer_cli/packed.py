@@ -6,22 +6,29 @@ compared on open, and its rows when it is mapped.
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import accumulate
 from pathlib import Path
+from struct import error as struct_error
+from struct import unpack_from
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli.config import PADDED_BOUNDARIES
+from packer_cli.config import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
 from packer_cli.errors import DataError
 from packer_cli.manifest import MANIFEST, load
 from packer_cli.records import Int64
+from packer_cli.shard_writer import column_type
 
+# Places of fields in Arrow's Message.fbs.
+_MESSAGE_HEADER, _BATCH_COMPRESSION = 2, 3
 PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
 
 
@@ -59,9 +66,12 @@ class PackedDirectory:
         """Raise DataError when a shard is missing or not as long as the manifest says."""
         file = self.path / shard["file"]
         try:
-            size = file.stat().st_size
-        except OSError:
+            status = file.stat()
+        except (OSError, ValueError):  # the latter: a name with a null character
             raise DataError(f"{file}: is missing", PACK_AGAIN) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{file}: is not a regular file", PACK_AGAIN)
+        size = status.st_size
         if size != shard["bytes"]:
             raise DataError(
                 f"{file}: has {size} bytes, the manifest says {shard['bytes']}", PACK_AGAIN
@@ -72,18 +82,113 @@ class PackedDirectory:
 
         Raises DataError when the shard cannot be read or holds another number of rows.
         """
-        path, rows = self.path / shard["file"], 0
+        path = self.path / shard["file"]
         try:
-            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-                for batch in reader:
-                    rows += batch.num_rows
-                    yield batch
+            with pa.memory_map(str(path)) as source:
+                rows = yield from self.read_batches(source)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: not a readable shard: {error}", PACK_AGAIN) from error
+            raise DataError(
+                f"{path}: not a readable shard: {first_line(error)}", PACK_AGAIN
+            ) from error
         if rows != shard["rows"]:
             raise DataError(
                 f"{path}: holds {rows} rows, the manifest says {shard['rows']}", PACK_AGAIN
             )
+
+    def read_batches(self, source: Any) -> Generator[Any, None, int]:
+        """The record batches of an Arrow stream, each safe to look into; returns their rows.
+
+        Raises ArrowException or OSError for what no shard of this directory can hold: a stream
+        may come from anywhere, so nothing is allocated by what it says of itself.
+        """
+        messages, rows = pa.ipc.MessageReader.open_stream(source), 0
+        try:
+            first = messages.read_next_message()
+            if first.type != "schema":  # Arrow would take its bytes for a schema, and crash
+                raise pa.ArrowInvalid(f"begins with a {first.type} message")
+            schema = pa.ipc.read_schema(first)
+            self._check_schema(schema)
+        except StopIteration:
+            raise pa.ArrowInvalid("no schema") from None
+        except UnicodeDecodeError as error:
+            raise pa.ArrowInvalid(f"a name that is not UTF-8: {error}") from error
+        while True:
+            try:
+                message = messages.read_next_message()
+            except StopIteration:
+                return rows
+            if message.type != "record batch":
+                raise pa.ArrowInvalid(f"a {message.type} message among the rows")
+            if _is_compressed(message.metadata):
+                raise pa.ArrowInvalid("a compressed record batch")
+            batch = pa.ipc.read_record_batch(message, schema)
+            batch.validate(full=True)
+            if not batch.num_rows:
+                raise pa.ArrowInvalid("a record batch without rows")
+            if any(map(_has_nulls, batch.columns)):
+                raise pa.ArrowInvalid("a null")
+            rows += batch.num_rows
+            yield batch
+
+    def _check_schema(self, schema: Any) -> None:
+        for field in schema:
+            if field.name not in (*COLUMNS, PADDED_BOUNDARIES):
+                raise pa.ArrowInvalid(f"an unknown column {field.name!r}")
+            expected = column_type(field.name, self.max_length)
+            if field.type != expected:
+                raise pa.ArrowInvalid(f"{field.name} is {field.type}, not {expected}")
+        if len(set(schema.names)) < len(schema.names) or not {*REQUIRED_COLUMNS} <= {*schema.names}:
+            raise pa.ArrowInvalid(f"the columns are {', '.join(schema.names)}")
+        metadata_of(schema)
+
+
+def metadata_of(schema: Any) -> dict[str, Any]:
+    """What a shard says of itself. Raises ArrowInvalid when it cannot be read."""
+    try:
+        said = json.loads((schema.metadata or {}).get(b"packer", b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise pa.ArrowInvalid(f"metadata that is not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise pa.ArrowInvalid("metadata that is not a JSON object")
+    return said
+
+
+def _has_nulls(array: Any) -> bool:
+    if array.null_count:
+        return True
+    if isinstance(array, pa.ListArray | pa.FixedSizeListArray):
+        return _has_nulls(array.values)
+    return isinstance(array, pa.StructArray) and any(
+        _has_nulls(array.field(i)) for i in range(array.type.num_fields)
+    )
+
+
+def _is_compressed(metadata: Any) -> bool:
+    """Whether a record batch message (a flatbuffer, which Arrow has checked) names a codec.
+
+    Arrow would believe the size that compressed buffers claim, and allocate it.
+    """
+    data = memoryview(metadata)
+
+    def field(table: int, index: int) -> int:
+        """Where a table's field is, 0 when it is left out."""
+        vtable = table - unpack_from("<i", data, table)[0]
+        slot = 4 + 2 * index
+        if slot >= unpack_from("<H", data, vtable)[0]:
+            return 0
+        offset: int = unpack_from("<H", data, vtable + slot)[0]
+        return offset and table + offset
+
+    try:
+        root = unpack_from("<I", data, 0)[0]
+        header = field(root, _MESSAGE_HEADER)
+        return bool(field(header + unpack_from("<I", data, header)[0], _BATCH_COMPRESSION))
+    except struct_error as error:
+        raise pa.ArrowInvalid("a damaged message") from error
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def open_packed(path: str | os.PathLike[str]) -> PackedDirectory:

@@ -11,7 +11,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from packer_cli.config import PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.discovery import check_unchanged, find_inputs, plan_units
 from packer_cli.early import EarlyReference
-from packer_cli.errors import DataError, InternalError, Interrupted, UsageError, from_os_error
+from packer_cli.errors import DataError, InternalError, UsageError, from_os_error
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape
 from packer_cli.readers.byte_streams import STDIN, begin_stdin, stdin_digest
@@ -30,11 +30,12 @@ from packer_cli.records import InputFile, WorkUnit
 from packer_cli.shard_writer import schema
 from packer_cli.shards import Shard, digest
 from packer_cli.source import Source, prepare
+from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
 from packer_cli.unit import Job, UnitResult, pack_unit
 
+REJECTED = "rejected.jsonl"
 Notify = Callable[[str], None]
-Task = Callable[[], list[Future[None]]]
 
 
 def pack(
@@ -132,7 +133,7 @@ def _run(
     tasks += [partial(run_digest, file) for file in job.files if file.path != STDIN]
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="packer-storage") as storage:
-            _run_all(tasks, workers, job)
+            run_all(tasks, workers, job.stop)
         if job.tokenizer is not None:
             job.tokenizer.finish()
     finally:
@@ -143,37 +144,6 @@ def _run(
         [digests[file.index] for file in job.files],
         total,
     )
-
-
-def _run_all(tasks: list[Task], workers: int, job: Job) -> None:
-    """Run the tasks on threads, and wait for what they leave to others; on the first failure
-    or Ctrl-C stop all and raise.
-    """
-    queue = iter(tasks)
-    with ThreadPoolExecutor(workers, thread_name_prefix="packer") as pool:
-        running: set[Future[list[Future[None]]]] = set()
-        left: set[Future[None]] = set()
-        try:
-            while True:
-                while len(running) < workers and (task := next(queue, None)):
-                    running.add(pool.submit(task))
-                if not running and not left:
-                    return
-                # a timeout lets the main thread see signals while it waits
-                waited: list[Future[Any]] = [*running, *left]
-                finished = wait(waited, timeout=0.5, return_when=FIRST_COMPLETED).done
-                for future in left & finished:
-                    future.result()
-                left -= finished
-                for unit in running & finished:
-                    left.update(unit.result())
-                running -= finished
-        except BaseException as error:
-            job.stop.set()  # before the pool waits for the tasks still running
-            if isinstance(error, KeyboardInterrupt):
-                tip = "run the same command again to start over"
-                raise Interrupted("interrupted", tip) from None
-            raise
 
 
 def _finalize(
@@ -194,8 +164,9 @@ def _finalize(
         raise DataError(_nothing(counts, rejected), "check --shape, --field, --overlong, the input")
     shards = [shard for result in results for shard in result.shards]
     if rejected:
-        _join(rejected, job.folder / "rejected.jsonl")
-    for name, data in _side_files(shards, source).items():
+        _join(rejected, job.folder / REJECTED)
+    side_files = _side_files(shards, source)
+    for name, data in side_files.items():
         output.write_file(job.folder / name, data)
     info = job.tokenizer.info.as_json() if job.tokenizer else None
     units = [result.unit for result in results]
@@ -206,6 +177,9 @@ def _finalize(
             f"{lost:.4f} of the tokens were lost, {counts.truncated_tokens:,} truncated and "
             f"{counts.dropped_tokens:,} dropped; --max-loss is {job.config.max_loss}"
         )
+    content["side_files"] = {n: hashlib.sha256(data).hexdigest() for n, data in side_files.items()}
+    if rejected:
+        content["side_files"][REJECTED] = digest(job.folder / REJECTED)[1]
     output.write_file(job.folder / manifest.MANIFEST, manifest.to_bytes(content))
     return content
 

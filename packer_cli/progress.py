@@ -14,7 +14,8 @@ _EVERY_SECONDS = 30.0
 class Progress:
     """Thread-safe. `total`: bytes of all inputs as stored, 0 when unknown (stdin)."""
 
-    def __init__(self, total: int, *, show: bool) -> None:
+    def __init__(self, total: int, *, show: bool, doing: str = "packing") -> None:
+        self._doing = doing
         self._lock = threading.Lock()
         self._documents = self._tokens = self._slots = self._bytes = 0
         self._total = total
@@ -24,7 +25,7 @@ class Progress:
         if show and sys.stderr.isatty():
             self._bar = tqdm(
                 total=total or None, unit="B", unit_scale=True, unit_divisor=1024,
-                desc="packing", dynamic_ncols=True, smoothing=0.1, file=sys.stderr,
+                desc=doing, dynamic_ncols=True, smoothing=0.1, file=sys.stderr,
             )  # fmt: skip
 
     def read(self, size: int, documents: int) -> None:
@@ -55,11 +56,12 @@ class Progress:
         elif self._show and time.monotonic() - self._said >= _EVERY_SECONDS:
             self._said = time.monotonic()
             share = f" of {_size(self._total)}" if self._total else ""
-            print(f"packing: {_size(self._bytes)}{share}, {self._figures()}", file=sys.stderr)  # noqa: T201
+            print(f"{self._doing}: {_size(self._bytes)}{share}, {self._figures()}", file=sys.stderr)  # noqa: T201
 
     def _figures(self) -> str:
         seconds = max(time.monotonic() - self._begun, 1e-9)
-        figures = f"{self._documents:,} docs, {_count(self._tokens / seconds)} tokens/s"
+        documents = f"{self._documents:,} docs, " if self._documents else ""
+        figures = f"{documents}{_count(self._tokens / seconds)} tokens/s"
         if self._slots:
             figures += f", {self._tokens / self._slots:.2%} used"
         return figures

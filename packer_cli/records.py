@@ -129,6 +129,25 @@ class Records:
     bad: list[BadRecord] = field(default_factory=list)
     consumed: int = 0
 
+    def take(self, wanted: Int64) -> Records:
+        """Those of the given indices, ascending; none of the bad ones."""
+
+        def of(values: list[Any] | None) -> list[Any] | None:
+            return None if values is None else [values[i] for i in wanted.tolist()]
+
+        tokens = None
+        if self.tokens is not None:
+            ids, offsets, trained = self.tokens
+            lengths = np.diff(offsets)
+            chosen = np.zeros(len(lengths), bool)
+            chosen[wanted] = True
+            keep = np.repeat(chosen, lengths)
+            new_offsets = np.concatenate([[0], np.cumsum(lengths[wanted])]).astype(np.int64)
+            tokens = ids[keep], new_offsets, None if trained is None else trained[keep]
+        return Records(
+            self.positions[wanted], texts=of(self.texts), tokens=tokens, fields=of(self.fields)
+        )
+
 
 @dataclass(frozen=True)
 class Pieces:

@@ -26,13 +26,24 @@ def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
     Figures that need a column which was not written (labels, segments) are left out.
     """
     packed = open_packed(directory)
-    names = manifest["config"]["columns"]
     counts = Counts()
     for _, shards in groupby(manifest["shards"], key=lambda shard: shard["unit"]):
         # a document's pieces lie in one unit, perhaps in several of its shards
         parts = [part for shard in shards for part in _count_shard(packed, shard, counts)]
-        if parts and "segments" in names:
-            _count_documents(np.concatenate(parts, axis=1), counts, packed.max_length)
+        if parts and "segments" in manifest["config"]["columns"]:
+            count_documents(np.concatenate(parts, axis=1), counts, packed.max_length)
+    wrong = differences(counts, packed)
+    if wrong:
+        raise DataError(
+            f"{directory}: the shards and the manifest differ: {'; '.join(wrong)}",
+            "pack the data again with --overwrite",
+        )
+
+
+def differences(counts: Counts, packed: PackedDirectory) -> list[str]:
+    """Every figure in which what was counted and the manifest differ."""
+    manifest = packed.manifest
+    names = manifest["config"]["columns"]
     found: dict[str, Any] = {
         "rows": counts.rows,
         "segments": counts.segments,
@@ -58,16 +69,11 @@ def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
     if "attention_cost" in manifest:
         found["attention_cost"] = counts.attention_after.as_json()
         said["attention_cost"] = manifest["attention_cost"]["after"]
-    wrong = [
+    return [
         f"{name}: {value} in the shards, {said[name]} in the manifest"
         for name, value in found.items()
         if said[name] != value
     ]
-    if wrong:
-        raise DataError(
-            f"{directory}: the shards and the manifest differ: {'; '.join(wrong)}",
-            "pack the data again with --overwrite",
-        )
 
 
 def _count_shard(packed: PackedDirectory, shard: dict[str, Any], counts: Counts) -> Iterator[Int64]:
@@ -79,25 +85,31 @@ def _count_shard(packed: PackedDirectory, shard: dict[str, Any], counts: Counts)
                 f"{packed.path / shard['file']}: {damage}",
                 "copy the directory again, or pack the data again with --overwrite",
             )
-        _, length, offsets = segments_of(batch)
-        used = np.add.reduceat(length, offsets[:-1])
-        more = Counts(
-            rows=batch.num_rows,
-            segments=len(length),
-            tokens=int(used.sum()),
-            row_fill=fill_histogram(used, packed.max_length),
-            segments_per_row=powers_histogram(np.diff(offsets)),
-            attention_after=AttentionCost.of(length, offsets),
-            piece_length=np.bincount(length, minlength=packed.max_length + 1).astype(np.int64),
-        )
-        if "labels" in batch.schema.names:
-            labels = rows_of(batch.column("labels"))
-            more.trained_tokens = int(np.count_nonzero(labels != IGNORED))
-        counts.add(more)
+        _, length, _ = segments_of(batch)
+        counts.add(count_rows(batch, packed.max_length))
         if "segments" in batch.schema.names:
             segments = batch.column("segments").values
             file, position = (segments.field(i).to_numpy() for i in (0, 1))
             yield np.stack([file.astype(np.int64), position, length])
+
+
+def count_rows(batch: Any, max_length: int) -> Counts:
+    """The counts of a sound batch of rows."""
+    _, length, offsets = segments_of(batch)
+    used = np.add.reduceat(length, offsets[:-1])
+    counts = Counts(
+        rows=batch.num_rows,
+        segments=len(length),
+        tokens=int(used.sum()),
+        row_fill=fill_histogram(used, max_length),
+        segments_per_row=powers_histogram(np.diff(offsets)),
+        attention_after=AttentionCost.of(length, offsets),
+        piece_length=np.bincount(length, minlength=max_length + 1).astype(np.int64),
+    )
+    if "labels" in batch.schema.names:
+        labels = rows_of(batch.column("labels"))
+        counts.trained_tokens = int(np.count_nonzero(labels != IGNORED))
+    return counts
 
 
 def _damage(batch: Any, packed: PackedDirectory) -> str:
@@ -142,7 +154,8 @@ def _damage(batch: Any, packed: PackedDirectory) -> str:
     return ""
 
 
-def _count_documents(segments: Int64, counts: Counts, max_length: int) -> None:
+def count_documents(segments: Int64, counts: Counts, max_length: int) -> None:
+    """Add the documents of a unit's segments, int64[3, segments]: file, position, length."""
     file, position, length = segments
     order = np.lexsort((position, file))
     changes = (np.diff(file[order]) != 0) | (np.diff(position[order]) != 0)

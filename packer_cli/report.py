@@ -40,7 +40,7 @@ def spread(cost: dict[str, int]) -> dict[str, float]:
     """Coefficient of variation, and max / mean, of sums as `AttentionCost` has them."""
     rows, total = cost["rows"], cost["sum"]
     return {
-        "cv": math.sqrt(rows * cost["sum_of_squares"] - total * total) / total,
+        "cv": math.sqrt(max(rows * cost["sum_of_squares"] - total * total, 0)) / total,
         "max_over_mean": cost["max"] * rows / total,
     }
 

@@ -28,19 +28,20 @@ _PADDED = {
 }
 
 
+def column_type(name: str, max_length: int) -> Any:
+    """The Arrow type of a column; its values are never null."""
+    if name in _PADDED:
+        item = pa.field("item", pa.from_numpy_dtype(_PADDED[name]), nullable=False)
+        return pa.list_(item, max_length)
+    if name in ("cu_seqlens", PADDED_BOUNDARIES):
+        return pa.list_(pa.field("item", pa.int32(), nullable=False))
+    parts = [("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())]
+    struct = pa.struct([pa.field(part, kind, nullable=False) for part, kind in parts])
+    return pa.list_(pa.field("item", struct, nullable=False))
+
+
 def schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
     """The Arrow schema of every shard, with what a reader must know as metadata."""
-
-    def of(name: str) -> Any:
-        if name in _PADDED:
-            item = pa.field("item", pa.from_numpy_dtype(_PADDED[name]), nullable=False)
-            return pa.list_(item, config.max_length)
-        if name in ("cu_seqlens", PADDED_BOUNDARIES):
-            return pa.list_(pa.field("item", pa.int32(), nullable=False))
-        parts = [("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())]
-        struct = pa.struct([pa.field(part, kind, nullable=False) for part, kind in parts])
-        return pa.list_(pa.field("item", struct, nullable=False))
-
     metadata = {
         "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
@@ -51,7 +52,10 @@ def schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
     if config.segment_multiple > 1:
         metadata["segment_multiple"] = config.segment_multiple
     return pa.schema(
-        [pa.field(name, of(name), nullable=False) for name in config.columns],
+        [
+            pa.field(name, column_type(name, config.max_length), nullable=False)
+            for name in config.columns
+        ],
         metadata={"packer": json.dumps(metadata)},
     )
 

@@ -145,7 +145,7 @@ def _tokenizer(
     early: EarlyReference | None,
     notify: Notify,
 ) -> Tokenizer:
-    framing = Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
+    framing = framing_of(config)
     if files is None:
         return bytes_tokenizer(framing)
     return load_tokenizer(
@@ -156,6 +156,29 @@ def _tokenizer(
         early=early,
         notify=notify,
     )
+
+
+def framing_of(config: PackConfig) -> Framing:
+    """What goes around every document; `config` as `for_shape` gives it."""
+    return Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
+
+
+def encode_again(
+    shape: Shape, config: PackConfig, tokenizer: Tokenizer | None, files: TokenizerFiles | None
+) -> Encode:
+    """What makes tokens of records as readers give them, whatever the shape: to compare."""
+    if not shape.is_supervised or tokenizer is None:
+        return plain_encoder(tokenizer)
+    from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
+    from packer_cli.supervised.templates import find_template, special_tokens  # noqa: PLC0415
+
+    found = find_template(config.chat_template, files)
+    end_tokens = tuple(files.added_tokens) if files else ()
+    template = found[0] if found else None
+    composer = make_composer(shape, config, template, special_tokens(files), end_tokens)
+    encode = SupervisedEncoder(lambda: composer, tokenizer)
+    return lambda records, file, counts: encode(composer.compose(records), file, counts)
 
 
 def _beginning(file: InputFile) -> Slice:

@@ -18,6 +18,7 @@ from packer_cli.encoding import Encode, Read
 from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.fitting import (
     MAX_DOCUMENT_TOKENS,
+    Loss,
     cut_stream,
     first_overlong,
     fit,
@@ -27,7 +28,7 @@ from packer_cli.fitting import (
 )
 from packer_cli.progress import Progress
 from packer_cli.readers import reader_for
-from packer_cli.records import BadRecord, InputFile, Int64, TokenBatch, WorkUnit
+from packer_cli.records import BadRecord, InputFile, Int64, Pieces, TokenBatch, WorkUnit
 from packer_cli.shapes import Shape
 from packer_cli.shard_writer import ShardWriter
 from packer_cli.shards import Shard
@@ -77,12 +78,8 @@ def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
                 pieces = cut_stream(batch.offsets, job.config.max_length, stream_position, multiple)
                 stream_position += int(padded(np.diff(batch.offsets), multiple).sum())
             else:
-                policy = _POLICIES.get(job.config.overlong or "", job.config.overlong or "")
-                side = job.config.truncate_side
-                pieces = fit(batch.offsets, job.config.max_length, policy, side)
-                if batch.trained is not None and not job.config.keep_untrained:
-                    pieces, untrained = without_untrained(pieces, batch.offsets, batch.trained)
-                    counts.add_loss(untrained)
+                pieces, untrained = pieces_of(batch, job.config)
+                counts.add_loss(untrained)
                 counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
             _count_documents(counts, batch, pieces.document, pieces.length, job.config.max_length)
             window.add(batch, pieces)
@@ -96,6 +93,15 @@ def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
         rejections.close()
     counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
     return UnitResult(unit, shards, rejections.path), counts
+
+
+def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Loss]:
+    """What of the documents goes into rows, but for "wrap"; the Loss of untrained ones only."""
+    policy = _POLICIES.get(config.overlong or "", config.overlong or "")
+    pieces = fit(batch.offsets, config.max_length, policy, config.truncate_side)
+    if batch.trained is None or config.keep_untrained:
+        return pieces, Loss()
+    return without_untrained(pieces, batch.offsets, batch.trained)
 
 
 def _batches(

@@ -78,7 +78,9 @@ def test_the_python_of_readme_prints_what_it_shows(
 
 
 def test_the_options_that_readme_names_exist() -> None:
-    help_text = "".join(packer(name, "--help").stdout for name in ("pack", "stats", "show"))
+    help_text = "".join(
+        packer(name, "--help").stdout for name in ("pack", "stats", "show", "verify")
+    )
     options = set(re.findall(r"`(--[a-z-]+)", README))
     assert len(options) > 10
     assert [option for option in options if option not in help_text] == []

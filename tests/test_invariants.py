@@ -48,7 +48,7 @@ def test_a_slice_of_a_batch_is_checked_as_its_own_rows() -> None:
     broken = batch_of(GOOD | {"labels": [GOOD["labels"][0], [-100, 7, 6, 6, 6, 6]]})
     assert broken_invariants(broken.slice(0, 1), 6, PAD) == []
     assert broken_invariants(broken.slice(1), 6, PAD) == [
-        "row 0: labels holds neither the token nor -100 (1 rows)"
+        "row 0: labels holds neither the token nor -100: place 1 has 7, expected 6 (1 rows)"
     ]
 
 

@@ -274,7 +274,7 @@ def change_shard(change: Callable[[dict[str, Any]], None], **metadata: str) -> N
     change(columns)
     known = {name: table.schema.field(name).type for name in table.schema.names}
     arrays = {
-        name: pa.array(values, known.get(name, pa.list_(pa.int32())))
+        name: pa.array(values, known.get(name, known["cu_seqlens"]))
         for name, values in columns.items()
     }
     said = json.loads(table.schema.metadata[b"packer"]) | metadata

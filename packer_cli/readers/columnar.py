@@ -139,6 +139,12 @@ class ParquetReader(_ColumnarReader):
             metadata, _ = _footer(file)
             return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
 
+    def row_group_rows(self, file: InputFile) -> list[int]:
+        """The rows of each row group: positions count through them."""
+        with _reading(file), pq.ParquetFile(file.path) as parquet:
+            metadata = parquet.metadata
+            return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
         with _reading(file), pq.ParquetFile(file.path) as parquet:
             names: list[str] = parquet.schema_arrow.names

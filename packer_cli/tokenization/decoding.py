@@ -37,6 +37,8 @@ def load_decoder(directory: Path, tokenizer: dict[str, Any] | None) -> Decoder |
         return BytesDecoder()
     path = directory / "tokenizer.json"
     try:
+        if path.exists() and not path.is_file():
+            return f"{path}: is not a regular file"
         content = path.read_bytes()
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"

@@ -131,6 +131,14 @@ def _added_tokens(content: bytes, path: Path) -> list[str]:
     return [token.content for token in document.added_tokens or []]
 
 
+def highest_id(content: bytes) -> int:
+    """The highest id that a tokenizer.json which was located can give."""
+    document = msgspec.json.decode(content, type=_TokenizerJson)
+    vocabulary = document.model.vocab or []
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    return max([*ids, *(token.id for token in document.added_tokens or [])], default=0)
+
+
 def _parse(content: bytes, path: Path) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(content)

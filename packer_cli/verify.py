@@ -1,0 +1,449 @@
+"""`packer verify`: a result held against its manifest, every shard read once.
+
+Shards are hashed while their rows are checked, units on threads. What is wrong becomes a
+`Problem`, one for each rule that a shard breaks; only a manifest that cannot be used raises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from packer_cli.config import PackConfig
+from packer_cli.counts import Counts
+from packer_cli.errors import DataError, Interrupted, PackerError, from_os_error
+from packer_cli.invariants import Broken, broken_rules
+from packer_cli.manifest import MANIFEST, checksum, load
+from packer_cli.manifest_check import config_of, disagreements
+from packer_cli.output import WORK
+from packer_cli.packed import PackedDirectory, first_line, metadata_of
+from packer_cli.progress import Progress
+from packer_cli.records import Int64
+from packer_cli.recount import count_documents, count_rows, differences
+from packer_cli.shard_writer import schema
+from packer_cli.shards import digest
+from packer_cli.threads import run_all
+from packer_cli.tokenization.engines import BytesEngine
+from packer_cli.tokenization.locate import highest_id
+
+_TOKENIZER = "tokenizer.json"
+_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_CHUNK_TOKENS = 1 << 16  # what the rules look at together: it stays in the cache
+_READ_BYTES = 1 << 20
+
+
+class Problem(NamedTuple):
+    """Something that is not as it should be, and the file that it is in."""
+
+    file: str
+    problem: str
+
+
+@dataclass
+class Findings:
+    """What was checked, and all that is wrong. Threads add to it under `lock`."""
+
+    problems: list[Problem] = field(default_factory=list)
+    shards: int = 0
+    bytes: int = 0
+    rows: int = 0
+    tokens: int = 0
+    documents_compared: int | None = None
+    inputs_compared: int | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, file: str, *texts: str) -> None:
+        with self.lock:
+            self.problems.extend(Problem(file, text) for text in texts)
+
+    def lines(self, directory: Path) -> list[str]:
+        """A line for each problem, or one that says what was checked."""
+        if self.problems:
+            return [f"{directory}: {file}: {text}" for file, text in sorted(self.problems)]
+        line = f"{directory}: {_counted(self.shards, 'shard')}, {_counted(self.rows, 'row')}: sound"
+        if self.documents_compared is not None and self.inputs_compared is not None:
+            documents = _counted(self.documents_compared, "document")
+            inputs = _counted(self.inputs_compared, "input")
+            line += f"; {documents} of {inputs} encoded again: the same"
+        return [line]
+
+    def as_json(self) -> dict[str, Any]:
+        figures = {name: value for name, value in vars(self).items() if name != "lock"}
+        figures["problems"] = [problem._asdict() for problem in sorted(self.problems)]
+        return {"ok": not self.problems} | figures
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count:,} {name}{'s' * (count != 1)}"
+
+
+def verify(
+    directory: Path,
+    *,
+    workers: int,
+    show_progress: bool,
+    against_inputs: bool = False,
+    sample: int | None = None,
+    seed: int = 0,
+    notify: Callable[[str], None] = lambda message: None,
+) -> Findings:
+    """Check a finished directory, and with `against_inputs` documents against their inputs.
+
+    `sample`: how many documents, None for all. Inputs are only compared with a result that is
+    sound by itself. Raises DataError when there is no usable manifest.
+    """
+    manifest = load(directory)
+    packed, findings, stop = PackedDirectory(directory, manifest), Findings(), threading.Event()
+    try:
+        config = config_of(manifest)
+    except ValueError as error:
+        raise DataError(
+            f"{directory / MANIFEST}: damaged: config: {error}", "pack the data again"
+        ) from error
+    _check_manifest(manifest, findings)
+    _check_files(packed, findings)
+    total = sum(shard["bytes"] for shard in manifest["shards"])
+    progress = Progress(total, show=show_progress, doing="verifying")
+    try:
+        checks = _ShardChecks(packed, config, findings, progress, stop)
+        units = [list(group) for _, group in groupby(manifest["shards"], lambda s: s["unit"])]
+        run_all((partial(checks.check_unit, unit) for unit in units), workers, stop)
+        checks.check_totals()
+    finally:
+        progress.close()
+    if against_inputs and findings.problems:
+        notify("not compared with the inputs: the result itself has problems")
+    elif against_inputs:
+        from packer_cli.against_inputs import compare_inputs  # noqa: PLC0415 needs a tokenizer
+
+        compare_inputs(packed, config, findings, workers, sample, seed, stop, notify)
+    return findings
+
+
+def _check_manifest(manifest: dict[str, Any], findings: Findings) -> None:
+    found, said = checksum(manifest), manifest.get("sha256")
+    if found != said:
+        findings.add(MANIFEST, f"was edited: its contents have the sha256 {found}, it says {said}")
+    findings.add(MANIFEST, *disagreements(manifest))
+
+
+def _check_files(packed: PackedDirectory, findings: Findings) -> None:
+    """Files that are missing, changed, or that nobody knows."""
+    manifest = packed.manifest
+    side_files = dict(manifest.get("side_files", {}))
+    if manifest["tokenizer"] and manifest["tokenizer"]["sha256"]:
+        said = manifest["tokenizer"]["sha256"]
+        if side_files.setdefault(_TOKENIZER, said) != said:
+            findings.add(MANIFEST, f"gives {_TOKENIZER} two digests")
+    try:
+        names = set(os.listdir(packed.path))
+    except OSError as error:
+        raise from_os_error(error, packed.path, "read") from error
+    for name, said in side_files.items():
+        path = packed.path / name
+        if name not in names or not path.is_file():
+            findings.add(name, "is missing")
+            continue
+        try:
+            if (found := digest(path)[1]) != said:
+                findings.add(name, f"its sha256 is {found}, the manifest says {said}")
+        except PackerError as error:
+            findings.add(name, error.message.removeprefix(f"{path}: "))
+    known = {MANIFEST, *side_files, *(shard["file"] for shard in manifest["shards"])}
+    for name in sorted(names - known):
+        findings.add(
+            name,
+            "a run is writing here, or was killed: run it again or remove this directory"
+            if name == WORK
+            else "a foreign file: the manifest does not list it",
+        )
+
+
+class _Hashed:
+    """A file for Arrow to read: hashes what is read, and reads no more than there is."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes], size: int, stop: threading.Event) -> None:
+        self._file, self._left, self._stop = file, size, stop
+        self._sha = hashlib.sha256()
+        self.end = b""
+
+    def read(self, size: int) -> bytes:
+        if self._stop.is_set():
+            raise Interrupted("stopped")
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        self._sha.update(data)
+        self.end = (self.end + data[-8:])[-8:]
+        return data
+
+    def close(self) -> None:
+        pass
+
+    def digest(self) -> str:
+        """Of the whole file: reads what is left."""
+        while self.read(_READ_BYTES):
+            pass
+        return self._sha.hexdigest()
+
+
+class _ShardChecks:
+    """Checks units, and adds up what is in them."""
+
+    def __init__(
+        self,
+        packed: PackedDirectory,
+        config: PackConfig,
+        findings: Findings,
+        progress: Progress,
+        stop: threading.Event,
+    ) -> None:
+        manifest = packed.manifest
+        tokenizer = manifest["tokenizer"]
+        self._packed = packed
+        self._config = config
+        self._findings = findings
+        self._progress = progress
+        self._stop = stop
+        self._pad = tokenizer["pad_token_id"] if tokenizer else 0
+        self._schema = schema(config, self._pad, tokenizer["sha256"] if tokenizer else "")
+        self._highest = _highest(packed, findings)
+        self._files = {
+            unit["unit"]: np.unique([part[0] for part in unit["slices"]]).astype(np.int64)
+            for unit in manifest["units"]
+        }
+        self._counts = Counts()
+        self._complete = True  # whether every row was counted
+
+    def check_unit(self, shards: list[dict[str, Any]]) -> None:
+        """The shards of one unit, and its documents, whose pieces lie in any of them."""
+        counts = Counts()
+        found = [self._check_shard(shard, counts) for shard in shards]
+        parts = [part for parts in found if parts for part in parts]
+        if None not in found and parts:
+            segments = np.concatenate(parts, axis=1)
+            count_documents(segments[:3], counts, self._packed.max_length)
+            file, position, length, start = segments
+            order = np.lexsort((start, position, file))
+            _count_inputs(file[order], position[order], length[order], counts)
+            where = shards[0]["file"] if len(shards) == 1 else f"unit {shards[0]['unit']}"
+            self._findings.add(where, *self._gaps(segments[:, order]))
+        with self._findings.lock:
+            self._counts.add(counts)
+
+    def _check_shard(self, shard: dict[str, Any], counts: Counts) -> list[Int64] | None:
+        """int64[4, segments] of each batch (file, position, length, start); None if not sound."""
+        path, name = self._packed.path / shard["file"], shard["file"]
+        rules: dict[str, Broken] = {}
+        texts: list[str] = []
+        parts: list[Int64] = []
+        mine = Counts()
+        try:
+            self._packed.check_size(shard)
+            with open(path, "rb", buffering=0) as file:
+                hashed = _Hashed(file, shard["bytes"], self._stop)
+                try:
+                    for batch in self._packed.read_batches(pa.PythonFile(hashed, mode="r")):
+                        if not mine.rows:
+                            texts += self._schema_differences(batch.schema)
+                        first_row = mine.rows
+                        mine.rows += batch.num_rows
+                        if batch.schema.names != list(self._config.columns):
+                            self._complete = False
+                            break
+                        self._check_batch(batch, first_row, shard["unit"], rules, mine, parts)
+                except (pa.ArrowException, OSError) as error:
+                    if isinstance(error, OSError) and error.errno:
+                        raise
+                    texts.append(f"not a readable shard: {first_line(error)}")
+                if (found := hashed.digest()) != shard["sha256"]:
+                    texts.append(f"its sha256 is {found}, the manifest says {shard['sha256']}")
+                if hashed.end != _STREAM_END:
+                    texts.append("does not end with the end marker of an Arrow stream")
+        except Interrupted:
+            raise
+        except PackerError as error:
+            texts.append(error.message.removeprefix(f"{path}: "))
+        except OSError as error:
+            texts.append(f"cannot be read: {error.strerror or error}")
+        texts += [str(broken) for broken in rules.values()]
+        figures = ["rows", "segments", "tokens"]
+        figures += ["trained_tokens"] if "labels" in self._config.columns else []
+        if not texts:
+            texts += [
+                f"holds {value} {figure}, the manifest says {shard[figure]}"
+                for figure in figures
+                if (value := getattr(mine, figure)) != shard[figure]
+            ]
+        self._findings.add(name, *texts)
+        with self._findings.lock:
+            self._complete = self._complete and not texts
+            self._findings.shards += 1
+            self._findings.bytes += shard["bytes"]
+            self._findings.rows += mine.rows
+            self._findings.tokens += mine.tokens
+        counts.add(mine)
+        return None if texts else parts
+
+    def _check_batch(
+        self,
+        batch: Any,
+        first_row: int,
+        unit: int,
+        rules: dict[str, Broken],
+        counts: Counts,
+        parts: list[Int64],
+    ) -> None:
+        config = self._config
+        step = max(1, _CHUNK_TOKENS // config.max_length)
+        broken = [
+            one._replace(row=begin + one.row)
+            for begin in range(0, batch.num_rows, step)
+            for one in broken_rules(
+                batch.slice(begin, step),
+                config.max_length,
+                self._pad,
+                max_segments=config.max_segments_per_row,
+                segment_multiple=config.segment_multiple,
+                label_shift=config.label_shift,
+                highest_id=self._highest,
+            )
+        ]
+        if not broken and "segments" in config.columns:
+            part, broken = _segments(batch, self._files.get(unit, np.empty(0, np.int64)))
+            parts.append(part)
+        tokens = 0
+        if not broken:
+            more = count_rows(batch, config.max_length)
+            more.rows, tokens = 0, more.tokens  # rows count, sound or not
+            counts.add(more)
+        for one in broken:
+            before = rules.get(one.rule)
+            at = one._replace(row=first_row + one.row)
+            rules[one.rule] = before._replace(rows=before.rows + one.rows) if before else at
+        self._progress.read(batch.nbytes, 0)
+        self._progress.wrote(tokens, batch.num_rows * config.max_length)
+
+    def _schema_differences(self, found: Any) -> list[str]:
+        said, expected = metadata_of(found), metadata_of(self._schema)
+        texts = [
+            f"its metadata has {key} {said.get(key)!r}, the manifest says {expected.get(key)!r}"
+            for key in sorted(said.keys() | expected.keys())
+            if said.get(key) != expected.get(key)
+        ]
+        if not found.equals(self._schema):
+            names = ", ".join(self._schema.names)
+            texts.append(
+                f"has the columns {', '.join(found.names)}, not {names}"
+                if found.names != self._schema.names
+                else "has a column that may be null"
+            )
+        elif not texts and found.metadata != self._schema.metadata:
+            texts.append("its metadata is not written as packer writes it")
+        return texts
+
+    def _gaps(self, segments: Int64) -> list[str]:
+        """Documents whose pieces, sorted, do not follow each other from their first token on."""
+        file, position, length, start = segments
+        same = np.zeros(len(file), bool)
+        same[1:] = (file[1:] == file[:-1]) & (position[1:] == position[:-1])
+        expected = np.where(same, np.roll(start + length, 1), 0)
+        wrong = start != expected
+        if self._config.truncate_side == "left":
+            wrong &= same
+        if not wrong.any():
+            return []
+        at = int(np.argmax(wrong))
+        source = self._packed.manifest["inputs"][file[at]]["path"]
+        return [
+            f"the document at position {position[at]} of {source} has a piece from token "
+            f"{start[at]}, expected from {expected[at]} ({np.count_nonzero(wrong)} pieces)"
+        ]
+
+    def check_totals(self) -> None:
+        """The manifest's figures, when every shard could be counted."""
+        if not self._complete:
+            return
+        wrong = differences(self._counts, self._packed)
+        if "segments" in self._config.columns:
+            for index, one in enumerate(self._packed.manifest["inputs"]):
+                found = self._counts.file(index)
+                wrong += [
+                    f"{name} of the input {one['path']}: {value} in the shards, {one[name]} "
+                    "in the manifest"
+                    for name in ("documents", "tokens")
+                    if (value := getattr(found, name)) != one[name]
+                ]
+        self._findings.add(MANIFEST, *wrong)
+
+
+def _segments(batch: Any, files: Int64) -> tuple[Int64, list[Broken]]:
+    """int64[4, segments] (file, position, length, start), and what cannot be."""
+    boundaries = batch.column("cu_seqlens")
+    edges = boundaries.offsets.to_numpy()
+    values = boundaries.values.to_numpy()[edges[0] : edges[-1]]
+    length = np.delete(np.diff(values), edges[1:-1] - edges[0] - 1)
+    column = batch.column("segments")
+    places = column.offsets.to_numpy()
+    struct = column.values
+    file, position, start = (
+        struct.field(i).to_numpy()[places[0] : places[-1]].astype(np.int64) for i in range(3)
+    )
+    broken = []
+    for name, holds, values in (
+        ("file is not an input of its unit", np.isin(file, files), file),
+        ("position is negative", position >= 0, position),
+        ("start is negative", start >= 0, start),
+    ):
+        if not holds.all():
+            at = int(np.argmin(holds))
+            row = int(np.searchsorted(places - places[0], at, side="right")) - 1
+            rows = len(np.unique(np.searchsorted(places - places[0], np.flatnonzero(~holds),
+                                                 side="right")))  # fmt: skip
+            broken.append(Broken(row, f"segments: {name}", f": {values[at]}", rows))
+    if broken:
+        return np.empty((4, 0), np.int64), broken
+    return np.stack([file, position, length.astype(np.int64), start]), []
+
+
+def _count_inputs(file: Int64, position: Int64, length: Int64, counts: Counts) -> None:
+    """What came of each input, from segments sorted by file and position."""
+    first = np.ones(len(file), np.int64)
+    first[1:] = (file[1:] != file[:-1]) | (position[1:] != position[:-1])
+    indices, begins = np.unique(file, return_index=True)
+    documents, tokens = np.add.reduceat(first, begins), np.add.reduceat(length, begins)
+    for index, some, of_them in zip(indices.tolist(), documents, tokens, strict=True):
+        of_file = counts.file(index)
+        of_file.documents += int(some)
+        of_file.tokens += int(of_them)
+
+
+def _highest(packed: PackedDirectory, findings: Findings) -> int | None:
+    """The highest id that the tokenizer gives; None when that is not known."""
+    tokenizer = packed.manifest["tokenizer"]
+    if tokenizer is None:
+        return None
+    if not tokenizer["sha256"]:
+        return BytesEngine.VOCAB_SIZE - 1
+    path = packed.path / _TOKENIZER
+    try:
+        if not path.is_file() or digest(path)[1] != tokenizer["sha256"]:
+            return None  # told already
+        return highest_id(path.read_bytes())
+    except (PackerError, OSError):
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        findings.add(_TOKENIZER, f"is not a tokenizer: {error}")
+        return None
