@@ -81,6 +81,10 @@ def test_alpaca(folder: Path) -> None:
     assert pack_marked([response]) == [WITHOUT_INPUT]
     as_chat = "<user>Say hi.\nIn French.</user><assistant>⟦Salut</assistant>⟧"
     assert pack_marked([ALPACA], "--prompt-template", "chat") == [as_chat]
+    record = ALPACA | {"system": "Be kind."}
+    found = pack_marked([record], "--prompt-template", "chat")
+    assert found == ["<system>Be kind.</system>" + as_chat]
+    assert pack_marked([record]) == [WITH_INPUT]  # the prompt of Alpaca has no place for it
 
 
 def test_ids_with_labels(folder: Path) -> None:
