@@ -264,7 +264,7 @@ class PackConfig:
                 "leave them out, or put the tokens into the input",
             )
         # a chat template writes BOS and the ends of turns itself
-        as_they_are = shape.is_chat or shape.kind == "tokens"
+        as_they_are = shape.is_chat or prompt_template == "chat" or shape.kind == "tokens"
         return dataclasses.replace(
             self,
             train_on=train_on,

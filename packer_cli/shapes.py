@@ -15,10 +15,14 @@ CHAT = ("messages", "conversations")
 
 @dataclass(frozen=True)
 class Shape:
-    """What the records are. `columns`: the field's own name -> its name in the input."""
+    """What the records are. `columns`: the field's own name -> its name in the input.
+
+    `of_messages`: a prompt and its completion are messages themselves.
+    """
 
     kind: str
     columns: dict[str, str] = field(default_factory=dict)
+    of_messages: bool = False
 
     @property
     def is_chat(self) -> bool:
@@ -39,6 +43,8 @@ class Shape:
     @property
     def prompt_templates(self) -> tuple[str, ...]:
         """How a prompt can become text, the default first."""
+        if self.of_messages:
+            return ("chat",)
         if self.kind == "alpaca":
             return ("alpaca", "chat")
         return ("none", "alpaca", "chat") if self.kind == "prompt-completion" else ("none",)
@@ -56,7 +62,8 @@ class Shape:
     def described(self) -> str:
         """For people: "prompt-completion (prompt=question, completion=answer)"."""
         other = [f"{own}={name}" for own, name in self.columns.items() if own != name]
-        return f"{self.kind} ({', '.join(other)})" if other else self.kind
+        kind = f"{self.kind} of messages" if self.of_messages else self.kind
+        return f"{kind} ({', '.join(other)})" if other else kind
 
 
 @dataclass(frozen=True)

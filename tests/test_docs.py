@@ -5,19 +5,29 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shlex
 import shutil
 import textwrap
 from pathlib import Path
 
 import pytest
+from chats import marked_pieces, run
 from conftest import packer
 
 from packer_cli.config import COLUMNS, PADDED_BOUNDARIES
 from packer_cli.manifest import TOTALS
+from packer_cli.shapes import KINDS
 from packer_cli.strategies import ALIASES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+SUPERVISED = (ROOT / "docs" / "supervised.md").read_text()
+# (record, options, document) of the page's examples, each cell as it is written there
+EXAMPLES = [
+    [cell.strip() for cell in line.strip("|").split(" |")]
+    for line in SUPERVISED.splitlines()
+    if line.startswith("| `{")
+]
 
 
 @pytest.fixture
@@ -29,9 +39,9 @@ def project(folder: Path) -> Path:
 
 def test_the_commands_of_readme_run_as_written(project: Path) -> None:
     commands = re.findall(
-        r"^    packer ((?:pack|stats) (?:sample_data|documents)\S*.*)$", README, re.M
+        r"^    packer ((?:pack|stats) (?:sample_data|documents|chat)\S*.*)$", README, re.M
     )
-    assert len(commands) >= 2
+    assert len(commands) >= 3
     for command in commands:
         result = packer(*command.split())
         assert result.exit_code == 0, (command, result.stderr)
@@ -43,6 +53,14 @@ def test_the_row_that_readme_shows(project: Path) -> None:
     shown = README.split("as here in `packer show documents-packed-1024 97`:\n\n")[1]
     result = packer("show", "documents-packed-1024", 97)
     printed = textwrap.indent(result.stdout, "    ")
+    assert shown.startswith(printed), printed
+
+
+def test_the_conversation_that_readme_shows(project: Path) -> None:
+    pack, show = re.findall(r"^    packer ((?:pack|show) \S*chat.*)$", README, re.M)
+    assert packer(*pack.split()).exit_code == 0
+    shown = README.split("so that the model learns to stop:\n\n")[1]
+    printed = textwrap.indent(packer(*show.split()).stdout, "    ")
     assert shown.startswith(printed), printed
 
 
@@ -101,3 +119,43 @@ def test_the_figures_of_readme_are_those_of_the_result_file(
     readme = importlib.import_module("readme")
     results = json.loads((ROOT / "benchmarks" / "results" / "latest.json").read_text())
     assert readme.updated(README, results) == README
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_the_examples_of_supervised_data(folder: Path, number: int) -> None:
+    record, options, document = EXAMPLES[number]
+    template = re.findall(r"```jinja\n(.*?)```", SUPERVISED, re.S)[0]
+    arguments = shlex.split(options.strip("`").replace("--max-length", "-l"))
+    length = [] if "-l" in arguments else ["-l", 512]
+    result = run([json.loads(record.strip("`"))], *length, *arguments, template=template)
+    if document == "dropped":
+        assert "nothing to pack: 0 empty, 1 dropped" in result.stderr
+        return
+    assert result.exit_code == 0, result.stderr
+    shown = [piece.replace("\\n", "\n") for piece in re.findall("`(.*?)`", document)]
+    found = marked_pieces("out")
+    for text, piece in zip(found, shown, strict=True):
+        begin, *rest = piece.split(" … ")
+        assert text.startswith(begin)
+        assert text.endswith(rest[0]) if rest else text == begin
+
+
+def test_the_examples_of_supervised_data_have_every_shape_and_option() -> None:
+    assert len(EXAMPLES) > 30
+    section = SUPERVISED.split("## Examples")[1].split("## Chat templates")[0]
+    shapes = [list(kind.required) for kind in KINDS.values()]
+    for required in shapes:
+        assert any(all(f'{{"{name}"' in one or f', "{name}"' in one
+                       for name, *_ in required) for one, _, _ in EXAMPLES), required  # fmt: skip
+    for option in ("shape", "field", "train-on", "prompt-template", "keep-untrained", "overlong",
+                   "truncate-side", "force-split", "no-eos", "separator"):  # fmt: skip
+        assert f"--{option}" in section, option
+    for name, kind in KINDS.items():
+        row = next(line for line in SUPERVISED.splitlines() if line.startswith(f"| `{name}` |"))
+        assert all(f"`{field}`" in row for names in kind.required for field in names), name
+
+
+def test_the_options_that_the_page_on_supervised_data_names_exist() -> None:
+    help_text = packer("pack", "--help").stdout
+    found = set(re.findall(r"--[a-z][a-z-]+", SUPERVISED)) - {"--no-eos"}
+    assert [option for option in found if option not in help_text] == []

@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packer_cli._kernels import balancing, best_fit, filling, mffd, one_by_one, reference, sorting
+from packer_cli._kernels import (
+    balancing,
+    best_fit,
+    filling,
+    marking,
+    mffd,
+    one_by_one,
+    reference,
+    sorting,
+)
 
 # Around the words of the bitset: one, two and three levels deep.
 CAPACITIES = [1, 2, 3, 5, 6, 7, 63, 64, 65, 4095, 4096, 4097, 131072, 262143, 262144, 262145]
@@ -321,3 +330,65 @@ def test_gather_pieces_equals_its_twin(problem: tuple[np.ndarray, int], kind: An
     filling.gather_pieces(ids, begin, lengths, out)
     assert out.tolist() == reference.gather_pieces(ids.tolist(), begin.tolist(), lengths.tolist())
     assert margins_kept(out)
+
+
+@st.composite
+def spans_of_bytes(draw: st.DrawFn, size: int) -> list[tuple[int, int]]:
+    """In order, not overlapping; some touch."""
+    edges = sorted(draw(st.lists(st.integers(0, size), max_size=8)))
+    return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=False) if a < b]
+
+
+@relaxed
+@given(st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=6), st.booleans(), st.data())
+def test_mark_trained_equals_its_twin(
+    texts: list[list[int]], spaced: bool, data: st.DataObject
+) -> None:
+    """Ids 0..5 have as many bytes, 6 and 7 are added tokens of 2 and 3, 8 and 9 are unknown."""
+    known = fixed([0, 1, 2, 3, 4, 5, -3, -4], np.int32)
+    sizes, spaces = [], []
+    for text in texts:
+        fresh, own = True, []  # a run of tokens that are not added ones begins
+        for token in text:
+            is_added = token in (6, 7)
+            space = spaced and fresh and not is_added
+            # the space before a run is in a token, but not in the text
+            own.append([0, 1, 2, 3, 4, 5, 2, 3, 0, 0][token] - space)
+            fresh = is_added
+        sizes.append(own)
+        spaces.append(min(own, default=0) < 0)
+    # what is no token with a byte to give to the space does not come from any tokenizer
+    kept = [i for i, impossible in enumerate(spaces) if not impossible]
+    texts, sizes = [texts[i] for i in kept], [sizes[i] for i in kept]
+    spans = [data.draw(spans_of_bytes(sum(own))) for own in sizes]
+    ids = fixed([token for text in texts for token in text], np.uint32)
+    offsets = fixed(np.cumsum([0, *map(len, texts)]))
+    # a text that has more bytes than its tokens cannot be marked by lengths
+    more = [data.draw(st.sampled_from([0, 0, 1])) for _ in texts]
+    text_bytes = fixed([sum(own) + extra for own, extra in zip(sizes, more, strict=True)])
+    flat = [edge for own in spans for edge in own]
+    trained, certain = output(len(ids), np.uint8), output(len(texts), np.uint8)
+    marking.mark_trained(
+        ids, offsets, known, spaced, text_bytes, fixed(np.cumsum([0, *map(len, spans)])),
+        fixed([a for a, _ in flat]), fixed([b for _, b in flat]), trained, certain,
+    )  # fmt: skip
+    assert certain.tolist() == [extra == 0 for extra in more]
+    expected = reference.mark_trained(sizes, spans)
+    for i, (a, b) in enumerate(pairwise(offsets.tolist())):
+        found = trained[a:b].astype(bool).tolist()
+        with_bytes = [k for k, size in enumerate(sizes[i]) if size]
+        assert [found[k] for k in with_bytes] == [expected[i][k] for k in with_bytes]
+    assert margins_kept(trained, certain)
+
+
+def test_a_token_without_a_byte_goes_with_the_byte_that_follows() -> None:
+    """SentencePiece's space alone, before "ab", where "a" is in the span and then "b" is."""
+    ids, offsets, lengths = fixed([0, 1, 1], np.uint32), fixed([0, 3]), fixed([1, 1], np.int32)
+    for begin, expected in ((0, [1, 1, 0]), (1, [0, 0, 1])):
+        trained, certain = output(3, np.uint8), output(1, np.uint8)
+        marking.mark_trained(
+            ids, offsets, lengths, True, fixed([2]), fixed([0, 1]), fixed([begin]),
+            fixed([begin + 1]), trained, certain,
+        )  # fmt: skip
+        assert (trained.tolist(), certain.tolist()) == (expected, [1])
+        assert margins_kept(trained, certain)

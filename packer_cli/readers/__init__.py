@@ -8,6 +8,7 @@ describe(file, position)               a record's place, in words
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from packer_cli.config import PackConfig
 from packer_cli.errors import DataError
 from packer_cli.records import InputFile, Records, Slice
 from packer_cli.shapes import Shape, find_shape
+
+_BEGINNING = 1 << 16
 
 
 class Reader(Protocol):
@@ -68,6 +71,8 @@ def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
         )
         if shape.kind == "tokens":
             _refuse_text_formats(files, file)
+        if shape.kind == "prompt-completion" and reader.holds_tokens:
+            return replace(shape, of_messages=_pairs_messages(file, shape, config))
         return shape
     where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
     raise DataError(
@@ -77,6 +82,15 @@ def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
         if config.on_error == "skip"
         else "check the paths; the files are empty or hold only blank lines",
     )
+
+
+def _pairs_messages(file: InputFile, shape: Shape, config: PackConfig) -> bool:
+    """Whether the prompt or the completion of the first good record is a list of messages."""
+    part = Slice(file.index, 0, None if file.format == "parquet" else _BEGINNING, 0)
+    for records in reader_for(file.format).read(file, part, shape, config, peek=True):
+        for fields in records.fields or []:
+            return any(isinstance(fields[own], list) for own in shape.required)
+    return False
 
 
 def _refuse_text_formats(files: list[InputFile], tokens: InputFile) -> None:

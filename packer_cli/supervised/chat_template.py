@@ -271,7 +271,7 @@ class ChatTemplate:
                 blocks.append(block)
         except jinja2.TemplateError as error:
             raise RefusedError(f"the chat template refuses it: {error}") from error
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RefusedError(f"the chat template fails on it: {error}") from error
         except RecursionError:
             raise RefusedError("the chat template fails on it: nested too deeply") from None

@@ -165,17 +165,15 @@ class Composer:
         kind, columns = self.shape.kind, self.shape.columns
         if kind == "alpaca" and self.config.prompt_template == "chat":
             question = "\n".join(filter(None, _instruction(fields, self.shape)))
-            return _exchange(question, self._text(fields, "output"))
+            exchange = _exchange(question, self._text(fields, "output"))
+            return _with_system(exchange, fields.get("system"))
         if self.shape.is_chat:
             own = self.shape.required[0]
             messages = parse_messages(fields[own], columns[own], keep_parts=self._keep_parts)
-            system = fields.get("system")
-            if isinstance(system, str) and system and messages[0].get("role") != "system":
-                messages.insert(0, {"role": "system", "content": system})
-            return Conversation(messages, self._tools(fields))
+            return _with_system(Conversation(messages, self._tools(fields)), fields.get("system"))
         if kind != "prompt-completion":
             return None
-        if isinstance(fields["prompt"], list) or isinstance(fields["completion"], list):
+        if self.shape.of_messages:
             prompt = self._side(fields, "prompt", "user")
             completion = self._side(fields, "completion", ASSISTANT)
             # what the prompt holds of the assistant is context
@@ -219,6 +217,14 @@ def make_composer(
     """A composer, here or in a child: all of it can be pickled but the compiled template."""
     compiled = None if template is None else ChatTemplate(template, special_tokens)
     return Composer(shape, config, compiled, end_tokens)
+
+
+def _with_system(conversation: Conversation, system: Any) -> Conversation:
+    """With the record's system field as the first message, unless it begins with another."""
+    messages = conversation.messages
+    if isinstance(system, str) and system and messages[0].get("role") != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return conversation
 
 
 def _exchange(question: str, answer: str) -> Conversation:
