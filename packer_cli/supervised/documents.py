@@ -204,6 +204,8 @@ def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple
         if document.conversation is not None
         for start, stop in document.spans or []
     ]
+    if not end_tokens:  # a tokenizer without special tokens cannot end a turn otherwise
+        return len(turns), 0
     return len(turns), sum(not turn.rstrip().endswith(end_tokens) for turn in turns)
 
 

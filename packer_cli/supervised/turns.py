@@ -65,6 +65,8 @@ class AssistantSpans:
     ) -> list[_Span]:
         """The spans, as far as their messages are to be trained on."""
         if last_only and turns:
+            if _are_messages(turns, speakers) and turns[-1].message is not speakers[-1]:
+                return []  # the template leaves out the last answer: nothing else takes its place
             begin = turns[-1].start
             spans = [span for span in spans if span[0] >= begin]
         elif last_only:
@@ -73,7 +75,7 @@ class AssistantSpans:
             return spans
         if all(is_trained(message) for message in speakers):
             return spans
-        if not all(any(turn.message is m for m in speakers) for turn in turns) or not turns:
+        if not turns or not _are_messages(turns, speakers):
             raise UndecidableError("messages have weights, and the template rearranges messages")
         silent = [turn for turn in turns if not is_trained(turn.message)]
         return [s for s in spans if not any(t.start <= s[0] < t.stop for t in silent)]
@@ -111,6 +113,12 @@ class AssistantSpans:
                 raise UndecidableError(f"message {i} leaves no trace")
             spans.append((len(before), len(after)))
         return spans
+
+
+def _are_messages(turns: list[Turn], messages: list[dict[str, Any]]) -> bool:
+    """Whether the template's turns are the messages themselves, not made of them."""
+    known = {id(message) for message in messages}
+    return all(id(turn.message) in known for turn in turns)
 
 
 def _generation_prompt(template: ChatTemplate) -> str:
