@@ -21,9 +21,10 @@ from packer_cli._kernels import filling
 from runs import MAX_LENGTH
 from settings import Settings, from_environment
 
-from packer_cli import pipeline, shard_writer, unit
+from packer_cli import pipeline, shard_writer, source, threads, unit
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.readers.jsonl import JsonlReader
+from packer_cli.tokenization import Tokenizer
 from packer_cli.window import Window
 
 READ, TOKENIZE, PLAN, FILL, WRITE, HASH = STAGES = (
@@ -84,9 +85,9 @@ class Clocks:
 def _clocked_pipeline() -> Clocks:
     clocks = Clocks()
     for name in ("locate", "load_tokenizer"):
-        clocks.wrap(_LOAD, pipeline, name)
+        clocks.wrap(_LOAD, source, name)
     clocks.wrap_iterator(READ, JsonlReader, "read")
-    clocks.wrap(TOKENIZE, unit, "encode")
+    clocks.wrap(TOKENIZE, Tokenizer, "encode")
     for owner, name in ((unit, "fit"), (Window, "add"), (Window, "rows")):
         clocks.wrap(PLAN, owner, name)
     clocks.wrap(FILL, filling, "fill_rows")
@@ -123,7 +124,7 @@ def _pin_workers() -> None:
 
 def _measure(settings: Settings, files: list[Path]) -> Counter[str]:
     _pin_workers()
-    pipeline.ThreadPoolExecutor = _Inline
+    pipeline.ThreadPoolExecutor = threads.ThreadPoolExecutor = _Inline
     os.sync()
     with inputs.Output(settings) as output:
         clocks = _clocked_pipeline()

@@ -11,19 +11,23 @@ ends when its stdin does, so it cannot outlive the run, however that ends.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
+import os
 import pickle
 import queue
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import IO, Any
 
 from packer_cli.errors import InternalError, PackerError
 
+_PIPE_BYTES = 1 << 20
 _AHEAD = 4  # results of a stream that wait to be fetched
 _Answer = tuple[str, Any]  # ("value", v), ("error", exception), ("item", v) or ("end", None)
 
@@ -36,16 +40,28 @@ class Child:
         self._name = make.partition(":")[2]
         # Our own path: -c alone would import modules that lie in the current directory. A session
         # of its own: Ctrl-C reaches the run only, which then ends the child.
-        start = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; me.serve()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", start],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
+        # Arguments of megabytes go through a file: a pipe would hold us up until the child reads.
+        with tempfile.TemporaryFile() as file:
+            pickle.dump((make, arguments), file, protocol=pickle.HIGHEST_PROTOCOL)
+            file.seek(0)
+            # Above 2: those are the child's own, whatever of ours was closed.
+            begin = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
+        start = (
+            f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; me.serve({begin})"
         )
-        # From a thread, as megabytes of arguments would hold us up until the child reads them.
-        self._begun = threading.Thread(target=self._send, args=((make, arguments),), daemon=True)
-        self._begun.start()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", start],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=[begin],
+            )
+        finally:
+            os.close(begin)
+        # Who reads or writes a pipe needs the GIL anew for every piece of this size.
+        with contextlib.suppress(OSError, AttributeError):
+            fcntl.fcntl(self._process.stdout or -1, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         self.begin(method, *arguments)
@@ -53,7 +69,6 @@ class Child:
 
     def begin(self, method: str, *arguments: Any) -> None:
         """Ask without waiting; every `begin` needs one `answer`, or one `items`."""
-        self._begun.join()
         self._send((method, arguments))
 
     def answer(self) -> Any:
@@ -112,20 +127,19 @@ def _read(pipe: IO[bytes] | None) -> Any:
     return pickle.loads(data)  # noqa: S301 both ends are this file
 
 
-def serve() -> None:
-    """The child: make the object, then answer until stdin ends."""
+def serve(begin: int) -> None:
+    """The child: make what that file says, then answer until stdin ends."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # whatever a library prints must not get among the answers
     made: Any = None
     problem: Exception | None = None
     try:
-        make, arguments = _read(requests)
+        with open(begin, "rb") as file:
+            make, arguments = pickle.load(file)  # noqa: S301 written above
         # the garbage of a child is freed at once; looking for cycles finds none
         gc.set_threshold(100_000, 50, 50)
         module, _, name = make.partition(":")
         made = getattr(importlib.import_module(module), name)(*arguments)
-    except EOFError:
-        return
     except BaseException as error:
         problem = _sendable(error)
     while True:

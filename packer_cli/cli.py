@@ -87,7 +87,30 @@ def main() -> None:
     os.close(descriptor)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: no name may end a run
-    app()
+    status: object = 0
+    try:
+        with begin_reference(*_peek(sys.argv)) as early:
+            app(obj=early)
+    except SystemExit as end:
+        status = end.code
+    # Nothing is left to do, and freeing the tables of a tokenizer takes a tenth of a second.
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def _peek(arguments: list[str]) -> tuple[str | None, str]:
+    """(tokenizer, its backend) of a `packer pack` whose arguments are not parsed yet."""
+    if arguments[1:2] != ["pack"]:
+        return None, "tokenizers"
+    found = {"--tokenizer": "", "--tokenizer-backend": "auto"}
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, rest = option.partition("=")
+        name = {"-t": "--tokenizer"}.get(name, name)
+        if name in found:
+            found[name] = rest if equals else value
+    return found["--tokenizer"], found["--tokenizer-backend"]
 
 
 def _version(wanted: bool) -> None:
@@ -201,6 +224,7 @@ def default_output(inputs: list[str], max_length: int) -> Path:
 
 @app.command(no_args_is_help=True)
 def pack(
+    ctx: typer.Context,
     inputs: Annotated[
         list[str],
         typer.Argument(metavar="INPUT", help="Files, directories, globs, or - for stdin."),
@@ -377,7 +401,7 @@ def pack(
 
     Example: packer pack data.jsonl --max-length 4096 --tokenizer ./my-model
     """
-    with _reported(debug), begin_reference(tokenizer, tokenizer_backend) as early:
+    with _reported(debug):
         gc.set_threshold(100_000, 50, 50)  # documents by the million, hardly a cycle among them
         # gigatoken gives plain arrays where awkward is missing, which we want anyway; importing
         # it would be a tenth of a small run. Only here: this process is ours alone.
@@ -408,7 +432,7 @@ def pack(
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
         destination = output or default_output(inputs, config.max_length)
         notify = (lambda message: None) if quiet else _say
-        manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, early)
+        manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, ctx.obj)
         _print_report(destination, manifest, as_json=as_json, detail=False)
         if "incomplete" in manifest:
             raise ThresholdMissed(
