@@ -15,11 +15,13 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 # The peak of this program alone: what getrusage says begins with the process it was forked from.
 _RUN = """
-import atexit, re, sys
-from packer_cli.cli import main
-status = "/proc/self/status"
-atexit.register(lambda: print(re.search(r"VmHWM:\\s*(\\d+)", open(status).read())[1]))
-main()
+import re, sys
+from packer_cli import cli
+cli.os._exit = sys.exit  # or nothing could be asked afterwards
+try:
+    cli.main()
+finally:
+    print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
 """
 
 
