@@ -597,6 +597,40 @@ def verify(
             )
 
 
+@app.command(no_args_is_help=True)
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A packed directory.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="trl, llamafactory, axolotl, megatron, megatron-bridge, nanotron, numpy, parquet "
+            "or unpacked.",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="OUT", help="A new or empty directory.")
+    ],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write a packed directory in the format of another trainer.
+
+    Example: packer export documents-packed-1024 --to trl --output documents-trl
+    """
+    with _reported(debug):
+        from packer_cli.export import export as write
+
+        manifest = write(directory, to, output).manifest
+        counts = {name: manifest[name] for name in ("rows", "segments", "documents", "tokens")}
+        if as_json:
+            import json
+
+            print(json.dumps({"output": str(output), "format": to} | counts, indent=1))
+        else:
+            print(f"{output}: {', '.join(f'{n:,} {name}' for name, n in counts.items())}, as {to}")
+
+
 def _print_report(directory: Path, manifest: dict[str, Any], *, as_json: bool, **how: Any) -> None:
     if as_json:
         from packer_cli.report import as_json as render
