@@ -42,10 +42,11 @@ FUZZ ?= 10000
 test-fuzz: $(VENV)/.testing ## read FUZZ damaged results, none may crash (minutes)
 	PACKER_FUZZ=$(FUZZ) $(BIN)/pytest tests/test_fuzz.py $(ARGS)
 
-$(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
+$(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt tests/extras/readers.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS)/bin/python $(PIP) --upgrade pip
 	$(EXTRAS)/bin/python $(PIP) --requirement tests/extras/requirements.txt
+	$(EXTRAS)/bin/python $(PIP) --no-deps --requirement tests/extras/readers.txt
 	$(EXTRAS)/bin/python $(PIP) --group test .
 	@touch $@
 

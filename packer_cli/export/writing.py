@@ -54,24 +54,23 @@ class Parts:
 
     def __init__(self, folder: Path, name: str, schema: Any, start: Callable[..., Any]) -> None:
         self._folder, self._name, self.schema, self._start = folder, name, schema, start
-        self._sink: Any = None
-        self._writer: Any = None
+        self._open: tuple[Any, Any] | None = None  # the file and its writer
         self.names: list[str] = []
 
     def write(self, batch: Any, **how: Any) -> None:
-        if self._sink is None or self._sink.tell() >= _PART_BYTES:
+        if self._open is None or self._open[0].tell() >= _PART_BYTES:
             self.close()
             self.names.append(self._name.format(len(self.names)))
-            self._sink = pa.OSFile(str(self._folder / self.names[-1]), "wb")
-            self._writer = self._start(self._sink, self.schema)
-        self._writer.write_batch(batch, **how)
+            sink = pa.OSFile(str(self._folder / self.names[-1]), "wb")
+            self._open = sink, self._start(sink, self.schema)
+        self._open[1].write_batch(batch, **how)
 
     def close(self) -> None:
         """End the last file."""
-        if self._sink is not None:
-            sink, self._sink = self._sink, None
+        if self._open is not None:
+            (sink, writer), self._open = self._open, None
             try:
-                self._writer.close()
+                writer.close()
             finally:
                 sink.close()
 
