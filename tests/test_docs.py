@@ -15,12 +15,14 @@ from chats import marked_pieces, run
 from conftest import packer
 
 from packer_cli.config import COLUMNS, PADDED_BOUNDARIES
+from packer_cli.export import FORMATS
 from packer_cli.manifest import TOTALS
 from packer_cli.shapes import KINDS
 from packer_cli.strategies import ALIASES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+EXPORT = (ROOT / "docs" / "export.md").read_text()
 SUPERVISED = (ROOT / "docs" / "supervised.md").read_text()
 # (record, options, document) of the page's examples, each cell as it is written there
 EXAMPLES = [
@@ -75,6 +77,16 @@ def test_the_python_of_readme_prints_what_it_shows(
     assert len(shown) == 4
     assert printed[: len(shown)] == shown
     assert len(printed) == len(shown) + 1
+
+
+def test_the_commands_of_the_page_on_exports_run_as_written(project: Path) -> None:
+    commands = re.findall(r"^    packer (.*)$", EXPORT, re.M)
+    for command in commands:
+        result = packer(*command.split())
+        assert result.exit_code == 0, (command, result.stderr)
+    assert {command.split()[3] for command in commands if "--to" in command} == set(FORMATS)
+    rows = re.findall(r"^\| `([a-z][a-z-]+)` \|", EXPORT, re.M)
+    assert rows == list(FORMATS)
 
 
 def test_the_options_that_readme_names_exist() -> None:
