@@ -6,6 +6,7 @@ Formats are read here by their documented layout alone; tests/extras reads them 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import struct
@@ -438,13 +439,34 @@ def test_a_full_disk_leaves_nothing(small: Path, to: str) -> None:
     assert nothing_at("out")
 
 
-def test_a_termination_leaves_nothing(folder: Path) -> None:
-    lines = "\n".join(json.dumps({"text": "word " * 400}) for _ in range(20_000))
-    Path("data.jsonl").write_text(lines)
-    command = ["pack", "data.jsonl", "-l", 512, "-t", "bytes", "-o", "packed", "-q"]
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 million tokens, 355 MB."""
+    folder = tmp_path_factory.mktemp("large")
+    line = json.dumps({"text": "word " * 400}) + "\n"
+    (folder / "data.jsonl").write_text(line * 20_000)
+    command = ["pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q"]
     assert packer(*command).exit_code == 0
+    return folder / "out"
+
+
+@pytest.mark.parametrize("to", ["trl", "unpacked", "numpy", "megatron-bridge"])
+def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) -> None:
+    """220 MB are enough, 150 of them for what is imported; maps of files do not count."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (300 << 20, 300 << 20))
+
+    environment = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # others reserve ahead
+    result = packer_process(
+        "export", large, "--to", to, "-o", "out", preexec_fn=limit, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_termination_leaves_nothing(large: Path, folder: Path) -> None:
     run = subprocess.Popen(
-        [packer_script(), "export", "packed", "--to", "parquet", "-o", "out"],
+        [packer_script(), "export", large, "--to", "parquet", "-o", "out"],
         stderr=subprocess.PIPE,
     )
     while not list(Path.cwd().glob("out.*.partial/*")):

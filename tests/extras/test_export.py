@@ -6,12 +6,12 @@ import json
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import packer, recover_documents
@@ -216,21 +216,46 @@ def test_axolotl_finds_its_columns(supervised: Path, tmp_path: Path) -> None:
     assert list(zip(dataset["input_ids"], dataset["labels"], strict=True)) == segments
 
 
-def test_megatron_bridge_by_the_rules_of_its_collator(supervised: Path, tmp_path: Path) -> None:
-    """Its package needs transformer_engine, and that CUDA; `collate_fn` is done by hand here."""
-    import pyarrow.parquet as pq
+@pytest.fixture
+def bridge(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its data sets alone: the whole package needs transformer_engine, and that CUDA."""
+    (home,) = {
+        path for path in import_module("megatron").__path__ if (Path(path) / "bridge").is_dir()
+    }
+    tokenizer = "megatron.bridge.training.tokenizers.tokenizer"
+    names = ["megatron.bridge", *("megatron.bridge." + part for part in (
+        "training", "training.tokenizers", "training.tokenizers.tokenizer"))]  # fmt: skip
+    for name in names:
+        module = ModuleType(name)
+        module.__path__ = [f"{home}/bridge"] if name == "megatron.bridge" else []
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys.modules[tokenizer], "MegatronTokenizer", object, raising=False)
+    return import_module("megatron.bridge.data.datasets.sft").GPTSFTPackedDataset
 
+
+def test_megatron_bridge_collates_the_packed_rows(
+    supervised: Path, tmp_path: Path, bridge: Any
+) -> None:
+    """`collate_fn` of the real class; `GPTSFTPackedParquetDataset`, which is newer, inherits it."""
     folder = Path(export(supervised, "megatron-bridge", tmp_path / "out"))
     table = pq.read_table(sorted(folder.glob("*.idx.parquet"))).to_pylist()
-    model = tiny_model(attn_implementation="eager")
+    dataset = bridge.__new__(bridge)  # whose __init__ opens an .npy file
+    vars(dataset).update(
+        tokenizer=SimpleNamespace(eos_id=VOCABULARY), answer_only_loss=True, pad_to_max_length=True,
+        max_seq_length=L, return_cu_seqlen=True, pad_cu_seqlens=False, _pad_seq_to_mult=1,
+        get_attention_mask_from_fusion=True,
+    )  # fmt: skip
     for item, row in zip(table, rows_of(supervised), strict=True):
-        edges = [*item["seq_start_id"], len(item["input_ids"])]
-        total, count = 0.0, 0
-        for begin, end in pairwise(edges):
-            inputs = torch.tensor(item["input_ids"][begin : end - 1])
-            targets = torch.tensor(item["input_ids"][begin + 1 : end])
-            mask = torch.tensor(item["loss_mask"][begin : end - 1])
-            logits = model(input_ids=inputs[None]).logits[0]
-            losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-            total, count = total + (losses * mask).sum().item(), count + int(mask.sum())
-        assert total / count == pytest.approx(loss_alone(model, row), rel=1e-4)
+        item["seq_boundaries"] = [*item["seq_start_id"], len(item["input_ids"])]
+        batch = dataset.collate_fn([item])
+        ids, lengths = [token for one, _ in row for token in one], [len(one) for one, _ in row]
+        assert batch["tokens"][0, : len(ids)].tolist() == ids
+        edges = batch["cu_seqlens"][0, : len(row) + 1]
+        assert edges.diff().tolist() == lengths
+        assert batch["position_ids"][0, : len(ids)].tolist() == [
+            place for length in lengths for place in range(length)
+        ]
+        labels = [label for _, own in row for label in own][1:]
+        targets = torch.where(batch["loss_mask"][0].bool(), batch["labels"][0], -100)
+        assert targets[: len(labels)].tolist() == labels
+        assert set(targets[len(labels) :].tolist()) <= {-100}
