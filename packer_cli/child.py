@@ -32,6 +32,10 @@ _AHEAD = 4  # results of a stream that wait to be fetched
 _Answer = tuple[str, Any]  # ("value", v), ("error", exception), ("item", v) or ("end", None)
 
 
+class LostChildError(InternalError):
+    """The child's process has ended, though nobody asked it to."""
+
+
 class Child:
     """Not safe to share between threads: who asks must wait for the answer."""
 
@@ -105,8 +109,8 @@ class Child:
         try:
             answer: _Answer = _read(self._process.stdout)
         except (OSError, EOFError, ValueError) as error:
-            code = self._process.poll()
-            raise InternalError(f"the process of {self._name} ended, code {code}") from error
+            code = self._process.wait()
+            raise LostChildError(f"the process of {self._name} ended, code {code}") from error
         return answer
 
 

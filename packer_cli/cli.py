@@ -149,7 +149,7 @@ def _reported(debug: bool) -> Iterator[None]:
     except PackerError as error:
         problem = error
     except KeyboardInterrupt:
-        problem = Interrupted("interrupted", "run the same command again to start over")
+        problem = Interrupted("interrupted", "run the same command again")
     except BrokenPipeError:
         sys.stderr.close()
         raise typer.Exit(1) from None
@@ -247,6 +247,13 @@ def pack(
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier result in the output.")
+    ] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Pack only inputs that are new or have changed.")
+    ] = False,
+    checksum: Annotated[
+        bool,
+        typer.Option("--checksum", help="With --update: compare contents, not times of change."),
     ] = False,
     chat_template: Annotated[
         str | None,
@@ -426,7 +433,7 @@ def pack(
         )  # fmt: skip
         options = RunOptions(
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
-            progress=not quiet,
+            update=update, checksum=checksum, progress=not quiet,
         )  # fmt: skip
         if tokenizer == "":
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")

@@ -290,17 +290,25 @@ class RunOptions:
     workers            work units packed at the same time
     tokenizer_backend  "auto", "gigatoken" or "tokenizers"
     overwrite          replace an earlier result in the output directory
+    update             bring it up to date: pack only what is new or has changed
+    checksum           tell changed inputs by their contents, not by size and time of change
     progress           show progress on stderr
     """
 
     workers: int = 0
     tokenizer_backend: str = "auto"
     overwrite: bool = False
+    update: bool = False
+    checksum: bool = False
     progress: bool = True
 
     def __post_init__(self) -> None:
         _one_of("--tokenizer-backend", self.tokenizer_backend, ("auto", "gigatoken", "tokenizers"))
         if self.workers < 0:
             raise UsageError(f"--workers: {self.workers} is negative")
+        if self.update and self.overwrite:
+            raise UsageError("--update and --overwrite: one keeps what the other replaces")
+        if self.checksum and not self.update:
+            raise UsageError("--checksum: is for --update", "leave it out, or add --update")
         if self.workers == 0:
             object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))

@@ -1,6 +1,9 @@
 """The output directory: who may write to it, what may be removed, and when it is complete.
 
-    OUT/.packer/        a run writes everything in here, and leaves no trace of it at its end
+    OUT/.packer/        a run writes everything in here; gone when the result is complete
+        run.json        what the run is
+        unit-*.json     one for each unit that is packed: see commits.py
+        replacing.json  run.json, once all is packed and being put in place
     OUT/manifest.json   gets there last, by rename: with it the result is complete
 
 An earlier result stays whole and readable until `replace` puts the new one in its place. Only
@@ -12,53 +15,111 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
 from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile
+from packer_cli.run import RUN, Run, differences, load_run
 
 WORK = ".packer"
+UNIT_RECORDS = "unit-*.json"
+REPLACING = "replacing.json"
+INPUT_TIMES = "input_times.json"
 _LOCK = "lock"
 _OURS = (
     "shard-*-*.arrow", MANIFEST, INCOMPLETE, "state.json", "dataset_info.json", "rejected.jsonl",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    "units.jsonl", INPUT_TIMES,
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An output directory that is ours. `ended`: the run whose result was put in place just now,
+    because whoever packed it was interrupted while doing so.
+    """
+
+    output: Path
+    work: Path
+    may_replace: bool
+    notify: Callable[[str], None]
+    ended: Run | None
 
 
 @contextmanager
 def claimed(
-    output: Path, files: list[InputFile], *, overwrite: bool, notify: Callable[[str], None]
-) -> Iterator[Path]:
-    """Make `output` ours; gives its empty work folder, removed again however the run ends.
+    output: Path, files: Sequence[InputFile], *, may_replace: bool, notify: Callable[[str], None]
+) -> Iterator[Claim]:
+    """Make `output` ours, with the units that an interrupted run has packed.
 
-    Raises UsageError when the directory holds something that must not be replaced, DataError
-    when another run is writing to it.
+    They stay there when this one fails, too, for the next; whatever else is left goes.
+    `may_replace`: an earlier result. Raises UsageError when the directory holds something that
+    must not be replaced, DataError when another run is writing to it.
     """
     _refuse_inputs_inside(output, files)
     try:
-        _refuse_foreign(output, overwrite)
-        work = output / WORK
-        created, unfinished = not output.exists(), work.is_dir()
+        work, created, ended = output / WORK, not output.exists(), None
+        if not (work / REPLACING).exists():
+            _refuse_foreign(output, may_replace)
         with _locked(work, notify):
             try:
-                _refuse_foreign(output, overwrite)  # again, now that nobody else can change it
-                if unfinished:
-                    notify(
-                        f"{output} holds an unfinished run; starting it again from the beginning"
-                    )
-                _empty(work)
-                yield work
+                if (work / REPLACING).exists():
+                    ended = load_run(work / REPLACING)
+                    _put_in_place(output)
+                else:
+                    _refuse_foreign(output, may_replace)  # now that nobody else can change it
+                yield Claim(output, work, may_replace, notify, ended)
             finally:
-                # A whole manifest in here: `replace` may have removed the earlier result already.
-                if not is_manifest(work / MANIFEST):
+                if not (is_begun(work) or (work / REPLACING).exists()):
                     _remove(output, created)
     except OSError as error:
         raise from_os_error(error, error.filename or output, "write") from error
+
+
+def begin(claim: Claim, run: Run) -> bool:
+    """Make the work folder that of `run`, with the units that it has already; False when its
+    result is in place. Raises UsageError for units or a result that may not be thrown away.
+    """
+    output, work = claim.output, claim.work
+    if claim.ended is not None:
+        if not differences(claim.ended, run):
+            return False
+        _refuse_foreign(output, claim.may_replace)
+    if is_begun(work) and run.resumable:
+        earlier = load_run(work / RUN)
+        differ = ["another packer began it"] if earlier is None else differences(earlier, run)
+        if not differ:
+            put_file(work / RUN, run.to_bytes())  # its limits may be others
+            return True
+        if not claim.may_replace:
+            raise UsageError(
+                f"{output}: holds an unfinished run that differs: {'; '.join(differ)}",
+                "to go on with it, give its options and inputs; to start over, --overwrite",
+            )
+        claim.notify(f"{output}: the unfinished run is thrown away: {'; '.join(differ)}")
+    elif set(os.listdir(work)) - {_LOCK}:
+        claim.notify(f"{output} holds an unfinished run; starting it again from the beginning")
+    _empty(work)
+    put_file(work / RUN, run.to_bytes())
+    return True
+
+
+def forget(claim: Claim) -> None:
+    """Throw the units of an unfinished run away: the result that is there is what is wanted."""
+    _empty(claim.work)
+
+
+def is_begun(work: Path) -> bool:
+    """Whether units are packed that a run can go on with."""
+    return (work / RUN).is_file() and any(work.glob(UNIT_RECORDS))
 
 
 def _locked(work: Path, notify: Callable[[str], None]) -> IO[str]:
@@ -86,7 +147,7 @@ def _locked(work: Path, notify: Callable[[str], None]) -> IO[str]:
     )
 
 
-def _refuse_inputs_inside(output: Path, files: list[InputFile]) -> None:
+def _refuse_inputs_inside(output: Path, files: Sequence[InputFile]) -> None:
     real = os.path.realpath(output)
     for file in files:
         if file.path != STDIN and os.path.realpath(file.path).startswith(real + os.sep):
@@ -101,7 +162,7 @@ def _refuse_foreign(output: Path, overwrite: bool) -> None:
         raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
     if not output.is_dir() or not os.listdir(output):
         return
-    if _holds_result(output):
+    if holds_result(output):
         if not overwrite:
             raise UsageError(
                 f"{output}: holds a finished result",
@@ -115,7 +176,8 @@ def _refuse_foreign(output: Path, overwrite: bool) -> None:
 
 
 def _empty(work: Path) -> None:
-    for path in work.iterdir():
+    """Remove all but the lock; what says that a result is being put in place goes last."""
+    for path in sorted(work.iterdir(), key=lambda path: path.name == REPLACING):
         if path.name != _LOCK:
             path.unlink()
 
@@ -125,22 +187,40 @@ def _remove(output: Path, created: bool) -> None:
     work = output / WORK
     with suppress(OSError):
         _empty(work)
-        if _holds_result(output) or os.listdir(output) == [WORK]:
+        if holds_result(output) or os.listdir(output) == [WORK]:
             (work / _LOCK).unlink()
             work.rmdir()
             if created:
                 output.rmdir()  # unless it holds a result
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file of the work folder, down to the disk."""
+@contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, of the work folder; on the disk afterwards."""
     try:
         with open(path, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise from_os_error(error, path, "write") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of the work folder, down to the disk."""
+    with written(path) as file:
+        file.write(content)
+
+
+def put_file(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, whatever happens."""
+    part = path.with_name(path.name + ".part")
+    write_file(part, content)
+    try:
+        os.rename(part, path)
+    except OSError as error:
+        raise from_os_error(error, path, "write") from error
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:
@@ -155,29 +235,47 @@ def sync(path: Path) -> None:
         raise from_os_error(error, path, "write") from error
 
 
-def _holds_result(output: Path) -> bool:
+def holds_result(output: Path) -> bool:
+    """Whether a finished result is there, also one that is marked incomplete."""
     return is_manifest(output / MANIFEST) or is_manifest(output / INCOMPLETE)
 
 
-def replace(output: Path, *, complete: bool = True) -> None:
-    """Put the files of the work folder, the manifest last, in the place of the earlier result.
+def replace(output: Path) -> None:
+    """Put the result in the work folder in the place of the earlier one, the manifest last.
 
-    The manifest of a result that is not `complete` gets a name that says so.
-
-    Every file must be on the disk already. The old manifest goes first: whatever moment this
-    ends at, a directory with a manifest is complete.
+    Every file must be on the disk already, the manifest too. From here on there is no way back:
+    whoever comes next finishes it.
     """
+    work = output / WORK
     try:
-        names = sorted(set(os.listdir(output / WORK)) - {_LOCK, MANIFEST})
-        (output / MANIFEST).unlink(missing_ok=True)
+        os.rename(work / RUN, work / REPLACING)
+        sync(work)
+        _put_in_place(output)
+    except OSError as error:
+        raise from_os_error(error, error.filename or output, "write") from error
+
+
+def _put_in_place(output: Path) -> None:
+    """What `replace` does, from wherever it ended. The old manifest goes first: whatever moment
+    this ends at, a directory with a manifest is complete.
+    """
+    work = output / WORK
+    if (work / MANIFEST).exists():
+        new = msgspec.json.decode((work / MANIFEST).read_bytes())
+        names = {INPUT_TIMES, *new["side_files"], *(shard["file"] for shard in new["shards"])}
+        for manifest in (MANIFEST, INCOMPLETE):
+            (output / manifest).unlink(missing_ok=True)
         sync(output)
         for pattern in _OURS:
             for path in output.glob(pattern):
-                path.unlink()
-        for name in names:
-            os.replace(output / WORK / name, output / name)
+                # what is new is still in the work folder; what is not is in its place already
+                if path.name not in names or (work / path.name).exists():
+                    path.unlink()
+        for name in sorted(names):
+            if (work / name).exists():
+                os.replace(work / name, output / name)
         sync(output)
-        os.replace(output / WORK / MANIFEST, output / (MANIFEST if complete else INCOMPLETE))
+        # a result that missed --max-loss gets a name that says so
+        os.replace(work / MANIFEST, output / (INCOMPLETE if "incomplete" in new else MANIFEST))
         sync(output)
-    except OSError as error:
-        raise from_os_error(error, error.filename or output, "write") from error
+    _empty(work)

@@ -53,6 +53,10 @@ class Slice:
     stop: int | None
     weight: int
 
+    @property
+    def is_whole(self) -> bool:
+        return self.start == 0 and self.stop is None
+
 
 @dataclass(frozen=True)
 class WorkUnit:

@@ -51,5 +51,5 @@ def as_json(directory: Path, manifest: dict[str, Any], *, by: str | None = None)
     if by == "shard":
         content["by_shard"] = manifest["shards"]
     elif by == "input":
-        content["by_input"] = manifest["inputs"]
+        content["by_input"] = [said for said in manifest["inputs"] if not said.get("removed")]
     return json.dumps(content, indent=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from packer_cli.commits import rejected_name
 from packer_cli.config import PackConfig
 from packer_cli.counts import AttentionCost, Counts, fill_histogram, powers_histogram
 from packer_cli.discovery import check_unchanged
@@ -43,7 +44,7 @@ _POLICIES = {"error": "split", "truncate-turns": "drop"}
 class Job:
     """What all units of a run share. `folder`: where a unit's files are written."""
 
-    files: list[InputFile]
+    files: Sequence[InputFile]
     config: PackConfig
     shape: Shape
     tokenizer: Tokenizer | None
@@ -62,10 +63,11 @@ class UnitResult:
 
     unit: WorkUnit
     shards: list[Shard]
+    counts: Counts
     rejected: Path | None
 
 
-def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
+def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
     """Read the unit's slices and write its shards. Raises Interrupted once `job.stop` is set."""
     rejections = _Rejections(unit, job)
     writer = ShardWriter(job.folder, unit.index, job.config, job.schema, job.pad_token_id)
@@ -92,7 +94,7 @@ def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
         writer.abandon()
         rejections.close()
     counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
-    return UnitResult(unit, shards, rejections.path), counts
+    return UnitResult(unit, shards, counts, rejections.path)
 
 
 def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Loss]:
@@ -192,7 +194,7 @@ class _Rejections:
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
         self._job = job
-        self._name = job.folder / f"rejected-{unit.index:05d}.jsonl"
+        self._name = job.folder / rejected_name(unit.index)
         self._file: Any = None
         self.path: Path | None = None
 
