@@ -193,6 +193,21 @@ def _parse_size(option: str, text: str) -> int:
         raise UsageError(f"{option}: {text!r} is not a size like 256M or 1G") from None
 
 
+def _parse_max_errors(text: str | None) -> int | float | None:
+    """100, or a share: 0.01 or 1%."""
+    if text is None:
+        return None
+    try:
+        if text.endswith("%"):
+            return float(text[:-1]) / 100
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise UsageError(
+            f"--max-errors: {text!r} is neither a number nor a share of records",
+            "for example 100, or 0.01 for 1% of all records",
+        ) from None
+
+
 def _list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -374,6 +389,12 @@ def pack(
         str,
         typer.Option(help="A bad record: fail, or skip it into rejected.jsonl."),
     ] = "fail",
+    max_errors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|SHARE", help="Fail when more records are bad: 100, or 0.01 of all."
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Of the shuffle of rows, and of segments in a row.")
     ] = 0,
@@ -385,6 +406,23 @@ def pack(
         ),
     ] = None,
     workers: Annotated[int, typer.Option(help="Work units at a time. Default: cores.")] = 0,
+    engine: Annotated[
+        str, typer.Option(help="local, or ray: a task per work unit on a Ray cluster.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of a running cluster. Default: Ray's own choice.")
+    ] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R|auto",
+            help="Pack only every WORLD_SIZE-th unit, from the R-th on; the last rank finishes. "
+            "auto: from SLURM and the like.",
+        ),
+    ] = None,
+    world_size: Annotated[
+        str | None, typer.Option(metavar="W|auto", help="How many ranks there are.")
+    ] = None,
     tokenizer_backend: Annotated[
         str, typer.Option(help="auto, gigatoken or tokenizers. Never changes the result.")
     ] = "auto",
@@ -426,12 +464,15 @@ def pack(
             prompt_template=prompt_template, train_on=train_on, keep_untrained=keep_untrained,
             input_format=input_format, sample_by=sample_by,
             add_bos=bos, add_eos=eos, eos_token=eos_token, separator=separator,
-            on_error=on_error,
+            on_error=on_error, max_errors=_parse_max_errors(max_errors),
             max_line_bytes=_parse_size("--max-line-bytes", max_line_bytes),
             unit_bytes=None if unit_bytes is None else _parse_size("--unit-bytes", unit_bytes),
             shard_bytes=_parse_size("--shard-bytes", shard_bytes),
         )  # fmt: skip
+        from packer_cli.ranks import find_rank
+
         options = RunOptions(
+            engine=engine, ray_address=ray_address, **find_rank(rank, world_size),
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
             update=update, checksum=checksum, progress=not quiet,
         )  # fmt: skip
@@ -440,12 +481,32 @@ def pack(
         destination = output or default_output(inputs, config.max_length)
         notify = (lambda message: None) if quiet else _say
         manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, ctx.obj)
+        if manifest is None:  # there is more for other ranks to do
+            return
         _print_report(destination, manifest, as_json=as_json, detail=False)
         if "incomplete" in manifest:
             raise ThresholdMissed(
                 f"{destination}: {manifest['incomplete']}",
                 "the output is kept, marked incomplete; see --overlong and --max-length",
             )
+
+
+@app.command(no_args_is_help=True)
+def finalize(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The --output of ranks that have ended.")
+    ],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Finish a result that was packed by ranks, once all of its units are packed.
+
+    The last rank does so itself; this is for when it could not.
+    """
+    with _reported(debug):
+        from packer_cli import ranks
+
+        _print_report(directory, ranks.finalize_now(directory), as_json=as_json, detail=False)
 
 
 @app.command(no_args_is_help=True)

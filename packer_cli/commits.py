@@ -83,11 +83,15 @@ def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
     record = _decoded(_unit_path(folder, unit.index), UnitRecord)
     if record is None or not record.is_of(unit):
         return None
-    place = folder.parent if record.reused else folder
-    sizes = {place / shard.file: shard.bytes for shard in record.shards}
+    return record if files_are_there(record, folder.parent if record.reused else folder) else None
+
+
+def files_are_there(record: UnitRecord, folder: Path) -> bool:
+    """Whether the unit's files in `folder` are as long as they were."""
+    sizes = {shard.file: shard.bytes for shard in record.shards}
     if record.rejected and not record.reused:
-        sizes[folder / rejected_name(unit.index)] = record.rejected
-    return record if all(_size(path) == size for path, size in sizes.items()) else None
+        sizes[rejected_name(record.unit)] = record.rejected
+    return all(_size(folder / name) == size for name, size in sizes.items())
 
 
 def read_input(folder: Path, file: int) -> Digest | None:

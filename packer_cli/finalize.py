@@ -18,13 +18,12 @@ from packer_cli.counts import Counts
 from packer_cli.errors import DataError, InternalError, from_os_error
 from packer_cli.run import Run
 from packer_cli.shards import Shard, digest
-from packer_cli.source import Chosen, tokenizer_side_files
 
 REJECTED = "rejected.jsonl"
 _COPY_BYTES = 1 << 20
 
 
-def finalize(run: Run, chosen: Chosen, destination: Path) -> dict[str, Any]:
+def finalize(run: Run, destination: Path) -> dict[str, Any]:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
     Raises DataError when there is nothing to keep, InternalError when tokens are missing.
@@ -46,10 +45,11 @@ def finalize(run: Run, chosen: Chosen, destination: Path) -> dict[str, Any]:
     for file in run.files:
         if file.index not in digests:
             digests[file.index] = commits.read_input(work, file.index) or (0, "")
-    side_files = _side_files(shards, chosen)
-    for name, data in side_files.items():
+    hashes = dict[str, str]()
+    for name, data in _for_datasets(shards).items():
         output.write_file(work / name, data)
-    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in side_files.items()}
+        hashes[name] = hashlib.sha256(data).hexdigest()
+    hashes |= run.side_files
     if rejected:
         _join(rejected, destination)
         hashes[REJECTED] = digest(work / REJECTED)[1]
@@ -74,6 +74,15 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], destination: Pat
             f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
             f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
         )
+    bad, limit = total.rejected_records, run.config.max_errors
+    if limit is not None:
+        records = bad + total.documents + total.empty_documents + total.dropped_documents
+        if bad > (limit * records if isinstance(limit, float) else limit):
+            raise DataError(
+                f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
+                f"see {destination / output.WORK}/rejected-*.jsonl; all is packed, and a larger "
+                "--max-errors finishes at once",
+            )
     if not total.rows:
         raise DataError(
             _nothing(total, rejected, destination), "check --shape, --field, --overlong, the input"
@@ -117,8 +126,8 @@ def _join(rejected: list[UnitRecord], destination: Path) -> None:
                     left -= len(data)
 
 
-def _side_files(shards: list[Shard], chosen: Chosen) -> dict[str, bytes]:
-    """What makes the directory a `datasets.load_from_disk` directory, and the tokenizer."""
+def _for_datasets(shards: list[Shard]) -> dict[str, bytes]:
+    """What makes the directory a `datasets.load_from_disk` directory."""
     # datasets caches what it derives from a data set under its fingerprint
     fingerprint = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
     state: dict[str, object] = {
@@ -130,8 +139,7 @@ def _side_files(shards: list[Shard], chosen: Chosen) -> dict[str, bytes]:
         "_output_all_columns": False,
         "_split": None,
     }
-    found = {
+    return {
         "state.json": json.dumps(state, indent=1).encode(),
         "dataset_info.json": json.dumps({"description": "", "features": None}, indent=1).encode(),
     }
-    return found | tokenizer_side_files(chosen)

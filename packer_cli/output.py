@@ -16,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -41,10 +41,17 @@ _OURS = (
 )  # fmt: skip
 
 
+class InUseError(DataError):
+    """Another run is writing to the directory."""
+
+
 @dataclass(frozen=True)
 class Claim:
-    """An output directory that is ours. `ended`: the run whose result was put in place just now,
-    because whoever packed it was interrupted while doing so.
+    """An output directory that is ours.
+
+    ended   the run whose result was put in place just now, because whoever packed it was
+            interrupted while doing so
+    shared  with other ranks of the same run
     """
 
     output: Path
@@ -52,48 +59,65 @@ class Claim:
     may_replace: bool
     notify: Callable[[str], None]
     ended: Run | None
+    shared: bool
 
 
 @contextmanager
 def claimed(
-    output: Path, files: Sequence[InputFile], *, may_replace: bool, notify: Callable[[str], None]
+    output: Path,
+    files: Sequence[InputFile],
+    *,
+    may_replace: bool,
+    notify: Callable[[str], None],
+    rank: int | None = None,
 ) -> Iterator[Claim]:
     """Make `output` ours, with the units that an interrupted run has packed.
 
     They stay there when this one fails, too, for the next; whatever else is left goes.
-    `may_replace`: an earlier result. Raises UsageError when the directory holds something that
-    must not be replaced, DataError when another run is writing to it.
+    `may_replace`: an earlier result. `rank`: others may pack units of the same run meanwhile.
+    Raises UsageError when the directory holds something that must not be replaced, InUseError
+    when another run is writing to it.
     """
     _refuse_inputs_inside(output, files)
     try:
         work, created, ended = output / WORK, not output.exists(), None
         if not (work / REPLACING).exists():
             _refuse_foreign(output, may_replace)
-        with _locked(work, notify):
+        shared = rank is not None
+        with _locked(work, _LOCK, notify, shared=shared), ExitStack() as stack:
             try:
+                if shared:
+                    stack.enter_context(_locked(work, f"rank-{rank}.{_LOCK}", notify))
                 if (work / REPLACING).exists():
                     ended = load_run(work / REPLACING)
                     _put_in_place(output)
                 else:
                     _refuse_foreign(output, may_replace)  # now that nobody else can change it
-                yield Claim(output, work, may_replace, notify, ended)
+                yield Claim(output, work, may_replace, notify, ended, shared)
             finally:
-                if not (is_begun(work) or (work / REPLACING).exists()):
+                if not (shared or is_begun(work) or (work / REPLACING).exists()):
                     _remove(output, created)
     except OSError as error:
         raise from_os_error(error, error.filename or output, "write") from error
 
 
-def begin(claim: Claim, run: Run) -> bool:
+def begin(claim: Claim, run: Run, side_files: dict[str, bytes]) -> bool:
     """Make the work folder that of `run`, with the units that it has already; False when its
     result is in place. Raises UsageError for units or a result that may not be thrown away.
+
+    `side_files`: those of `run`, by name.
     """
+    with _waiting_for(claim.work / f"begin.{_LOCK}"):  # ranks begin at the same time
+        return _begin(claim, run, side_files)
+
+
+def _begin(claim: Claim, run: Run, side_files: dict[str, bytes]) -> bool:
     output, work = claim.output, claim.work
     if claim.ended is not None:
         if not differences(claim.ended, run):
             return False
         _refuse_foreign(output, claim.may_replace)
-    if is_begun(work) and run.resumable:
+    if run.resumable and (is_begun(work) or (claim.shared and (work / RUN).exists())):
         earlier = load_run(work / RUN)
         differ = ["another packer began it"] if earlier is None else differences(earlier, run)
         if not differ:
@@ -105,9 +129,11 @@ def begin(claim: Claim, run: Run) -> bool:
                 "to go on with it, give its options and inputs; to start over, --overwrite",
             )
         claim.notify(f"{output}: the unfinished run is thrown away: {'; '.join(differ)}")
-    elif set(os.listdir(work)) - {_LOCK}:
+    elif not all(map(_is_lock, os.listdir(work))):
         claim.notify(f"{output} holds an unfinished run; starting it again from the beginning")
     _empty(work)
+    for name, content in side_files.items():
+        write_file(work / name, content)
     put_file(work / RUN, run.to_bytes())
     return True
 
@@ -122,29 +148,43 @@ def is_begun(work: Path) -> bool:
     return (work / RUN).is_file() and any(work.glob(UNIT_RECORDS))
 
 
-def _locked(work: Path, notify: Callable[[str], None]) -> IO[str]:
-    """Make the work folder and open its lock, held until closed or until the process ends."""
+def _locked(
+    work: Path, name: str, notify: Callable[[str], None], *, shared: bool = False
+) -> IO[str]:
+    """Make the work folder and open a lock in it, held until closed or until the process ends."""
     for _ in range(100):
         try:
             work.mkdir(parents=True, exist_ok=True)
-            lock = open(work / _LOCK, "w")  # noqa: SIM115
+            lock = open(work / name, "w")  # noqa: SIM115
         except FileNotFoundError:
             continue  # a run that ended just now took its folder with it
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
             break
         except OSError as error:  # some network file systems have no locks
             notify(f"{work} cannot be locked ({error.strerror}); let no other run write there")
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock.fileno()), os.stat(work / _LOCK)):
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(work / name)):
                 return lock
         lock.close()  # of that run, too: nobody else would meet us at it
-    raise DataError(
+    raise InUseError(
         f"{work.parent}: another run is writing there",
         "wait for it to end, or choose another --output",
     )
+
+
+@contextmanager
+def _waiting_for(path: Path) -> Iterator[None]:
+    with open(path, "w") as lock:
+        with suppress(OSError):  # said before
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _is_lock(name: str) -> bool:
+    return name.endswith(_LOCK)
 
 
 def _refuse_inputs_inside(output: Path, files: Sequence[InputFile]) -> None:
@@ -176,9 +216,9 @@ def _refuse_foreign(output: Path, overwrite: bool) -> None:
 
 
 def _empty(work: Path) -> None:
-    """Remove all but the lock; what says that a result is being put in place goes last."""
+    """Remove all but the locks; what says that a result is being put in place goes last."""
     for path in sorted(work.iterdir(), key=lambda path: path.name == REPLACING):
-        if path.name != _LOCK:
+        if not _is_lock(path.name):
             path.unlink()
 
 
@@ -188,7 +228,8 @@ def _remove(output: Path, created: bool) -> None:
     with suppress(OSError):
         _empty(work)
         if holds_result(output) or os.listdir(output) == [WORK]:
-            (work / _LOCK).unlink()
+            for name in sorted(os.listdir(work), key=lambda name: name == _LOCK):
+                (work / name).unlink()
             work.rmdir()
             if created:
                 output.rmdir()  # unless it holds a result

@@ -11,6 +11,7 @@ hashing) frees the GIL.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from packer_cli.early import EarlyReference
 from packer_cli.errors import Interrupted, PackerError, UsageError
 from packer_cli.finalize import finalize
 from packer_cli.progress import Progress
+from packer_cli.ranks import finalize_if_last
 from packer_cli.readers import detect_shape
 from packer_cli.readers.byte_streams import begin_stdin
 from packer_cli.records import WorkUnit
@@ -49,8 +51,9 @@ def pack(
     tokenizer_name: str | None = None,
     notify: Notify = lambda message: None,
     early: EarlyReference | None = None,
-) -> dict[str, Any]:
-    """Pack `inputs` into the directory `destination`; gives the manifest.
+) -> dict[str, Any] | None:
+    """Pack `inputs` into the directory `destination`; gives the manifest, or None to a rank
+    that leaves work to others.
 
     `notify` hears one-line messages for the user. `early`: of the tokenizer, if begun. Raises
     PackerError: UsageError before anything is written, DataError for bad records or storage,
@@ -63,13 +66,17 @@ def pack(
     shape = detect_shape(files, config)
     config = config.for_shape(shape)
     chosen = choose_encoding(shape, config, tokenizer_name, notify)
+    side_files = chosen.side_files
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in side_files.items()}
     may_replace = options.overwrite or options.update
-    with output.claimed(destination, files, may_replace=may_replace, notify=notify) as claim:
+    with output.claimed(
+        destination, files, may_replace=may_replace, notify=notify, rank=options.rank
+    ) as claim:
         update = None
         if options.update and output.holds_result(destination):
             earlier = manifest.load(destination, incomplete_too=True)
             update = plan_update(
-                destination, earlier, files, shape, config, chosen, checksum=options.checksum
+                destination, earlier, files, shape, config, hashes, checksum=options.checksum
             )
             if not update.changed:
                 notify(f"{destination}: up to date")
@@ -81,11 +88,9 @@ def pack(
             tuple(update.files if update else files),
             tuple(update.units if update else plan_units(files, config)),
             chosen.name,
-            chosen.sha256,
-            chosen.special_tokens,
-            chosen.template[0] if chosen.template else None,
+            hashes,
         )
-        if not output.begin(claim, run):
+        if not output.begin(claim, run, side_files):
             notify(f"{destination}: was complete but for its last step")
             return manifest.load(destination, incomplete_too=True)
         if update is not None:
@@ -94,7 +99,9 @@ def pack(
             _pack_rest(run, chosen, claim.work, options, notify, stop, early)
         except PackerError as error:
             raise _with_progress(error, run, claim.work) from error
-        return finalize(run, chosen, destination)
+        if options.rank is None:
+            return finalize(run, destination)
+    return finalize_if_last(destination, notify)
 
 
 def _pack_rest(
@@ -107,17 +114,26 @@ def _pack_rest(
     early: EarlyReference | None,
 ) -> None:
     """Pack the units, and hash the inputs, that have no record in the work folder."""
-    units = [unit for unit in run.units if commits.read_unit(work, unit) is None]
-    inputs = [file for file in shared_inputs(run) if commits.read_input(work, file.index) is None]
-    if len(units) < len(run.units):
-        done = len(run.units) - len(units)
-        notify(f"{work.parent}: going on: {done} of {len(run.units)} units are packed already")
+    ours = slice(options.rank, None, options.world_size)
+    mine = run.units[ours]
+    units = [unit for unit in mine if commits.read_unit(work, unit) is None]
+    shared = shared_inputs(run)[ours]
+    inputs = [file for file in shared if commits.read_input(work, file.index) is None]
+    if len(units) < len(mine):
+        done = len(mine) - len(units)
+        notify(f"{work.parent}: going on: {done} of {len(mine)} units are packed already")
     tasks: list[Task] = [partial(commit_input, file, work, stop) for file in inputs]
     if not units:
         run_all(tasks, options.workers, stop)
         return
     with ExitStack() as stack:
         progress = stack.enter_context(closing(_progress(run, units, options)))
+        if options.engine == "ray":
+            from packer_cli.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
+
+            run_all(tasks, options.workers, stop)
+            pack_on_ray(run, units, work, options, notify, progress)
+            return
         worker = stack.enter_context(
             closing(Worker(run, chosen, units, work, options, notify, stop, progress, early))
         )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from packer_cli.report import figures
+from packer_cli.report import figures, inputs_of
 
 _BAR = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -153,7 +153,7 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
             table.add_column(
                 name, justify="left" if name == "input" else "right", overflow="fold"
             )  # a path that is cut short names nothing
-        for i in manifest["inputs"]:
+        for i in inputs_of(manifest):
             table.add_row(
                 escape(i["path"]), f"{i['documents']:,}", f"{i['tokens']:,}",
                 f"{i['empty_documents']:,}", f"{i['rejected_records']:,}", f"{i['size']:,}",

@@ -30,13 +30,11 @@ _MOST_NAMED = 3
 class Run:
     """All that a run's bytes depend on.
 
-    config            as `PackConfig.for_shape` gives it
-    files             by index; those without a format were removed since the last update
-    units             by ascending index
-    tokenizer         as it was named; None where none is needed
-    tokenizer_sha256  of tokenizer.json; "" without one
-    special_tokens    its BOS, EOS and padding
-    template          source of the chat template that is used
+    config      as `PackConfig.for_shape` gives it
+    files       by index; those without a format were removed since the last update
+    units       by ascending index
+    tokenizer   as it was named; None where none is needed
+    side_files  name -> sha256 of what the result keeps of the tokenizer and the chat template
     """
 
     config: PackConfig
@@ -44,9 +42,7 @@ class Run:
     files: tuple[InputFile, ...]
     units: tuple[WorkUnit, ...]
     tokenizer: str | None
-    tokenizer_sha256: str
-    special_tokens: tuple[str | None, ...]
-    template: str | None
+    side_files: dict[str, str]
     packer_version: str = packer_cli.__version__
 
     @property
@@ -74,18 +70,9 @@ def differences(old: Run, new: Run) -> list[str]:
     found += differing_options(old.config, new.config)
     if old.shape != new.shape:
         found.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
-    if old.tokenizer_sha256 != new.tokenizer_sha256:
-        same = old.tokenizer == new.tokenizer
-        what = (
-            f"{new.tokenizer} has changed"
-            if same
-            else f"was {old.tokenizer}, is now {new.tokenizer}"
-        )
-        found.append(f"the tokenizer {what}")
-    elif old.special_tokens != new.special_tokens:
-        found.append(f"the special tokens of {new.tokenizer} have changed")
-    if old.template != new.template:
-        found.append("the chat template has changed")
+    if old.tokenizer != new.tokenizer and old.side_files == new.side_files == {}:
+        found.append(f"the tokenizer was {old.tokenizer}, is now {new.tokenizer}")
+    found += differing_side_files(old.side_files, new.side_files)
     found += _differing_files(old.files, new.files)
     if not found and old.units != new.units:
         found.append("the work units are cut in another way")
@@ -103,6 +90,12 @@ def differing_options(old: PackConfig, new: PackConfig) -> list[str]:
             option = _OPTIONS.get(item.name, f"--{item.name.replace('_', '-')}")
             found.append(f"{option} was {_shown(before)}, is now {_shown(now)}")
     return found
+
+
+def differing_side_files(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    """The files of the tokenizer, and the template, that differ."""
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return [f"another tokenizer: {' and '.join(names)} differ"] if names else []
 
 
 def _shown(value: object) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packer_cli.config import MIB, PackConfig, RunOptions
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from packer_cli.supervised.documents import Composer
     from packer_cli.supervised.processes import ComposingProcesses
 
+TEMPLATE = "chat_template.jinja"
 # Below this, rendering takes no longer than the start of a process.
 _WORTH_A_PROCESS = MIB
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
@@ -49,22 +51,24 @@ class Chosen:
     template: tuple[str, str] | None = None
 
     @property
-    def sha256(self) -> str:
-        return self.files.sha256 if self.files else ""
+    def side_files(self) -> dict[str, bytes]:
+        """What a result keeps of them, so that it explains itself."""
+        found: dict[str, bytes] = {}
+        if self.files is not None:
+            found = {"tokenizer.json": self.files.json, **self.files.companions}
+        if self.template is not None:
+            found[TEMPLATE] = self.template[0].encode()
+        return found
 
-    @property
-    def special_tokens(self) -> tuple[str | None, ...]:
-        return (self.files.bos, self.files.eos, self.files.pad) if self.files else ()
 
-
-def tokenizer_side_files(chosen: Chosen) -> dict[str, bytes]:
-    """What a result keeps of the tokenizer and the template, so that it explains itself."""
-    found: dict[str, bytes] = {}
-    if chosen.files is not None:
-        found = {"tokenizer.json": chosen.files.json, **chosen.files.companions}
-    if chosen.template is not None:
-        found["chat_template.jinja"] = chosen.template[0].encode()
-    return found
+def chosen_for(run: Run, work: Path) -> Chosen:
+    """The same, from what the run's work folder keeps: for whoever joins it later or elsewhere."""
+    files, template = None, None
+    if run.tokenizer not in (None, BYTES):
+        files = replace(locate(str(work)), source=run.tokenizer or "")
+    if TEMPLATE in run.side_files:
+        template = (work / TEMPLATE).read_text(encoding="utf-8"), TEMPLATE
+    return Chosen(run.tokenizer, files, template)
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,8 @@ def _supervised(
 
     shape, config, located = run.shape, run.config, chosen.files
     end_tokens = tuple(located.added_tokens) if located else ()
-    parts = (shape, config, run.template, special_tokens(located), end_tokens)
+    template = chosen.template[0] if chosen.template else None
+    parts = (shape, config, template, special_tokens(located), end_tokens)
 
     @cache
     def composer() -> Composer:

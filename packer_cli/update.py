@@ -9,7 +9,6 @@ other rows than packing everything anew, but holds the same documents, each once
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -27,11 +26,11 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.manifest_check import config_of
 from packer_cli.output import INPUT_TIMES
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.run import differing_options
+from packer_cli.run import differing_options, differing_side_files
 from packer_cli.shapes import Shape
 from packer_cli.shards import digest
-from packer_cli.source import Chosen, tokenizer_side_files
 
+_NOT_OF_TOKENIZER = {"state.json", "dataset_info.json", "rejected.jsonl", UNITS}
 _ANEW = "to pack everything anew, --overwrite"
 
 
@@ -67,7 +66,7 @@ def plan_update(
     found: list[InputFile],
     shape: Shape,
     config: PackConfig,
-    chosen: Chosen,
+    side_files: dict[str, str],
     *,
     checksum: bool,
 ) -> Update:
@@ -77,10 +76,10 @@ def plan_update(
     Raises UsageError when the options or the tokenizer are others, DataError when the result
     lacks what is needed.
     """
-    _refuse_other_options(directory, manifest, shape, config, chosen)
+    _refuse_other_options(directory, manifest, shape, config, side_files)
     same = _same_inputs(directory, manifest, found, checksum)
     files = _numbered(manifest, found)
-    records = _reusable(_records(directory, manifest), same)
+    records = _reusable(_records(directory), same)
     standing = {part[0] for record in records for part in record.slices}
     rest = [file for file in files if file.format and file.index not in standing]
     new: list[WorkUnit] = []
@@ -99,23 +98,20 @@ def plan_update(
 
 
 def _refuse_other_options(
-    directory: Path, manifest: dict[str, Any], shape: Shape, config: PackConfig, chosen: Chosen
+    directory: Path,
+    manifest: dict[str, Any],
+    shape: Shape,
+    config: PackConfig,
+    side_files: dict[str, str],
 ) -> None:
     try:
         differ = differing_options(config_of(manifest), replace(config, shape=shape.kind))
     except ValueError as error:
         raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
-    said = manifest["side_files"]
-    now = {
-        name: hashlib.sha256(content).hexdigest()
-        for name, content in tokenizer_side_files(chosen).items()
-    }
-    before = said.keys() - {"state.json", "dataset_info.json", "rejected.jsonl", UNITS}
-    differ += [
-        f"{name} of the tokenizer is another"
-        for name in sorted(before | now.keys())
-        if said.get(name) != now.get(name)
-    ]
+    kept = manifest["side_files"].items()
+    differ += differing_side_files(
+        {n: s for n, s in kept if n not in _NOT_OF_TOKENIZER}, side_files
+    )
     if differ:
         raise UsageError(
             f"{directory}: was packed with other options: {'; '.join(differ)}",
@@ -161,12 +157,14 @@ def _numbered(manifest: dict[str, Any], found: list[InputFile]) -> list[InputFil
     ]
 
 
-def _records(directory: Path, manifest: dict[str, Any]) -> Iterator[UnitRecord]:
-    """The records of the result's units, as parts of it."""
+def _records(directory: Path) -> Iterator[UnitRecord]:
+    """The records of the result's units whose files are there."""
     rejected_from = 0
     try:
         for record in commits.read_units(directory / UNITS):
-            yield msgspec.structs.replace(record, reused=True, rejected_from=rejected_from)
+            reused = msgspec.structs.replace(record, reused=True, rejected_from=rejected_from)
+            if commits.files_are_there(reused, directory):
+                yield reused
             rejected_from += record.rejected
     except ValueError as error:
         raise DataError(f"{directory / UNITS}: damaged: {error}", _ANEW) from error

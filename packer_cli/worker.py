@@ -49,7 +49,9 @@ class Worker:
     ) -> None:
         """`units`: those that it will be asked for, at least one. Raises UsageError."""
         self._source = prepare(run, chosen, units, options, early, notify)
+        self._rejected, self._counting = 0, threading.Lock()
         tokenizer, self._notify = self._source.tokenizer, notify
+        self.max_length = run.config.max_length
         pad = tokenizer.info.pad_token_id if tokenizer else 0
         self._job = Job(
             run.files,
@@ -108,7 +110,19 @@ class Worker:
             inputs,
         )
         commits.write_unit(job.folder, record)
+        self._count_rejected(result.counts.rejected_records)
         return record
+
+    def _count_rejected(self, count: int) -> None:
+        """DataError as soon as there are too many, not after a night; a share is known last."""
+        limit = self._job.config.max_errors
+        with self._counting:
+            self._rejected += count
+            if isinstance(limit, int) and self._rejected > limit:
+                raise DataError(
+                    f"{self._rejected:,} records are bad so far; --max-errors is {limit}",
+                    f"see {self._job.folder}/rejected-*.jsonl, or raise --max-errors",
+                )
 
     def pack_and_commit(self, unit: WorkUnit) -> None:
         self.commit(self.pack(unit))
