@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from chats import (
     user,
     write,
 )
-from conftest import packer, recover_documents
+from conftest import packer, packer_script, recover_documents
 
 TWO = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
 TWO_MARKED = (
@@ -541,6 +544,30 @@ def test_what_cannot_be_decided_in_another_process(folder: Path) -> None:
     records[3000]["messages"][1]["weight"] = 0
     place = f"data.jsonl, line 3001 (byte {positions(records)[3000]}): "
     refused(records, 1, place, "rearranges", template=REWRITTEN, options=["--workers", 3])
+
+
+def test_a_template_that_another_process_finds_no_turns_in(folder: Path) -> None:
+    template = TAGS + "{% if messages | length < 2 %}{{ raise_exception('too few') }}{% endif %}"
+    parts = ("refuses a question and its answer", "too few")
+    for workers in (1, 3):  # the same words, whoever finds it out
+        refused(many(4000), 1, *parts, template=template, options=["--workers", workers])
+
+
+def test_a_process_that_is_killed_is_not_a_bug(folder: Path) -> None:
+    """As the kernel does when the machine runs out of memory."""
+    write(many(20_000))
+    Path("t.jinja").write_text(TAGS)
+    options = ("-l", 512, "-t", "bytes", "-o", "out", "-q", "--workers", 2)
+    command = ["pack", "data.jsonl", *options, "--chat-template", "t.jinja"]
+    run = subprocess.Popen([packer_script(), *map(str, command)], stderr=subprocess.PIPE)
+    children: list[str] = []
+    while not children and run.poll() is None:  # a child has its own imports to do first
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, stderr = run.communicate(timeout=60)
+    assert run.returncode == 1, stderr
+    assert b"was ended from outside, by signal 9" in stderr
+    assert not Path("out").exists()
 
 
 def trained_flags() -> list[Any]:

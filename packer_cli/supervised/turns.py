@@ -25,12 +25,6 @@ class UndecidableError(DataError):
 
     position = 0
 
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"the assistant's part of the text cannot be told: {why}",
-            "use a template with {% generation %} tags (--chat-template), or --train-on all",
-        )
-
 
 class AssistantSpans:
     """Finds the assistant's spans in the renderings of one template."""
@@ -76,7 +70,7 @@ class AssistantSpans:
         if all(is_trained(message) for message in speakers):
             return spans
         if not turns or not _are_messages(turns, speakers):
-            raise UndecidableError("messages have weights, and the template rearranges messages")
+            raise _undecidable("messages have weights, and the template rearranges messages")
         silent = [turn for turn in turns if not is_trained(turn.message)]
         return [s for s in spans if not any(t.start <= s[0] < t.stop for t in silent)]
 
@@ -106,13 +100,21 @@ class AssistantSpans:
                 before = self._template.render(messages[:i], tools, add_generation_prompt=True).text
                 after = self._template.render(messages[: i + 1], tools).text
             except RefusedError as error:
-                raise UndecidableError(str(error)) from error
+                raise _undecidable(str(error)) from error
             if not (text.startswith(before) and text.startswith(after)):
-                raise UndecidableError("the template renders messages differently later on")
+                raise _undecidable("the template renders messages differently later on")
             if len(before) >= len(after):
-                raise UndecidableError(f"message {i} leaves no trace")
+                raise _undecidable(f"message {i} leaves no trace")
             spans.append((len(before), len(after)))
         return spans
+
+
+def _undecidable(why: str) -> UndecidableError:
+    """Not a constructor of the class: that one must take what pickle gives it again."""
+    return UndecidableError(
+        f"the assistant's part of the text cannot be told: {why}",
+        "use a template with {% generation %} tags (--chat-template), or --train-on all",
+    )
 
 
 def _are_messages(turns: list[Turn], messages: list[dict[str, Any]]) -> bool:
@@ -129,9 +131,7 @@ def _generation_prompt(template: ChatTemplate) -> str:
         prompted = template.render([user], add_generation_prompt=True).text
         answered = template.render([user, {"role": ASSISTANT, "content": _PROBE}])
     except RefusedError as error:
-        raise UndecidableError(
-            f"the template refuses a question and its answer: {error}"
-        ) from error
+        raise _undecidable(f"the template refuses a question and its answer: {error}") from error
     shared = _common_prefix(plain, prompted)  # what ends a text may be left out of a prompt
     prompt = prompted[shared:]
     if prompt.strip() or len(prompted) != len(plain):
