@@ -28,6 +28,7 @@ from chats import (
     write,
 )
 from conftest import packer, packer_script, recover_documents
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 TWO = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
 TWO_MARKED = (
@@ -295,8 +296,6 @@ def test_the_template_of_the_tokenizer(folder: Path) -> None:
 
 def pieces(tokenizer: Path) -> list[tuple[str, bool]]:
     """(token, whether it is trained on) of the only document; spaces as Ġ."""
-    from tokenizers import Tokenizer
-
     vocabulary = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     [ids], [labels] = (
         list(recover_documents("out", column).values()) for column in ("input_ids", "labels")
@@ -387,6 +386,45 @@ def test_tokens_that_swallow_white_space_are_marked_by_the_reference(folder: Pat
     ends = [i for i, (name, _) in enumerate(found) if name == "<|im_end|>"]
     assert [found[i][1] for i in ends] == [False, True, False, True]
     assert all(name != "Ċ" for i in ends for name, _ in found[i + 1 : i + 2])
+
+
+def test_lengths_that_a_normalizer_changes_may_add_up_by_chance(folder: Path) -> None:
+    """One Bengali character becomes three bytes shorter when composed, another three longer."""
+    shorter, longer = "\u0995\u09c7\u09be", "\u09dc"
+    tokenizer = chat_tokenizer(folder / "t", TAGS, normalizing(tiny_tokenizers.byte_level()))
+    pair = {"prompt": shorter, "completion": f"abcdef {longer}"}
+    [found] = pack_marked([pair], template=None, tokenizer=tokenizer)
+    assert found == "\u0995\u09cb⟦abcdef \u09a1\u09bc</s>⟧"
+
+
+def test_word_pieces_may_add_up_by_chance(folder: Path) -> None:
+    """What "##" adds to the lengths, the spaces that no token has take away."""
+    specials = ["[UNK]", "[EOS]"]
+    words = [*specials, "a", "b", "play", "##ing"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    model = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    model.add_special_tokens(specials)
+    config = {"eos_token": "[EOS]"}
+    document = json.loads(model.to_str())
+    tokenizer = tiny_tokenizers.save(folder / "t", document, tokenizer_config=config)
+    pack_chat([{"prompt": "playing a", "completion": " b"}], template=None, tokenizer=tokenizer)
+    assert pieces(tokenizer) == [
+        ("play", False), ("##ing", False), ("a", False), ("b", True), ("[EOS]", True),
+    ]  # fmt: skip
+
+
+def test_unknown_characters_may_add_up_by_chance(folder: Path) -> None:
+    """Two of them have four bytes, three have six, and the <unk> for each has five."""
+    vocabulary = {"<unk>": 0, "a": 1, "b": 2}
+    model = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True))  # noqa: S106
+    document, config = json.loads(model.to_str()), {"eos_token": "b"}
+    tokenizer = tiny_tokenizers.save(folder / "t", document, tokenizer_config=config)
+    pair = {"prompt": "ééa", "completion": "aaééé"}
+    pack_chat([pair], template=None, tokenizer=tokenizer)
+    assert pieces(tokenizer) == [
+        ("<unk>", False), ("a", False), ("a", True), ("a", True), ("<unk>", True), ("b", True),
+    ]  # fmt: skip
 
 
 def test_unigram_has_no_lengths_and_works(folder: Path) -> None:
