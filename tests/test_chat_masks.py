@@ -255,6 +255,34 @@ def test_a_template_that_refuses_every_question(folder: Path) -> None:
     assert not Path("out").exists()
 
 
+RESULTS_INSIDE = (  # results of tools, in the turn of the assistant that called them
+    "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}"
+    "{% for t in messages[loop.index:] %}{% if t.role != 'tool' %}{% break %}{% endif %}"
+    "[{{ t.content }}]{% endfor %}</{{ m.role }}>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_results_of_tools_inside_a_turn_are_not_trained_on(folder: Path) -> None:
+    tool = {"role": "tool", "content": "sunny"}
+    record = chat(user("Rain?"), assistant("look"), tool, assistant("No."))
+    refused([record], 1, "line 1", "renders messages differently", template=RESULTS_INSIDE)
+    assert pack_marked([TWO], template=RESULTS_INSIDE) == [TWO_MARKED]
+
+
+def test_the_last_of_tags_that_no_loop_shows(folder: Path) -> None:
+    tagged = (
+        "{% for i in range(messages | length) %}{% set m = messages[i] %}<{{ m.role }}>"
+        "{% if m.role == 'user' or m.name %}{{ m.content }}{% else %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    record = chat(*TWO["messages"][:-1], assistant("Ciao", name="untagged"))
+    options = ["--train-on", "last-assistant"]
+    refused([record], 1, "line 1", "which of its tags", template=tagged, options=options)
+    [found] = pack_marked([TWO], *options, template=tagged)
+    assert found == "<user>Hi<assistant>Hello<user>Bye<assistant>⟦Ciao⟧"
+
+
 def test_generation_tags_inside_a_macro(folder: Path) -> None:
     template = (
         "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
@@ -334,6 +362,23 @@ def test_a_token_with_one_byte_in_a_span_is_trained(folder: Path, backend: str) 
     assert "".join(name for name, _ in found) == "Q:x;A:HiĠzoo;"
     flags = [flag for _, flag in found]
     assert flags == sorted(flags)
+
+
+@pytest.mark.parametrize("backend", ["auto", "tokenizers"])
+def test_a_token_across_an_empty_answer_is_not_trained(folder: Path, backend: str) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}o"
+        "{% generation %}{{ m.content }}{% endgeneration %}o;{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}"
+    )
+    tokenizer = chat_tokenizer(folder / "t", template, glued(tiny_tokenizers.byte_level()))
+    record = chat(user("Q"), assistant(""), user("Q"), assistant("7"))
+    how: dict[str, Any] = {"template": None, "tokenizer": tokenizer}
+    manifest = pack_chat([record], "--tokenizer-backend", backend, **how)
+    found = pieces(tokenizer)
+    assert ("oo;", False) in found
+    assert [name for name, flag in found if flag] == ["7"]
+    assert manifest["trained_turns"] == 1
 
 
 def test_part_of_a_character_is_enough(folder: Path) -> None:

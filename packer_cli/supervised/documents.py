@@ -149,6 +149,8 @@ class Composer:
             return Document(rendering.text, None, conversation)
         last_only = self.config.train_on == "last-assistant"
         spans = self._assistant.find(rendering, messages, tools, last_only=last_only)
+        # an empty answer has no byte, but there may be a token across the place where it would be
+        spans = [(start, stop) for start, stop in spans if start < stop]
         return Document(rendering.text, spans, conversation)
 
     def _leaves_out_tools(self, document: Document) -> bool:

@@ -49,7 +49,7 @@ class AssistantSpans:
         if self._template.marks_generation:
             return self._chosen(rendering.generated, turns, speakers, last_only)
         spans = [self._without_prompt(rendering.text, turn) for turn in turns]
-        if not turns or any(start < 0 for start, _ in spans):
+        if not turns or any(start < 0 for start, _ in spans) or _nested(rendering.turns):
             spans = self._by_prefixes(rendering.text, messages, tools)
             turns = [Turn(a, b, m) for (a, b), m in zip(spans, speakers, strict=True)]
         return self._chosen(spans, turns, speakers, last_only)
@@ -64,6 +64,8 @@ class AssistantSpans:
             begin = turns[-1].start
             spans = [span for span in spans if span[0] >= begin]
         elif last_only:
+            if len(spans) != len(speakers):  # whose they are, nothing tells
+                raise _undecidable("no loop of the template shows which of its tags are the last")
             spans = spans[-1:]
         if not any(has_flags(message) for message in speakers):
             return spans
@@ -115,6 +117,20 @@ def _undecidable(why: str) -> UndecidableError:
         f"the assistant's part of the text cannot be told: {why}",
         "use a template with {% generation %} tags (--chat-template), or --train-on all",
     )
+
+
+def _nested(turns: list[Turn]) -> bool:
+    """Whether a turn holds another one, and one of the two is the assistant's.
+
+    As with results of tools that the template writes into the turn that called them.
+    """
+    outer = None
+    for turn in sorted(turns, key=lambda turn: (turn.start, -turn.stop)):
+        if outer is None or turn.start >= outer.stop:
+            outer = turn
+        elif ASSISTANT in (turn.message["role"], outer.message["role"]):
+            return True
+    return False
 
 
 def _are_messages(turns: list[Turn], messages: list[dict[str, Any]]) -> bool:
