@@ -14,7 +14,7 @@ from packer_cli.readers import reader_for
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Spans
 from packer_cli.shapes import Shape
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
-from packer_cli.supervised.messages import MalformedError, parse_messages, parse_tools
+from packer_cli.supervised.messages import MalformedError, kind_of, parse_messages, parse_tools
 from packer_cli.supervised.turns import ASSISTANT, AssistantSpans, UndecidableError
 
 _SKIP = "mend the record, or use --on-error skip"
@@ -226,7 +226,9 @@ def make_composer(
 def _with_system(conversation: Conversation, system: Any) -> Conversation:
     """With the record's system field as the first message, unless it begins with another."""
     messages = conversation.messages
-    if isinstance(system, str) and system and messages[0].get("role") != "system":
+    if system is not None and not isinstance(system, str):
+        raise MalformedError(f"field 'system' is {kind_of(system)}, expected a string")
+    if system and messages[0].get("role") != "system":
         messages.insert(0, {"role": "system", "content": system})
     return conversation
 
@@ -259,13 +261,17 @@ def _alpaca(fields: dict[str, Any], shape: Shape) -> str:
 
 
 def _shows_parts(template: ChatTemplate) -> bool:
-    """Whether the template writes content that is a list of parts; many write nothing then."""
-    parts = [{"type": "text", "text": _PARTS_PROBE}]
+    """Whether the template writes content that is a list of parts, whoever speaks.
+
+    Many write nothing then, or those of the user only.
+    """
+    parts = [{"type": "text", "text": _PARTS_PROBE}] * 2  # some show the first one only
+    messages = [{"role": role, "content": parts} for role in ("user", ASSISTANT)]
     try:
-        text = template.render([{"role": "user", "content": parts}]).text
+        text = template.render(messages).text
     except RefusedError:
         return False
-    return text.count(_PARTS_PROBE) == 1 and "'text'" not in text
+    return text.count(_PARTS_PROBE) == 4 and "'text'" not in text
 
 
 def byte_spans(documents: list[Document]) -> Spans | None:
