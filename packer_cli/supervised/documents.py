@@ -83,8 +83,7 @@ class Composer:
             try:
                 yield self.compose(records)
             except UndecidableError as error:
-                place = reader.describe(file, error.position)
-                raise DataError(f"{file.path}, {place}: {error.message}", error.tip) from error
+                raise placed(error, file) from error
 
     def compose(self, records: Records) -> Records:
         """Records that cannot be a document join `bad`. Raises UndecidableError."""
@@ -196,6 +195,12 @@ class Composer:
 
     def _text(self, fields: dict[str, Any], own: str) -> str:
         return _text(fields, own, self.shape)
+
+
+def placed(error: UndecidableError, file: InputFile) -> DataError:
+    """The same, with the name of its record."""
+    place = reader_for(file.format).describe(file, error.position)
+    return DataError(f"{file.path}, {place}: {error.message}", error.tip)
 
 
 def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple[int, int]:
