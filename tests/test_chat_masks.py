@@ -310,6 +310,8 @@ def test_the_template_of_the_tokenizer(folder: Path) -> None:
     how = {"template": None, "tokenizer": tokenizer}
     assert pack_marked([TWO], **how) == [TWO_MARKED]
     assert "⟦HELLO" in pack_marked([TWO], "--chat-template", "loud", **how)[0]
+    broken = chat_tokenizer(folder / "broken", None, chat_template=[{**named[0], "template": 5}])
+    assert "the tokenizer has none" in run([TWO], template=None, tokenizer=broken).stderr
     no_default = chat_tokenizer(folder / "several", None, chat_template=named[1:] * 2)
     result = run([TWO], template=None, tokenizer=no_default)
     assert result.exit_code == 2

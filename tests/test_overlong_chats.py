@@ -21,7 +21,7 @@ from chats import (
     system,
     user,
 )
-from conftest import recover_documents
+from conftest import packer, recover_documents
 
 from packer_cli import open_packed
 
@@ -177,6 +177,14 @@ def test_as_few_turns_leave_as_must_of_many(folder: Any) -> None:
         kept = "".join(turns[first:])
         for limit in (size(kept), size(turns[first - 1] + kept) - 1):
             assert pack_marked([record], "-l", limit, "--overlong", "truncate-turns") == [kept]
+
+
+def test_turns_that_left_are_not_said_to_be_trained_on(folder: Any) -> None:
+    manifest = pack_chat([LONG, LONG], "-l", LENGTH, "--overlong", "truncate-turns")
+    assert manifest["trained_turns"] == 8
+    lines = packer("stats", "out").stdout.splitlines()
+    [line] = [line.split() for line in lines if line.startswith("turns")]
+    assert " ".join(line) == "turns 8 of the assistant to train on, in all that was read"
 
 
 def test_a_huge_conversation_is_shortened_in_few_renderings(folder: Any) -> None:
