@@ -207,6 +207,6 @@ def _ahead(items: Iterator[Any]) -> Iterator[_Answer]:
 
 def _sendable(error: BaseException) -> Exception:
     """What went wrong, as something that can be pickled."""
-    if isinstance(error, PackerError):
+    if isinstance(error, PackerError | MemoryError):
         return error
     return InternalError(f"{type(error).__name__}: {error}")

@@ -638,6 +638,12 @@ def test_a_template_that_another_process_finds_no_turns_in(folder: Path) -> None
         refused(many(4000), 1, *parts, template=template, options=["--workers", workers])
 
 
+def test_a_template_that_asks_for_all_memory(folder: Path) -> None:
+    template = TAGS + "{{ '%1000000000000d' % 5 }}"
+    for workers in (1, 3):  # not a bug either, in whichever process
+        refused(many(4000), 1, "out of memory", template=template, options=["--workers", workers])
+
+
 def test_a_process_that_is_killed_is_not_a_bug(folder: Path) -> None:
     """As the kernel does when the machine runs out of memory."""
     write(many(20_000))
