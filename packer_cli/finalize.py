@@ -84,9 +84,9 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], destination: Pat
                 "--max-errors finishes at once",
             )
     if not total.rows:
-        raise DataError(
-            _nothing(total, rejected, destination), "check --shape, --field, --overlong, the input"
-        )
+        found = _nothing(total, rejected, destination)
+        output.forget(destination / output.WORK)  # no other run would find more
+        raise DataError(found, "check --shape, --field, --overlong, the input")
 
 
 def _nothing(total: Counts, rejected: list[UnitRecord], destination: Path) -> str:

@@ -138,9 +138,9 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes]) -> bool:
     return True
 
 
-def forget(claim: Claim) -> None:
-    """Throw the units of an unfinished run away: the result that is there is what is wanted."""
-    _empty(claim.work)
+def forget(work: Path) -> None:
+    """Throw the units of an unfinished run away: nobody is to go on with them."""
+    _empty(work)
 
 
 def is_begun(work: Path) -> bool:

@@ -80,7 +80,7 @@ def pack(
             )
             if not update.changed:
                 notify(f"{destination}: up to date")
-                output.forget(claim)
+                output.forget(claim.work)
                 return earlier
         run = Run(
             config,

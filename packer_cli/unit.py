@@ -25,6 +25,7 @@ from packer_cli.fitting import (
     fit,
     loss_of,
     padded,
+    trained_documents,
     without_untrained,
 )
 from packer_cli.progress import Progress
@@ -76,13 +77,13 @@ def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
         for batch in _batches(unit, job, rejections, counts):
             _refuse_overlong(batch, job)
             if job.config.strategy == "wrap":
+                pieces, untrained = _wrapped(batch, job.config, stream_position)
                 multiple = job.config.segment_multiple
-                pieces = cut_stream(batch.offsets, job.config.max_length, stream_position, multiple)
-                stream_position += int(padded(np.diff(batch.offsets), multiple).sum())
+                stream_position += int(padded(pieces.length, multiple).sum())
             else:
                 pieces, untrained = pieces_of(batch, job.config)
-                counts.add_loss(untrained)
-                counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
+            counts.add_loss(untrained)
+            counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
             _count_documents(counts, batch, pieces.document, pieces.length, job.config.max_length)
             window.add(batch, pieces)
             if window.tokens >= (job.config.window_tokens or 0):
@@ -104,6 +105,14 @@ def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Loss]:
     if batch.trained is None or config.keep_untrained:
         return pieces, Loss()
     return without_untrained(pieces, batch.offsets, batch.trained)
+
+
+def _wrapped(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Loss]:
+    documents, untrained = None, Loss()
+    if batch.trained is not None and not config.keep_untrained:
+        documents, untrained = trained_documents(batch.offsets, batch.trained)
+    multiple = config.segment_multiple
+    return cut_stream(batch.offsets, config.max_length, position, multiple, documents), untrained
 
 
 def _batches(

@@ -79,7 +79,7 @@ def plan_update(
     _refuse_other_options(directory, manifest, shape, config, side_files)
     same = _same_inputs(directory, manifest, found, checksum)
     files = _numbered(manifest, found)
-    records = _reusable(_records(directory), same)
+    records = _reusable(_records(directory), directory, same)
     standing = {part[0] for record in records for part in record.slices}
     rest = [file for file in files if file.format and file.index not in standing]
     new: list[WorkUnit] = []
@@ -158,21 +158,24 @@ def _numbered(manifest: dict[str, Any], found: list[InputFile]) -> list[InputFil
 
 
 def _records(directory: Path) -> Iterator[UnitRecord]:
-    """The records of the result's units whose files are there."""
+    """The records of the result's units, as parts of it."""
     rejected_from = 0
     try:
         for record in commits.read_units(directory / UNITS):
-            reused = msgspec.structs.replace(record, reused=True, rejected_from=rejected_from)
-            if commits.files_are_there(reused, directory):
-                yield reused
+            yield msgspec.structs.replace(record, reused=True, rejected_from=rejected_from)
             rejected_from += record.rejected
     except ValueError as error:
         raise DataError(f"{directory / UNITS}: damaged: {error}", _ANEW) from error
 
 
-def _reusable(records: Iterable[UnitRecord], same: set[int]) -> list[UnitRecord]:
-    """Those that read nothing but inputs that all units reading them can be reused for."""
-    left, usable, before = list(records), set(same), -1
+def _reusable(records: Iterable[UnitRecord], directory: Path, same: set[int]) -> list[UnitRecord]:
+    """Those whose files are there, and that read nothing but inputs all of whose units stand."""
+    usable, left, before = set(same), list[UnitRecord](), -1
+    for record in records:
+        if commits.files_are_there(record, directory):
+            left.append(record)
+        else:
+            usable -= {part[0] for part in record.slices}
     while len(left) != before:
         before, stands = len(left), list[UnitRecord]()
         for record in left:
