@@ -175,7 +175,10 @@ class _Remote(io.RawIOBase):
             while filled < len(view) and (part := file.read(len(view) - filled)):
                 view[filled : filled + len(part)] = part
                 filled += len(part)
-        self._position += filled
+            end = self._position + filled
+            if filled < len(view) and end < (getattr(file, "size", None) or 0):
+                raise OSError(errno.EIO, f"it ends at byte {end} of {file.size}")
+        self._position = end
         return filled
 
     def _opened(self) -> Any:
@@ -239,5 +242,5 @@ def _explained(error: Exception, url: str) -> DataError:
     elif "timeout" in name.lower() or "connect" in name.lower():
         tip = "check the network and the address, then run the same command again"
     else:
-        tip = "check the address, the credentials and the network, then run the same command again"
+        tip = "check the address, the credentials and the network, or copy it to a local path"
     return DataError(f"{url}: cannot read: {reason}", tip)

@@ -253,7 +253,7 @@ FAULTS: dict[str, tuple[Exception, str, str]] = {
     "timeout": (TimeoutError(), "TimeoutError", "network"),
     "gone": (FileNotFoundError("bucket/a"), "no such file", "removes"),
     "changed": (OSError(errno.EBUSY, "expired"), "it changed", "writes to it"),
-    "other": (RuntimeError("503 Slow Down\nplease"), "503 Slow Down", "run the same command"),
+    "other": (RuntimeError("503 Slow Down\nplease"), "503 Slow Down", "local path"),
 }
 
 
@@ -296,6 +296,16 @@ def test_an_object_that_is_replaced_while_it_is_read() -> None:
     Shelf.disturb = replace
     result = packer("pack", "shelf://bucket/a.jsonl", *QUIET)
     assert_error(result, 1, "shelf://bucket/a.jsonl: changed while it was read")
+
+
+@pytest.mark.parametrize("form", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_an_object_that_is_cut_short_while_it_is_read(form: str) -> None:
+    FORMS[form](form)
+    upload("shelf")
+    store = fsspec.filesystem("shelf")
+    Shelf.disturb = lambda path, start: store.pipe_file(path, store.cat_file(path)[:100])
+    result = packer("pack", f"shelf://bucket/{form}", *QUIET)
+    assert_error(result, 1, f"shelf://bucket/{form}: cannot read: it ends at byte 100 of ")
 
 
 @pytest.mark.parametrize("form", ["a.jsonl", "a.txt"])
