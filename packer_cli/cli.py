@@ -243,7 +243,9 @@ def pack(
     ctx: typer.Context,
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT", help="Files, directories, globs, or - for stdin."),
+        typer.Argument(
+            metavar="INPUT", help="Files, directories, globs, URLs of these, or - for stdin."
+        ),
     ],
     max_length: Annotated[int, typer.Option("--max-length", "-l", help="Tokens in a packed row.")],
     tokenizer: Annotated[

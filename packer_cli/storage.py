@@ -46,6 +46,7 @@ class Stat(NamedTuple):
 
 
 def is_url(path: str) -> bool:
+    """Whether fsspec reads it: `protocol://...`, without a folder before."""
     head, separator, _ = path.partition("://")
     return bool(separator) and "/" not in head
 
