@@ -140,17 +140,14 @@ def test_folders_and_globs(protocol: str) -> None:
     upload(protocol)
     expected = {
         "bucket/d": "123", "bucket/d/": "123", "bucket": "0123", "bucket/*.jsonl": "0",
-        "bucket/**/*.jsonl": "23", "bucket/d/[ab].*": "12",
+        "bucket/**/[a-c].jsonl": "23", "bucket/d/[ab].*": "12",
     }  # fmt: skip
     for number, (name, texts) in enumerate(expected.items()):
         out = f"out-{number}"
         url = f"{protocol}://{name}"
         result = packer("pack", url, "-l", 8, "-t", "bytes", "-o", out)
         assert result.exit_code == 0, result.stderr
-        found = recover_texts(out)
-        if "**" in name:  # fsspec's ** also stands for no folder at all, and for hidden names
-            found = [text for text in found if text in texts]
-        assert "".join(found) == texts, url
+        assert "".join(recover_texts(out)) == texts, url
         said = "d/packed: left out: it holds a result of packer" in result.stderr
         assert said == (name.rstrip("/") in ("bucket", "bucket/d"))
 
