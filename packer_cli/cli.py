@@ -224,10 +224,11 @@ def _fields(mapped: list[str], text_field: str | None) -> tuple[tuple[str, str],
 
 
 def default_output(inputs: list[str], max_length: int) -> Path:
-    """`data-packed-4096` for `some/where/data.jsonl`, in the current directory."""
+    """`data-packed-4096` for `some/where/data.jsonl` or a URL, in the current directory."""
     from packer_cli.discovery import format_of
+    from packer_cli.storage import base_name
 
-    name = Path(inputs[0]).name
+    name = base_name(inputs[0])
     if inputs[0] == "-":
         name = "stdin"
     elif format_of(name)[0]:
@@ -242,7 +243,9 @@ def pack(
     ctx: typer.Context,
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT", help="Files, directories, globs, or - for stdin."),
+        typer.Argument(
+            metavar="INPUT", help="Files, directories, globs, URLs of these, or - for stdin."
+        ),
     ],
     max_length: Annotated[int, typer.Option("--max-length", "-l", help="Tokens in a packed row.")],
     tokenizer: Annotated[
@@ -478,6 +481,11 @@ def pack(
         )  # fmt: skip
         if tokenizer == "":
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
+        if output and output.parts[:1] and output.parts[0].endswith(":"):  # Path has made // one /
+            raise UsageError(
+                f"--output: {output}: a URL; results are only written to local directories",
+                "write to one, then copy it",
+            )
         destination = output or default_output(inputs, config.max_length)
         notify = (lambda message: None) if quiet else _say
         manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, ctx.obj)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 import packer_cli
+from packer_cli import storage
 from packer_cli.bounds import lower_bound_rows
 from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
@@ -118,11 +119,12 @@ def checksum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
 
 
-def is_manifest(path: Path) -> bool:
+def is_manifest(path: str | os.PathLike[str]) -> bool:
     """Whether this is a manifest of ours, of any version."""
     try:
-        content = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        with storage.open_bytes(os.fspath(path)) as file:
+            content = msgspec.json.decode(file.read())
+    except (OSError, DataError, msgspec.DecodeError, UnicodeDecodeError):
         return False
     return isinstance(content, dict) and {"format_version", "packer_version"} <= content.keys()
 
