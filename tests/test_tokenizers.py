@@ -247,7 +247,7 @@ def test_an_unusable_eos_is_an_error_that_names_the_option(
 
 def test_eos_token_overrides_the_configuration(load: Load) -> None:
     document = tiny.with_added_token(tiny.byte_level(), "<|other|>", 400)
-    tokenizer = load(document, tokenizer_config=EOS_CONFIG, eos_token="<|other|>")
+    tokenizer = load(document, tokenizer_config=EOS_CONFIG, eos_token="<|other|>")  # noqa: S106
     assert tokenizer.info.eos_token_id == 400
     assert documents(tokenizer, "a")[0][-1] == 400
 

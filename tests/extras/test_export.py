@@ -126,8 +126,8 @@ def _tokenizer() -> Any:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="0")
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))  # noqa: S106
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="0")  # noqa: S106
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_trainer_trains_on_a_directory_as_it_is(directory: Path, tmp_path: Path)
 
 @pytest.mark.filterwarnings("ignore")
 def test_sft_trainer_trains_on_a_directory_as_it_is(directory: Path, tmp_path: Path) -> None:
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))  # noqa: S106
     arguments = SFTConfig(
         output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, use_cpu=True,
         bf16=False, report_to="none", max_length=64,
@@ -179,7 +179,7 @@ def test_sft_trainer_trains_on_a_directory_as_it_is(directory: Path, tmp_path: P
     trainer = SFTTrainer(
         _model(), arguments, train_dataset=dataset,
         processing_class=PreTrainedTokenizerFast(
-            tokenizer_object=words, eos_token="1", pad_token="0"
+            tokenizer_object=words, eos_token="1", pad_token="0"  # noqa: S106
         ),
     )  # fmt: skip
     batch = next(iter(trainer.get_train_dataloader()))
