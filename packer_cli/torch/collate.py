@@ -19,6 +19,7 @@ Each raises UsageError for rows without input_ids or cu_seqlens.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -124,9 +125,12 @@ def _tokens(batch: RowBatch, dtype: Any) -> dict[str, Any]:
 
 def _positions(batch: RowBatch, boundaries: Int32, dtype: Any) -> Any:
     """Positions [b, max_length] in each document, as the column position_ids has them."""
-    places = torch.arange(int(boundaries[-1]), dtype=dtype)
-    begins = torch.from_numpy(np.repeat(boundaries[:-1], np.diff(boundaries)))
-    return places.sub_(begins).view(-1, batch.max_length)
+    positions = torch.empty(int(boundaries[-1]), dtype=dtype)
+    counting = torch.arange(int(np.diff(boundaries).max()), dtype=dtype).numpy()
+    to, edges = positions.numpy(), boundaries.tolist()
+    for begin, end in pairwise(edges):
+        to[begin:end] = counting[: end - begin]
+    return positions.view(-1, batch.max_length)
 
 
 def _document_ids(batch: RowBatch, boundaries: Int32) -> Any:

@@ -49,12 +49,13 @@ class RowBatch:
         A segment's own padding (`--segment-multiple`) is the end of its segment.
         """
         rows = self.ragged.get(PADDED_BOUNDARIES) or self.ragged["cu_seqlens"]
-        parts: list[Any] = [[0]]
-        for number, row in enumerate(rows):
-            parts.append(row[1:] + np.int32(number * self.max_length))
-            if row[-1] < self.max_length:
-                parts.append([(number + 1) * self.max_length])
-        return np.concatenate(parts, dtype=np.int32)
+        edges, begin = [0], 0
+        for row in rows:
+            edges += [begin + edge for edge in row[1:].tolist()]
+            begin += self.max_length
+            if edges[-1] < begin:
+                edges.append(begin)
+        return np.array(edges, np.int32)
 
 
 def row_batch(rows: Any) -> RowBatch:
