@@ -25,9 +25,11 @@ from packer_cli.torch.collate import (
     varlen_collate,
 )
 from packer_cli.torch.dataset import PackedDataset
+from packer_cli.torch.sampler import PackedSampler
 
 __all__ = [
     "PackedDataset",
+    "PackedSampler",
     "block_mask_collate",
     "flash_attn_collate",
     "flex_block_mask",
