@@ -102,6 +102,51 @@ def pack_sequences(
     return _fill(plan, ids.astype(np.uint32), given, pad_token_id, return_spans, as_torch)
 
 
+def fill_plan(
+    plan: PackPlan,
+    sequences: Sequence[Any],
+    *,
+    labels: Sequence[Any] | None = None,
+    pad_token_id: int = 0,
+    return_spans: bool = False,
+) -> PackedRows:
+    """The rows of a plan that `plan_packing` made of these sequences' lengths.
+
+    Arguments as in `pack_sequences`. Raises DataError where those do it, and when the plan is not
+    one of these lengths.
+    """
+    as_torch = _is_torch(sequences)
+    ids, lengths = _flat(sequences, "sequence")
+    _check_ids(ids, lengths, "sequence")
+    given = None if labels is None else _flat_like(labels, lengths, "labels")
+    if given is not None:
+        _check_ids(np.where(given == IGNORED, 0, given), lengths, "labels")
+    _check_plan(plan, lengths)
+    return _fill(plan, ids.astype(np.uint32), given, pad_token_id, return_spans, as_torch)
+
+
+def _check_plan(plan: PackPlan, lengths: Int64) -> None:
+    if plan.segment_multiple > 1:
+        raise UsageError(
+            f"a plan with a segment multiple of {plan.segment_multiple}: rows in memory have none",
+            "plan without segment_multiple, or use packer pack --segment-multiple",
+        )
+    if plan.documents != len(lengths):
+        raise DataError(f"the plan is of {plan.documents} documents, {len(lengths)} were given")
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    pieces, document = plan.pieces, plan.pieces.document
+    misplaced = (pieces.begin - pieces.start != offsets[document]) | (
+        pieces.begin + pieces.length > offsets[document + 1]
+    )
+    planned = int(pieces.length.sum()) + plan.loss.truncated_tokens + plan.loss.dropped_tokens
+    if misplaced.any() or planned != offsets[-1]:
+        raise DataError(
+            f"the plan is of {planned} tokens in documents of other lengths than those given, "
+            f"which have {offsets[-1]} tokens",
+            "plan the lengths of the sequences that are to be packed",
+        )
+
+
 def _is_torch(sequences: Sequence[Any]) -> bool:
     torch: Any = sys.modules.get("torch")
     return torch is not None and len(sequences) > 0 and isinstance(sequences[0], torch.Tensor)

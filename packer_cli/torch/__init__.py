@@ -25,14 +25,20 @@ from packer_cli.torch.collate import (
     varlen_collate,
 )
 from packer_cli.torch.dataset import PackedDataset
+from packer_cli.torch.packed_batch import PackedBatch, pack_result_to_tensors, packed_collate_fn
 from packer_cli.torch.sampler import PackedSampler
+from packer_cli.torch.streaming import PackingIterableDataset
 
 __all__ = [
+    "PackedBatch",
     "PackedDataset",
     "PackedSampler",
+    "PackingIterableDataset",
     "block_mask_collate",
     "flash_attn_collate",
     "flex_block_mask",
+    "pack_result_to_tensors",
+    "packed_collate_fn",
     "padded_collate",
     "varlen_collate",
 ]

@@ -18,6 +18,7 @@ import numpy as np
 from packer_cli._kernels import sorting
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import Int64
+from packer_cli.torch.ranks import share_of_ranks
 
 
 class PackedSampler:
@@ -52,7 +53,7 @@ class PackedSampler:
         window_blocks: int = 64,
     ) -> None:
         self.rows = rows if isinstance(rows, int) else len(rows)
-        self.rank, self.world_size = _share(rank, world_size)
+        self.rank, self.world_size = share_of_ranks(rank, world_size)
         self._order = _Order(self.rows, seed, block_rows, window_blocks)
         self._even = even
         self._begin = 0  # where the next iteration begins
@@ -173,27 +174,3 @@ class _Order:
         found = np.empty(count, np.int64)
         sorting.permutation(found, seed)
         return found
-
-
-def _share(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise UsageError("rank and world_size: give both or none")
-    if rank is None or world_size is None:
-        ranks = _ranks_running()
-        if ranks > 1:
-            raise UsageError(
-                f"rank and world_size: not given, and torch.distributed runs {ranks} ranks",
-                "rank=dist.get_rank(), world_size=dist.get_world_size(); with Accelerate and the "
-                "Trainer, which deal out batches themselves, rank=0, world_size=1",
-            )
-        return 0, 1
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank: {rank} is not between 0 and world_size - 1, {world_size - 1}")
-    return rank, world_size
-
-
-def _ranks_running() -> int:
-    import torch.distributed as dist  # noqa: PLC0415 slow
-
-    running = dist.is_available() and dist.is_initialized()
-    return int(dist.get_world_size()) if running else 1
