@@ -25,6 +25,7 @@ from packer_cli.torch.collate import (
     varlen_collate,
 )
 from packer_cli.torch.dataset import PackedDataset
+from packer_cli.torch.device import to_device
 from packer_cli.torch.packed_batch import PackedBatch, pack_result_to_tensors, packed_collate_fn
 from packer_cli.torch.sampler import PackedSampler
 from packer_cli.torch.streaming import PackingIterableDataset
@@ -40,5 +41,6 @@ __all__ = [
     "pack_result_to_tensors",
     "packed_collate_fn",
     "padded_collate",
+    "to_device",
     "varlen_collate",
 ]
