@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 import shutil
@@ -14,6 +15,7 @@ import torch
 from conftest import packer
 from torch.utils.data import DataLoader, Subset
 
+import packer_cli.torch
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
 from packer_cli.packed import ragged_of, rows_of
@@ -26,6 +28,11 @@ FIXED = {
     "attention_mask": torch.uint8,
     "position_ids": torch.int32,
 }
+
+
+@pytest.mark.parametrize("name", packer_cli.torch.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    assert len(inspect.getdoc(getattr(packer_cli.torch, name)) or "") > 40
 
 
 def documents(count: int, longest: int = 90, seed: int = 0) -> str:
