@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from packer_cli.config import PADDED_BOUNDARIES
@@ -29,13 +28,18 @@ from packer_cli.torch.rows import RAGGED, RowBatch
 SHIFTED = "shift_labels"
 
 
+_Views = dict[str, Any]
+
+
 @dataclass
 class _MappedShard:
-    """Views of the record batches of a shard. `starts`: the first row of each."""
+    """The record batches of a shard: the first row of each, and views of its columns by name.
+
+    A view is [rows, max_length], or (values, offsets) for the boundaries.
+    """
 
     starts: list[int] = field(default_factory=list)
-    columns: list[dict[str, npt.NDArray[Any]]] = field(default_factory=list)
-    ragged: list[dict[str, tuple[npt.NDArray[Any], Int32]]] = field(default_factory=list)
+    views: list[_Views] = field(default_factory=list)
 
 
 class PackedDataset:
@@ -103,9 +107,9 @@ class PackedDataset:
         columns, ragged = {}, {}
         for name in self.columns:
             if name in RAGGED:
-                ragged[name] = [_boundaries(shard.ragged[k][name], at) for shard, k, at in places]
+                ragged[name] = [_boundaries(views[name], at) for views, at in places]
                 continue
-            parts = [shard.columns[k][name][at] for shard, k, at in places]
+            parts = [views[name][at] for views, at in places]
             out = np.empty((len(rows), self.max_length), parts[0].dtype if parts else np.int32)
             for to, part in zip(out, parts, strict=True):
                 to[:] = part
@@ -116,15 +120,15 @@ class PackedDataset:
         shifted = column == "labels" and self.packed.label_shift == "pre"
         return SHIFTED if shifted else column
 
-    def _find(self, row: int) -> tuple[_MappedShard, int, int]:
-        """(shard, number of its record batch, row in that) of a row of the whole."""
+    def _find(self, row: int) -> tuple[_Views, int]:
+        """(views of the record batch, row in it) of a row of the whole."""
         rows = len(self)
         if not -rows <= row < rows:
             raise IndexError(f"row {row} of {rows}")
         entry, row = self.packed.find(row % rows)
         shard = self._shards.get(entry["file"]) or self._map(entry)
         batch = bisect_right(shard.starts, row) - 1
-        return shard, batch, row - shard.starts[batch]
+        return shard.views[batch], row - shard.starts[batch]
 
     def _map(self, entry: dict[str, Any]) -> _MappedShard:
         self.packed.check_size(entry)  # once more: it may have been a long time
@@ -138,16 +142,10 @@ class PackedDataset:
                     PACK_AGAIN,
                 )
             shard.starts.append(start)
-            shard.columns.append({n: rows_of(batch.column(n)) for n in self._fixed()})
-            shard.ragged.append(
-                {n: ragged_of(batch.column(n)) for n in RAGGED if n in self.columns}
-            )
+            shard.views.append({name: _view(batch.column(name), name) for name in self.columns})
             start += batch.num_rows
         self._shards[entry["file"]] = shard
         return shard
-
-    def _fixed(self) -> list[str]:
-        return [name for name in self.columns if name not in RAGGED]
 
     def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
         present = [n for n in self.packed.manifest["config"]["columns"] if n != "segments"]
@@ -173,7 +171,10 @@ class PackedDataset:
         )
 
 
-def _boundaries(column: tuple[npt.NDArray[Any], Int32], row: int) -> Int32:
-    values, offsets = column
-    found: Int32 = values[offsets[row] : offsets[row + 1]].copy()  # the map itself is read-only
-    return found
+def _view(column: Any, name: str) -> Any:
+    return ragged_of(column) if name in RAGGED else rows_of(column)
+
+
+def _boundaries(view: tuple[Int32, Int32], row: int) -> Int32:
+    values, offsets = view
+    return values[offsets[row] : offsets[row + 1]]

@@ -22,7 +22,8 @@ class RowBatch:
 
     columns  name -> tensor [b, L] as stored: input_ids, labels, position_ids int32,
              attention_mask uint8
-    ragged   name -> b int32 arrays, the rows' boundaries: cu_seqlens, cu_seqlens_padded
+    ragged   name -> b int32 arrays, the rows' boundaries, to be read only: cu_seqlens,
+             cu_seqlens_padded
     """
 
     columns: dict[str, Any]
@@ -33,7 +34,8 @@ class RowBatch:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = {name: values[index] for name, values in self.columns.items()}
-        return row | {name: torch.from_numpy(rows[index]) for name, rows in self.ragged.items()}
+        # copied, because a shard's map cannot be written to
+        return row | {name: torch.tensor(rows[index]) for name, rows in self.ragged.items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
