@@ -110,7 +110,7 @@ def _unchanged(
         else:
             files[index] = file
 
-    inputs = list(enumerate(packed.manifest["inputs"]))
+    inputs = [one for one in enumerate(packed.manifest["inputs"]) if not one[1].get("removed")]
     if any(said["path"] == STDIN for _, said in inputs):
         notify("-: came from stdin, which cannot be read again: not compared")
     run_all((partial(check, *one) for one in inputs if one[1]["path"] != STDIN), workers, stop)

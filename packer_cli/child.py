@@ -25,11 +25,16 @@ import threading
 from collections.abc import Iterator
 from typing import IO, Any
 
-from packer_cli.errors import InternalError, PackerError
+from packer_cli.errors import DataError, InternalError, PackerError
 
 _PIPE_BYTES = 1 << 20
 _AHEAD = 4  # results of a stream that wait to be fetched
+_LAST_BREATH = 5.0  # seconds between a child's last answer and its end
 _Answer = tuple[str, Any]  # ("value", v), ("error", exception), ("item", v) or ("end", None)
+
+
+class LostChildError(DataError):
+    """The child's process has ended, though nobody asked it to."""
 
 
 class Child:
@@ -105,9 +110,21 @@ class Child:
         try:
             answer: _Answer = _read(self._process.stdout)
         except (OSError, EOFError, ValueError) as error:
-            code = self._process.poll()
-            raise InternalError(f"the process of {self._name} ended, code {code}") from error
+            raise self._lost() from error
         return answer
+
+    def _lost(self) -> LostChildError:
+        """Why there is no answer: the child is ending, if it has not ended yet."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_BREATH)
+        code = self._process.returncode
+        how = f"ended, code {code}"
+        if code is not None and code < 0:  # nothing in here does that to itself
+            how = f"was ended from outside, by signal {-code}"
+        return LostChildError(
+            f"the process of {self._name} {how}",
+            "the machine may have run out of memory: use fewer --workers",
+        )
 
 
 def _write(pipe: IO[bytes] | None, message: object) -> None:
@@ -123,7 +140,10 @@ def _read(pipe: IO[bytes] | None) -> Any:
     header = pipe.read(8) if pipe else b""
     if len(header) < 8 or pipe is None:
         raise EOFError
-    data = pipe.read(struct.unpack("<q", header)[0])
+    size = struct.unpack("<q", header)[0]
+    data = pipe.read(size)
+    if len(data) < size:
+        raise EOFError
     return pickle.loads(data)  # noqa: S301 both ends are this file
 
 
@@ -192,6 +212,6 @@ def _ahead(items: Iterator[Any]) -> Iterator[_Answer]:
 
 def _sendable(error: BaseException) -> Exception:
     """What went wrong, as something that can be pickled."""
-    if isinstance(error, PackerError):
+    if isinstance(error, PackerError | MemoryError):
         return error
     return InternalError(f"{type(error).__name__}: {error}")

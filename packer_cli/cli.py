@@ -149,7 +149,7 @@ def _reported(debug: bool) -> Iterator[None]:
     except PackerError as error:
         problem = error
     except KeyboardInterrupt:
-        problem = Interrupted("interrupted", "run the same command again to start over")
+        problem = Interrupted("interrupted", "run the same command again")
     except BrokenPipeError:
         sys.stderr.close()
         raise typer.Exit(1) from None
@@ -193,6 +193,21 @@ def _parse_size(option: str, text: str) -> int:
         raise UsageError(f"{option}: {text!r} is not a size like 256M or 1G") from None
 
 
+def _parse_max_errors(text: str | None) -> int | float | None:
+    """100, or a share: 0.01 or 1%."""
+    if text is None:
+        return None
+    try:
+        if text.endswith("%"):
+            return float(text[:-1]) / 100
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise UsageError(
+            f"--max-errors: {text!r} is neither a number nor a share of records",
+            "for example 100, or 0.01 for 1% of all records",
+        ) from None
+
+
 def _list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -209,10 +224,11 @@ def _fields(mapped: list[str], text_field: str | None) -> tuple[tuple[str, str],
 
 
 def default_output(inputs: list[str], max_length: int) -> Path:
-    """`data-packed-4096` for `some/where/data.jsonl`, in the current directory."""
+    """`data-packed-4096` for `some/where/data.jsonl` or a URL, in the current directory."""
     from packer_cli.discovery import format_of
+    from packer_cli.storage import base_name
 
-    name = Path(inputs[0]).name
+    name = base_name(inputs[0])
     if inputs[0] == "-":
         name = "stdin"
     elif format_of(name)[0]:
@@ -227,7 +243,9 @@ def pack(
     ctx: typer.Context,
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT", help="Files, directories, globs, or - for stdin."),
+        typer.Argument(
+            metavar="INPUT", help="Files, directories, globs, URLs of these, or - for stdin."
+        ),
     ],
     max_length: Annotated[int, typer.Option("--max-length", "-l", help="Tokens in a packed row.")],
     tokenizer: Annotated[
@@ -247,6 +265,13 @@ def pack(
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier result in the output.")
+    ] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Pack only inputs that are new or have changed.")
+    ] = False,
+    checksum: Annotated[
+        bool,
+        typer.Option("--checksum", help="With --update: compare contents, not times of change."),
     ] = False,
     chat_template: Annotated[
         str | None,
@@ -367,6 +392,12 @@ def pack(
         str,
         typer.Option(help="A bad record: fail, or skip it into rejected.jsonl."),
     ] = "fail",
+    max_errors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|SHARE", help="Fail when more records are bad: 100, or 0.01 of all."
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Of the shuffle of rows, and of segments in a row.")
     ] = 0,
@@ -378,6 +409,23 @@ def pack(
         ),
     ] = None,
     workers: Annotated[int, typer.Option(help="Work units at a time. Default: cores.")] = 0,
+    engine: Annotated[
+        str, typer.Option(help="local, or ray: a task per work unit on a Ray cluster.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of a running cluster. Default: Ray's own choice.")
+    ] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R|auto",
+            help="Pack only every WORLD_SIZE-th unit, from the R-th on; the last rank finishes. "
+            "auto: from SLURM and the like.",
+        ),
+    ] = None,
+    world_size: Annotated[
+        str | None, typer.Option(metavar="W|auto", help="How many ranks there are.")
+    ] = None,
     tokenizer_backend: Annotated[
         str, typer.Option(help="auto, gigatoken or tokenizers. Never changes the result.")
     ] = "auto",
@@ -419,26 +467,54 @@ def pack(
             prompt_template=prompt_template, train_on=train_on, keep_untrained=keep_untrained,
             input_format=input_format, sample_by=sample_by,
             add_bos=bos, add_eos=eos, eos_token=eos_token, separator=separator,
-            on_error=on_error,
+            on_error=on_error, max_errors=_parse_max_errors(max_errors),
             max_line_bytes=_parse_size("--max-line-bytes", max_line_bytes),
             unit_bytes=None if unit_bytes is None else _parse_size("--unit-bytes", unit_bytes),
             shard_bytes=_parse_size("--shard-bytes", shard_bytes),
         )  # fmt: skip
+        from packer_cli.ranks import find_rank
+
         options = RunOptions(
+            engine=engine, ray_address=ray_address, **find_rank(rank, world_size),
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
-            progress=not quiet,
+            update=update, checksum=checksum, progress=not quiet,
         )  # fmt: skip
         if tokenizer == "":
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
+        if output and output.parts[:1] and output.parts[0].endswith(":"):  # Path has made // one /
+            raise UsageError(
+                f"--output: {output}: a URL; results are only written to local directories",
+                "write to one, then copy it",
+            )
         destination = output or default_output(inputs, config.max_length)
         notify = (lambda message: None) if quiet else _say
         manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, ctx.obj)
+        if manifest is None:  # there is more for other ranks to do
+            return
         _print_report(destination, manifest, as_json=as_json, detail=False)
         if "incomplete" in manifest:
             raise ThresholdMissed(
                 f"{destination}: {manifest['incomplete']}",
                 "the output is kept, marked incomplete; see --overlong and --max-length",
             )
+
+
+@app.command(no_args_is_help=True)
+def finalize(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The --output of ranks that have ended.")
+    ],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Finish a result that was packed by ranks, once all of its units are packed.
+
+    The last rank does so itself; this is for when it could not.
+    """
+    with _reported(debug):
+        from packer_cli import ranks
+
+        _print_report(directory, ranks.finalize_now(directory), as_json=as_json, detail=False)
 
 
 @app.command(no_args_is_help=True)

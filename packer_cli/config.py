@@ -100,6 +100,7 @@ class PackConfig:
                       tokens, "drop" for supervised shapes
     force_split       let "split" cut supervised documents
     truncate_side     where "truncate" cuts: "right" keeps the beginning, "left" the end
+    max_errors        a run that rejects more records fails: a number, or a share of them (float)
     max_loss          a run that truncates or drops more than this share of the tokens fails
     columns           which columns are written, in the order of the format
     shape             the shape of the records; None: by the fields of the first one
@@ -150,6 +151,7 @@ class PackConfig:
     separator: str | None = None
     eos_token: str | None = None
     on_error: str = "fail"
+    max_errors: int | float | None = None
     max_line_bytes: int = 256 * MIB
     unit_bytes: int | None = None
     window_tokens: int | None = None
@@ -222,6 +224,16 @@ class PackConfig:
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise UsageError(f"--{option.replace('_', '-')}: {value} is not positive")
+        if self.max_errors is not None:
+            if self.on_error != "skip":
+                raise UsageError(
+                    "--max-errors: is for --on-error skip", "without it, the first one ends the run"
+                )
+            if self.max_errors < 0 or (isinstance(self.max_errors, float) and self.max_errors > 1):
+                raise UsageError(
+                    f"--max-errors: {self.max_errors} is neither a number nor a share of records",
+                    "for example 100, or 0.01 for 1% of all records",
+                )
         if self.max_loss is not None and not 0 <= self.max_loss <= 1:
             raise UsageError(f"--max-loss: {self.max_loss} is not between 0 and 1", "1% is 0.01")
 
@@ -290,17 +302,48 @@ class RunOptions:
     workers            work units packed at the same time
     tokenizer_backend  "auto", "gigatoken" or "tokenizers"
     overwrite          replace an earlier result in the output directory
+    update             bring it up to date: pack only what is new or has changed
+    checksum           tell changed inputs by their contents, not by size and time of change
     progress           show progress on stderr
+    engine             "local": threads of this process; "ray": tasks of a Ray cluster
+    ray_address        of a cluster that runs already; None: one is started
+    rank, world_size   pack every world_size-th unit only, as one of so many processes
     """
 
     workers: int = 0
     tokenizer_backend: str = "auto"
     overwrite: bool = False
+    update: bool = False
+    checksum: bool = False
     progress: bool = True
+    engine: str = "local"
+    ray_address: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
 
     def __post_init__(self) -> None:
+        _one_of("--engine", self.engine, ("local", "ray"))
+        if self.ray_address is not None and self.engine != "ray":
+            raise UsageError("--ray-address: is for --engine ray")
+        if (self.rank is None) != (self.world_size is None):
+            raise UsageError("--rank and --world-size: one is nothing without the other")
+        if self.rank is not None and self.world_size is not None:
+            if not 0 <= self.rank < self.world_size:
+                raise UsageError(
+                    f"--rank: {self.rank} is not between 0 and {self.world_size - 1}",
+                    "ranks are counted from 0",
+                )
+            if self.overwrite or self.update or self.engine != "local":
+                raise UsageError(
+                    "--rank: does not go with --overwrite, --update or --engine ray",
+                    "give the ranks an --output of their own, and put it in place afterwards",
+                )
         _one_of("--tokenizer-backend", self.tokenizer_backend, ("auto", "gigatoken", "tokenizers"))
         if self.workers < 0:
             raise UsageError(f"--workers: {self.workers} is negative")
+        if self.update and self.overwrite:
+            raise UsageError("--update and --overwrite: one keeps what the other replaces")
+        if self.checksum and not self.update:
+            raise UsageError("--checksum: is for --update", "leave it out, or add --update")
         if self.workers == 0:
             object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))

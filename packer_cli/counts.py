@@ -5,8 +5,11 @@ Histograms have fixed buckets, so that those of units add up and those of a reco
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import base64
+import zlib
+from dataclasses import asdict, dataclass, field, fields
 from operator import mul
+from typing import Any
 
 import numpy as np
 
@@ -65,6 +68,23 @@ class AttentionCost:
             "sum_of_squares": self.squares,
             "max": self.most,
         }
+
+
+def _packed(counts: Int64) -> str:
+    """Mostly zeros, as long as a row: only the others are kept, a byte or two for each."""
+    where = np.flatnonzero(counts)
+    pairs = np.stack([np.diff(where, prepend=0), counts[where]]).astype("<i8")
+    return base64.b64encode(zlib.compress(pairs.tobytes())).decode() if len(where) else ""
+
+
+def _unpacked(text: str) -> Int64:
+    try:
+        steps, counts = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").reshape(2, -1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    out = np.zeros(int(steps.sum()) + 1, np.int64)
+    out[np.cumsum(steps)] = counts
+    return out
 
 
 def _powers() -> Int64:
@@ -144,6 +164,40 @@ class Counts:
                 mine[: len(theirs)] += theirs  # in place: piece_length is as long as a row
             else:
                 setattr(self, item.name, mine + theirs)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a unit's record; what is nothing is left out."""
+        found: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "files":
+                value = [[index, *vars(counts).values()] for index, counts in sorted(value.items())]
+            elif item.name == "piece_length":
+                value = _packed(value)
+            elif isinstance(value, np.ndarray):
+                value = value.tolist() if value.any() else []
+            elif isinstance(value, AttentionCost):
+                value = list(asdict(value).values()) if value.rows else []
+            if value:
+                found[item.name] = value
+        return found
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> Counts:
+        """Of what `as_json` gave. Raises ValueError or TypeError for anything else."""
+        counts = cls()
+        for name, value in said.items():
+            mine = getattr(counts, name)
+            if name == "files":
+                value = {index: FileCounts(*figures) for index, *figures in value}  # noqa: PLW2901
+            elif name == "piece_length":
+                value = _unpacked(value)  # noqa: PLW2901
+            elif isinstance(mine, np.ndarray):
+                value = np.array(value, np.int64)  # noqa: PLW2901
+            elif isinstance(mine, AttentionCost):
+                value = AttentionCost(*value)  # noqa: PLW2901
+            setattr(counts, name, value)
+        return counts
 
     def conserved(self) -> bool:
         """Whether every encoded token is accounted for."""

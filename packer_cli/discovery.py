@@ -9,13 +9,12 @@ from __future__ import annotations
 import glob
 import json
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
+from packer_cli import storage
 from packer_cli.config import GIB, MIB, PackConfig
 from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
@@ -42,14 +41,14 @@ def find_inputs(
 ) -> list[InputFile]:
     """The files behind files, directories, globs and "-", in the order named, sorted within.
 
-    `notify` hears what is left out. Raises UsageError for paths that do not exist, unknown
-    formats, and files named twice.
+    All but "-" may be URLs. `notify` hears what is left out. Raises UsageError for paths that do
+    not exist, unknown formats, and files named twice; DataError for what cannot be read.
     """
     paths = [path for name in inputs for path in _expand(name, config, notify)]
     seen: dict[str, str] = {}
     files: list[InputFile] = []
     for index, path in enumerate(paths):
-        real = path if path == STDIN else os.path.realpath(path)
+        real = path if path == STDIN else storage.identity(path)
         if real in seen:
             raise UsageError(
                 f"{path}: the same file as {seen[real]}; it would be packed twice",
@@ -64,7 +63,7 @@ def find_inputs(
 
 def format_of(path: str) -> tuple[str | None, str | None]:
     """(format, compression) by the file's name; format None when unknown."""
-    stem, suffix = os.path.splitext(path.lower())
+    stem, suffix = os.path.splitext(storage.base_name(path).lower())
     compression = COMPRESSIONS.get(suffix)
     if compression:
         suffix = os.path.splitext(stem)[1]
@@ -74,29 +73,26 @@ def format_of(path: str) -> tuple[str | None, str | None]:
 def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:
     if name == STDIN:
         return [name]
-    if "://" in name:
-        raise UsageError(f"{name}: remote inputs are not supported yet", "copy it to a local path")
-    if os.path.isdir(name):
+    kind = storage.kind(name)
+    if kind == "folder":
         return _directory(name, config, notify)
-    if os.path.exists(name):
+    if kind == "file":
         return [name]
+    url = storage.is_url(name)
     if glob.has_magic(name):
-        matches = sorted(p for p in glob.glob(name, recursive=True) if os.path.isfile(p))
-        if not matches:
-            raise UsageError(
-                f"{name}: no file matches this pattern",
-                "check the spelling; patterns start at the current directory",
-            )
-        return matches
+        if matches := storage.glob(name):
+            return matches
+        raise UsageError(
+            f"{name}: no file matches this pattern",
+            f"check the spelling{'' if url else '; patterns start at the current directory'}",
+        )
     raise UsageError(
         f"{name}: no such file or directory",
-        "check the spelling; relative paths start at the current directory",
+        f"check the spelling{'' if url else '; relative paths start at the current directory'}",
     )
 
 
 def _directory(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:
-    if _is_ours(name, _names(name)):
-        raise UsageError(f"{name}: is a result of packer", "pack the original data instead")
     found = list(_files_below(name, config, notify, ()))
     if not found:
         raise UsageError(
@@ -113,50 +109,52 @@ def _files_below(
     """The input files of a folder, then those of the folders in it. Results of ours are not
     inputs; the files of a Hugging Face dataset are those that it names.
     """
-    names, real = _names(folder), os.path.realpath(folder)
+    content, real = sorted(_listing(folder)), storage.identity(folder)
+    names = {name for name, _ in content}
     if _is_ours(folder, names):
+        if not above:
+            raise UsageError(f"{folder}: is a result of packer", "pack the original data instead")
         notify(f"{folder}: left out: it holds a result of packer")
         return
     if real in above:  # a symbolic link to a folder above
         return
     if "dataset_dict.json" in names:
-        splits = _strings(os.path.join(folder, "dataset_dict.json"), "splits")
+        splits = _strings(storage.join(folder, "dataset_dict.json"), "splits")
         raise UsageError(
             f"{folder}: a dataset with several splits: {', '.join(splits)}",
-            f"name the one to pack, for example {os.path.join(folder, (splits or ['train'])[0])}",
+            f"name the one to pack, for example {storage.join(folder, (splits or ['train'])[0])}",
         )
     if {"state.json", "dataset_info.json"} <= names:
-        files = _strings(os.path.join(folder, "state.json"), "_data_files", "filename")
-        yield from (os.path.join(folder, file) for file in files)
+        files = _strings(storage.join(folder, "state.json"), "_data_files", "filename")
+        yield from (storage.join(folder, file) for file in files)
         return
-    paths = [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
-    folders = [path for path in paths if os.path.isdir(path)]
-    yield from (
-        path
-        for path in paths
-        if path not in folders and (config.input_format or format_of(path)[0])
-    )
-    for path in folders:
-        yield from _files_below(path, config, notify, (*above, real))
+    shown = [one for one in content if not one[0].startswith(".")]
+    for name, is_folder in shown:
+        if not is_folder and (config.input_format or format_of(name)[0]):
+            yield storage.join(folder, name)
+    for name, is_folder in shown:
+        if is_folder:
+            yield from _files_below(storage.join(folder, name), config, notify, (*above, real))
 
 
-def _names(folder: str) -> set[str]:
+def _listing(folder: str) -> list[tuple[str, bool]]:
     try:
-        return set(os.listdir(folder))
+        return storage.listing(folder)
     except OSError as error:
         raise from_os_error(error, folder, "read") from error
 
 
 def _is_ours(folder: str, names: set[str]) -> bool:
     """Whether a folder with these names is a result of packer, finished or not."""
-    found = {MANIFEST, INCOMPLETE} & set(names)
-    return ".packer" in names or any(is_manifest(Path(folder, name)) for name in found)
+    found = {MANIFEST, INCOMPLETE} & names
+    return ".packer" in names or any(is_manifest(storage.join(folder, name)) for name in found)
 
 
 def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
     """The list of strings under `key` of a JSON file, each inside an object if `inner`."""
     try:
-        content = json.loads(Path(path).read_text())
+        with storage.open_bytes(path) as file:
+            content = json.loads(file.read().decode())
         found = content.get(key, []) if isinstance(content, dict) else []
         strings = [item if inner is None else item[inner] for item in found]
         if not all(isinstance(item, str) for item in strings):
@@ -198,17 +196,17 @@ def input_file(index: int, path: str, config: PackConfig) -> InputFile:
             "rename the file, or name a symbolic link to it",
         ) from None
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
+        found = storage.stat(path)
+        if not found.regular:
             raise UsageError(
                 f"{path}: not a regular file, so it cannot be read twice",
                 "pipe it to stdin: COMMAND | packer pack - ...",
             )
-        with open(path, "rb"):
+        with storage.open_bytes(path):
             pass
     except OSError as error:
         raise from_os_error(error, path, "read") from error
-    return InputFile(index, path, file_format, compression, status.st_size, status.st_mtime_ns)
+    return InputFile(index, path, file_format, compression, found.size, found.version)
 
 
 def check_unchanged(file: InputFile) -> None:
@@ -216,26 +214,31 @@ def check_unchanged(file: InputFile) -> None:
     if file.path == STDIN:
         return
     try:
-        status = os.stat(file.path)
+        found = storage.stat(file.path, again=True)
     except OSError as error:
         raise from_os_error(error, file.path, "read") from error
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+    if (found.size, found.version) != (file.size, file.mtime_ns):
         raise DataError(
-            f"{file.path}: changed while it was read ({file.size} bytes, now {status.st_size})",
+            f"{file.path}: changed while it was read ({file.size} bytes, now {found.size})",
             "wait until nothing writes to it, then run again",
         )
 
 
-def plan_units(files: list[InputFile], config: PackConfig) -> list[WorkUnit]:
+def plan_units(
+    files: list[InputFile], config: PackConfig, among: list[InputFile] | None = None
+) -> list[WorkUnit]:
     """Cut the inputs into work units of about equal weight, in input order.
 
     Units hold about `unit_bytes` of text. By default a thousand rows' worth, so that a unit's
     unfilled last row is noise, and more for inputs of many gigabytes, so that there are at
-    most about a thousand shards.
+    most about a thousand shards. `among`: all inputs, when others are packed already.
     """
     weights = {file.index: _weight(file) for file in files}
     total = sum(weights.values())
-    unit_bytes = config.unit_bytes or _default_unit_bytes(total, config.max_length)
+    unit_bytes = config.unit_bytes
+    if unit_bytes is None:
+        everything = total if among is None else sum(map(_weight, among))
+        unit_bytes = _default_unit_bytes(everything, config.max_length)
     target = max(1, -(-total // max(1, -(-total // unit_bytes))))
     units: list[WorkUnit] = []
     current: list[Slice] = []

@@ -48,7 +48,8 @@ def fit(offsets: Int64, max_length: int, overlong: str, truncate_side: str = "ri
     documents give no piece. The policy "error" is the caller's: see `first_overlong`.
     """
     if overlong == "split":
-        return _cut(offsets, max_length, np.zeros(len(offsets) - 1, np.int64))
+        documents = np.arange(len(offsets) - 1)
+        return _cut(offsets, documents, max_length, np.zeros(len(documents), np.int64))
     lengths = np.diff(offsets)
     wanted = lengths > 0
     if overlong == "drop":
@@ -108,26 +109,46 @@ def padded(lengths: _Lengths, multiple: int) -> _Lengths:
     return lengths if multiple == 1 else lengths + (-lengths % multiple)
 
 
-def cut_stream(offsets: Int64, max_length: int, stream_position: int, multiple: int = 1) -> Pieces:
+def cut_stream(
+    offsets: Int64,
+    max_length: int,
+    stream_position: int,
+    multiple: int = 1,
+    documents: Int64 | None = None,
+) -> Pieces:
     """Pieces of documents laid end to end and cut at every max_length places ("wrap").
 
     Each document takes its length rounded up to a `multiple` that divides max_length.
-    `stream_position` is where in the stream the first document begins.
+    `stream_position` is where in the stream the first document begins. `documents`: the indices
+    of those that are in the stream, all by default.
     """
-    taken = padded(np.diff(offsets), multiple)
+    if documents is None:
+        documents = np.arange(len(offsets) - 1)
+    taken = padded(np.diff(offsets)[documents], multiple)
     begins = stream_position + np.cumsum(taken) - taken
-    return _cut(offsets, max_length, begins % max_length)
+    return _cut(offsets, documents, max_length, begins % max_length)
 
 
-def _cut(offsets: Int64, max_length: int, phase: Int64) -> Pieces:
-    """Cut each document at the multiples of max_length, counted from -phase[i]."""
+def trained_documents(offsets: Int64, trained: UInt8) -> tuple[Int64, Loss]:
+    """The indices of the documents that have a trained token, and the Loss of the others."""
     lengths = np.diff(offsets)
+    total = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
+    untrained = (np.diff(total[offsets]) == 0) & (lengths > 0)
+    return np.flatnonzero(~untrained), Loss(
+        untrained_documents=int(untrained.sum()), untrained_tokens=int(lengths[untrained].sum())
+    )
+
+
+def _cut(offsets: Int64, documents: Int64, max_length: int, phase: Int64) -> Pieces:
+    """Cut each of the documents at the multiples of max_length, counted from -phase[i]."""
+    lengths = np.diff(offsets)[documents]
     counts = np.where(lengths > 0, (phase + lengths + max_length - 1) // max_length, 0)
-    document = np.repeat(np.arange(len(lengths)), counts)
-    number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    edge = number * max_length - phase[document]
+    which = np.repeat(np.arange(len(lengths)), counts)
+    number = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    edge = number * max_length - phase[which]
     start = np.maximum(edge, 0)
-    length = np.minimum(edge + max_length, lengths[document]) - start
+    length = np.minimum(edge + max_length, lengths[which]) - start
+    document = documents[which]
     return Pieces(
         document, offsets[document] + start, length.astype(np.int32), start.astype(np.int32)
     )

@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 
 import packer_cli
+from packer_cli import storage
 from packer_cli.bounds import lower_bound_rows
 from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.manifest_check import misfit
-from packer_cli.records import InputFile, WorkUnit
-from packer_cli.shapes import Shape
+from packer_cli.records import InputFile
+from packer_cli.run import Run
 from packer_cli.shards import FORMAT_VERSION, Shard
 
 MANIFEST = "manifest.json"
@@ -36,21 +37,20 @@ TOTALS = (
 
 
 def build(
-    config: PackConfig,
-    shape: Shape,
-    tokenizer: dict[str, object] | None,
-    files: list[InputFile],
-    digests: list[tuple[int, str]],
-    units: list[WorkUnit],
+    run: Run,
+    tokenizer: dict[str, Any] | None,
+    digests: dict[int, tuple[int, str]],
     shards: list[Shard],
     counts: Counts,
+    side_files: dict[str, str],
 ) -> dict[str, Any]:
-    """The manifest of a finished run, ready for JSON."""
+    """The manifest of a finished run, ready for JSON. `side_files`: name -> sha256."""
+    config = run.config
     slots = counts.rows * config.max_length
-    return {
+    manifest = {
         "format_version": FORMAT_VERSION,
         "packer_version": packer_cli.__version__,
-        "config": config.as_json() | {"shape": shape.kind},
+        "config": config.as_json() | {"shape": run.shape.kind},
         "tokenizer": tokenizer,
         "rows": counts.rows,
         **{name: getattr(counts, name) for name in TOTALS},
@@ -67,16 +67,26 @@ def build(
             for name in ("document_length", "row_fill", "segments_per_row")
         },
         **_attention_cost(config, counts),
-        "inputs": [
-            {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
-            for file, (size, sha256) in zip(files, digests, strict=True)
-        ],
+        "inputs": [_input(file, *digests[file.index], counts) for file in run.files],
         "units": [
             {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
-            for unit in units
+            for unit in run.units
         ],
         "shards": [shard.as_json() for shard in shards],
+        "side_files": side_files,
     }
+    lost = (counts.truncated_tokens + counts.dropped_tokens) / counts.encoded_tokens
+    if config.max_loss is not None and lost > config.max_loss:
+        manifest["incomplete"] = (
+            f"{lost:.4f} of the tokens were lost, {counts.truncated_tokens:,} truncated and "
+            f"{counts.dropped_tokens:,} dropped; --max-loss is {config.max_loss}"
+        )
+    return manifest
+
+
+def _input(file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:
+    found = {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
+    return found if file.format else found | {"removed": True}
 
 
 def _attention_cost(config: PackConfig, counts: Counts) -> dict[str, Any]:
@@ -109,11 +119,12 @@ def checksum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
 
 
-def is_manifest(path: Path) -> bool:
+def is_manifest(path: str | os.PathLike[str]) -> bool:
     """Whether this is a manifest of ours, of any version."""
     try:
-        content = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        with storage.open_bytes(os.fspath(path)) as file:
+            content = msgspec.json.decode(file.read())
+    except (OSError, DataError, msgspec.DecodeError, UnicodeDecodeError):
         return False
     return isinstance(content, dict) and {"format_version", "packer_version"} <= content.keys()
 

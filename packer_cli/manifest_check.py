@@ -5,6 +5,7 @@ A manifest may come from anywhere. Whoever has loaded one may rely on the types 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -54,6 +55,7 @@ class _Input(Struct):
     tokens: _Count
     empty_documents: _Count
     rejected_records: _Count
+    removed: bool = False
 
 
 class _Unit(Struct):
@@ -175,8 +177,8 @@ def disagreements(manifest: dict[str, Any]) -> list[str]:
     if len(set(files)) < len(files):
         wrong.append("names a shard twice")
     numbers = [unit["unit"] for unit in manifest["units"]]
-    if numbers != list(range(len(numbers))):
-        wrong.append("units are not numbered from 0")
+    if any(a >= b for a, b in pairwise(numbers)):
+        wrong.append("units are not in order")
     if {shard["unit"] for shard in shards} - set(numbers):
         wrong.append("a shard is of a unit that is not among the units")
     if any(part[0] >= len(inputs) for unit in manifest["units"] for part in unit["slices"]):

@@ -1,6 +1,9 @@
 """The output directory: who may write to it, what may be removed, and when it is complete.
 
-    OUT/.packer/        a run writes everything in here, and leaves no trace of it at its end
+    OUT/.packer/        a run writes everything in here; gone when the result is complete
+        run.json        what the run is
+        unit-*.json     one for each unit that is packed: see commits.py
+        replacing.json  run.json, once all is packed and being put in place
     OUT/manifest.json   gets there last, by rename: with it the result is complete
 
 An earlier result stays whole and readable until `replace` puts the new one in its place. Only
@@ -12,81 +15,179 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
 from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile
+from packer_cli.run import RUN, Run, differences, load_run
 
 WORK = ".packer"
+UNIT_RECORDS = "unit-*.json"
+REPLACING = "replacing.json"
+INPUT_TIMES = "input_times.json"
 _LOCK = "lock"
 _OURS = (
     "shard-*-*.arrow", MANIFEST, INCOMPLETE, "state.json", "dataset_info.json", "rejected.jsonl",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    "units.jsonl", INPUT_TIMES,
 )  # fmt: skip
+
+
+class InUseError(DataError):
+    """Another run is writing to the directory."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An output directory that is ours.
+
+    ended   the run whose result was put in place just now, because whoever packed it was
+            interrupted while doing so
+    shared  with other ranks of the same run
+    """
+
+    output: Path
+    work: Path
+    may_replace: bool
+    notify: Callable[[str], None]
+    ended: Run | None
+    shared: bool
 
 
 @contextmanager
 def claimed(
-    output: Path, files: list[InputFile], *, overwrite: bool, notify: Callable[[str], None]
-) -> Iterator[Path]:
-    """Make `output` ours; gives its empty work folder, removed again however the run ends.
+    output: Path,
+    files: Sequence[InputFile],
+    *,
+    may_replace: bool,
+    notify: Callable[[str], None],
+    rank: int | None = None,
+) -> Iterator[Claim]:
+    """Make `output` ours, with the units that an interrupted run has packed.
 
-    Raises UsageError when the directory holds something that must not be replaced, DataError
+    They stay there when this one fails, too, for the next; whatever else is left goes.
+    `may_replace`: an earlier result. `rank`: others may pack units of the same run meanwhile.
+    Raises UsageError when the directory holds something that must not be replaced, InUseError
     when another run is writing to it.
     """
     _refuse_inputs_inside(output, files)
     try:
-        _refuse_foreign(output, overwrite)
-        work = output / WORK
-        created, unfinished = not output.exists(), work.is_dir()
-        with _locked(work, notify):
+        work, created, ended = output / WORK, not output.exists(), None
+        if not (work / REPLACING).exists():
+            _refuse_foreign(output, may_replace)
+        shared = rank is not None
+        with _locked(work, _LOCK, notify, shared=shared), ExitStack() as stack:
             try:
-                _refuse_foreign(output, overwrite)  # again, now that nobody else can change it
-                if unfinished:
-                    notify(
-                        f"{output} holds an unfinished run; starting it again from the beginning"
-                    )
-                _empty(work)
-                yield work
+                if shared:
+                    stack.enter_context(_locked(work, f"rank-{rank}.{_LOCK}", notify))
+                if (work / REPLACING).exists():
+                    ended = load_run(work / REPLACING)
+                    _put_in_place(output)
+                else:
+                    _refuse_foreign(output, may_replace)  # now that nobody else can change it
+                yield Claim(output, work, may_replace, notify, ended, shared)
             finally:
-                # A whole manifest in here: `replace` may have removed the earlier result already.
-                if not is_manifest(work / MANIFEST):
+                if not (shared or is_begun(work) or (work / REPLACING).exists()):
                     _remove(output, created)
     except OSError as error:
         raise from_os_error(error, error.filename or output, "write") from error
 
 
-def _locked(work: Path, notify: Callable[[str], None]) -> IO[str]:
-    """Make the work folder and open its lock, held until closed or until the process ends."""
+def begin(claim: Claim, run: Run, side_files: dict[str, bytes]) -> bool:
+    """Make the work folder that of `run`, with the units that it has already; False when its
+    result is in place. Raises UsageError for units or a result that may not be thrown away.
+
+    `side_files`: those of `run`, by name.
+    """
+    with _waiting_for(claim.work / f"begin.{_LOCK}"):  # ranks begin at the same time
+        return _begin(claim, run, side_files)
+
+
+def _begin(claim: Claim, run: Run, side_files: dict[str, bytes]) -> bool:
+    output, work = claim.output, claim.work
+    if claim.ended is not None:
+        if not differences(claim.ended, run):
+            return False
+        _refuse_foreign(output, claim.may_replace)
+    if run.resumable and (is_begun(work) or (claim.shared and (work / RUN).exists())):
+        earlier = load_run(work / RUN)
+        differ = ["another packer began it"] if earlier is None else differences(earlier, run)
+        if not differ:
+            put_file(work / RUN, run.to_bytes())  # its limits may be others
+            return True
+        if not claim.may_replace:
+            raise UsageError(
+                f"{output}: holds an unfinished run that differs: {'; '.join(differ)}",
+                "to go on with it, give its options and inputs; to start over, --overwrite",
+            )
+        claim.notify(f"{output}: the unfinished run is thrown away: {'; '.join(differ)}")
+    elif not all(map(_is_lock, os.listdir(work))):
+        claim.notify(f"{output} holds an unfinished run; starting it again from the beginning")
+    _empty(work)
+    for name, content in side_files.items():
+        write_file(work / name, content)
+    put_file(work / RUN, run.to_bytes())
+    return True
+
+
+def forget(work: Path) -> None:
+    """Throw the units of an unfinished run away: nobody is to go on with them."""
+    _empty(work)
+
+
+def is_begun(work: Path) -> bool:
+    """Whether units are packed that a run can go on with."""
+    return (work / RUN).is_file() and any(work.glob(UNIT_RECORDS))
+
+
+def _locked(
+    work: Path, name: str, notify: Callable[[str], None], *, shared: bool = False
+) -> IO[str]:
+    """Make the work folder and open a lock in it, held until closed or until the process ends."""
     for _ in range(100):
         try:
             work.mkdir(parents=True, exist_ok=True)
-            lock = open(work / _LOCK, "w")  # noqa: SIM115
+            lock = open(work / name, "w")  # noqa: SIM115
         except FileNotFoundError:
             continue  # a run that ended just now took its folder with it
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
             break
         except OSError as error:  # some network file systems have no locks
             notify(f"{work} cannot be locked ({error.strerror}); let no other run write there")
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock.fileno()), os.stat(work / _LOCK)):
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(work / name)):
                 return lock
         lock.close()  # of that run, too: nobody else would meet us at it
-    raise DataError(
+    raise InUseError(
         f"{work.parent}: another run is writing there",
         "wait for it to end, or choose another --output",
     )
 
 
-def _refuse_inputs_inside(output: Path, files: list[InputFile]) -> None:
+@contextmanager
+def _waiting_for(path: Path) -> Iterator[None]:
+    with open(path, "w") as lock:
+        with suppress(OSError):  # said before
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _is_lock(name: str) -> bool:
+    return name.endswith(_LOCK)
+
+
+def _refuse_inputs_inside(output: Path, files: Sequence[InputFile]) -> None:
     real = os.path.realpath(output)
     for file in files:
         if file.path != STDIN and os.path.realpath(file.path).startswith(real + os.sep):
@@ -101,7 +202,7 @@ def _refuse_foreign(output: Path, overwrite: bool) -> None:
         raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
     if not output.is_dir() or not os.listdir(output):
         return
-    if _holds_result(output):
+    if holds_result(output):
         if not overwrite:
             raise UsageError(
                 f"{output}: holds a finished result",
@@ -115,8 +216,9 @@ def _refuse_foreign(output: Path, overwrite: bool) -> None:
 
 
 def _empty(work: Path) -> None:
-    for path in work.iterdir():
-        if path.name != _LOCK:
+    """Remove all but the locks; what says that a result is being put in place goes last."""
+    for path in sorted(work.iterdir(), key=lambda path: path.name == REPLACING):
+        if not _is_lock(path.name):
             path.unlink()
 
 
@@ -125,22 +227,41 @@ def _remove(output: Path, created: bool) -> None:
     work = output / WORK
     with suppress(OSError):
         _empty(work)
-        if _holds_result(output) or os.listdir(output) == [WORK]:
-            (work / _LOCK).unlink()
+        if holds_result(output) or os.listdir(output) == [WORK]:
+            for name in sorted(os.listdir(work), key=lambda name: name == _LOCK):
+                (work / name).unlink()
             work.rmdir()
             if created:
                 output.rmdir()  # unless it holds a result
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file of the work folder, down to the disk."""
+@contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, of the work folder; on the disk afterwards."""
     try:
         with open(path, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise from_os_error(error, path, "write") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of the work folder, down to the disk."""
+    with written(path) as file:
+        file.write(content)
+
+
+def put_file(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, whatever happens."""
+    part = path.with_name(path.name + ".part")
+    write_file(part, content)
+    try:
+        os.rename(part, path)
+    except OSError as error:
+        raise from_os_error(error, path, "write") from error
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:
@@ -155,29 +276,47 @@ def sync(path: Path) -> None:
         raise from_os_error(error, path, "write") from error
 
 
-def _holds_result(output: Path) -> bool:
+def holds_result(output: Path) -> bool:
+    """Whether a finished result is there, also one that is marked incomplete."""
     return is_manifest(output / MANIFEST) or is_manifest(output / INCOMPLETE)
 
 
-def replace(output: Path, *, complete: bool = True) -> None:
-    """Put the files of the work folder, the manifest last, in the place of the earlier result.
+def replace(output: Path) -> None:
+    """Put the result in the work folder in the place of the earlier one, the manifest last.
 
-    The manifest of a result that is not `complete` gets a name that says so.
-
-    Every file must be on the disk already. The old manifest goes first: whatever moment this
-    ends at, a directory with a manifest is complete.
+    Every file must be on the disk already, the manifest too. From here on there is no way back:
+    whoever comes next finishes it.
     """
+    work = output / WORK
     try:
-        names = sorted(set(os.listdir(output / WORK)) - {_LOCK, MANIFEST})
-        (output / MANIFEST).unlink(missing_ok=True)
+        os.rename(work / RUN, work / REPLACING)
+        sync(work)
+        _put_in_place(output)
+    except OSError as error:
+        raise from_os_error(error, error.filename or output, "write") from error
+
+
+def _put_in_place(output: Path) -> None:
+    """What `replace` does, from wherever it ended. The old manifest goes first: whatever moment
+    this ends at, a directory with a manifest is complete.
+    """
+    work = output / WORK
+    if (work / MANIFEST).exists():
+        new = msgspec.json.decode((work / MANIFEST).read_bytes())
+        names = {INPUT_TIMES, *new["side_files"], *(shard["file"] for shard in new["shards"])}
+        for manifest in (MANIFEST, INCOMPLETE):
+            (output / manifest).unlink(missing_ok=True)
         sync(output)
         for pattern in _OURS:
             for path in output.glob(pattern):
-                path.unlink()
-        for name in names:
-            os.replace(output / WORK / name, output / name)
+                # what is new is still in the work folder; what is not is in its place already
+                if path.name not in names or (work / path.name).exists():
+                    path.unlink()
+        for name in sorted(names):
+            if (work / name).exists():
+                os.replace(work / name, output / name)
         sync(output)
-        os.replace(output / WORK / MANIFEST, output / (MANIFEST if complete else INCOMPLETE))
+        # a result that missed --max-loss gets a name that says so
+        os.replace(work / MANIFEST, output / (INCOMPLETE if "incomplete" in new else MANIFEST))
         sync(output)
-    except OSError as error:
-        raise from_os_error(error, error.filename or output, "write") from error
+    _empty(work)

@@ -28,6 +28,12 @@ class Progress:
                 desc=doing, dynamic_ncols=True, smoothing=0.1, file=sys.stderr,
             )  # fmt: skip
 
+    def skip(self, share: float) -> None:
+        """That much of the inputs was packed before."""
+        self._bytes = int(self._total * share)
+        if self._bar is not None:
+            self._bar.initial = self._bar.n = self._bytes
+
     def read(self, size: int, documents: int) -> None:
         """`size` stored bytes were read, `documents` records with them."""
         with self._lock:

@@ -29,7 +29,10 @@ def wrong_ids(ids: Int64) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class InputFile:
-    """One input. `path` is as given by the user ("-" for stdin); `size` in bytes on disk."""
+    """One input. `path` is as given by the user ("-" for stdin), or a URL; `size` as stored.
+
+    `mtime_ns` tells a change: for a URL it is a number made of the version that its store names.
+    """
 
     index: int
     path: str
@@ -52,6 +55,10 @@ class Slice:
     start: int
     stop: int | None
     weight: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start == 0 and self.stop is None
 
 
 @dataclass(frozen=True)

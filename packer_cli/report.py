@@ -45,11 +45,16 @@ def spread(cost: dict[str, int]) -> dict[str, float]:
     }
 
 
+def inputs_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The inputs, without those that an update found gone."""
+    return [said for said in manifest["inputs"] if not said.get("removed")]
+
+
 def as_json(directory: Path, manifest: dict[str, Any], *, by: str | None = None) -> str:
     content = {"directory": str(directory)} | figures(manifest)
     content["histograms"] = manifest["histograms"]
     if by == "shard":
         content["by_shard"] = manifest["shards"]
     elif by == "input":
-        content["by_input"] = manifest["inputs"]
+        content["by_input"] = inputs_of(manifest)
     return json.dumps(content, indent=1)

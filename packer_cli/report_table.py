@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from packer_cli.report import figures
+from packer_cli.report import figures, inputs_of
 
 _BAR = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -53,7 +53,9 @@ def print_report(
     share = f["trained_tokens"] / max(f["tokens"], 1)
     table.add_row("tokens", f"{f['tokens']:,}", f"{f['trained_tokens']:,} trained on ({share:.2%})")
     if f["trained_turns"]:
-        table.add_row("turns", f"{f['trained_turns']:,}", "of the assistant are trained on")
+        table.add_row(
+            "turns", f"{f['trained_turns']:,}", "of the assistant to train on, in all that was read"
+        )
     table.add_row("padding", f"{f['padding_tokens']:,}", "places without a token")
     if "attention_cost" in f:
         before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]
@@ -153,7 +155,7 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
             table.add_column(
                 name, justify="left" if name == "input" else "right", overflow="fold"
             )  # a path that is cut short names nothing
-        for i in manifest["inputs"]:
+        for i in inputs_of(manifest):
             table.add_row(
                 escape(i["path"]), f"{i['documents']:,}", f"{i['tokens']:,}",
                 f"{i['empty_documents']:,}", f"{i['rejected_records']:,}", f"{i['size']:,}",

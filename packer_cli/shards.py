@@ -7,10 +7,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from packer_cli import storage
 from packer_cli.errors import from_os_error
 
 FORMAT_VERSION = 1
 _HASH_BYTES = 1 << 20
+_FETCHED_BYTES = 4 << 20
 
 
 @dataclass
@@ -33,11 +35,14 @@ class Shard:
 def digest(
     path: str | os.PathLike[str], stopped: Callable[[], bool] = lambda: False
 ) -> tuple[int, str]:
-    """(size, sha256) of a file; ends early, with a wrong result, once `stopped` says so."""
+    """(size, sha256) of a file; ends early, with a wrong result, once `stopped` says so.
+
+    `path` may be a URL. Raises DataError when it cannot be read.
+    """
     sha, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_HASH_BYTES))
     try:
-        with open(path, "rb", buffering=0) as file:
+        with storage.open_bytes(os.fspath(path), _FETCHED_BYTES) as file:
             while (count := file.readinto(buffer)) and not stopped():
                 sha.update(buffer[:count])
                 size += count

@@ -1,11 +1,16 @@
-"""What reads a slice and makes tokens of it: reader, tokenizer, and all between, made ready."""
+"""What reads a slice and makes tokens of it: reader, tokenizer, and all between.
+
+A tokenizer and a template are chosen first (`choose_encoding`): runs are told apart by them.
+Loading them and all else, `prepare`, is left to those who have something to encode.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packer_cli.config import MIB, PackConfig, RunOptions
@@ -15,6 +20,7 @@ from packer_cli.errors import UsageError
 from packer_cli.readers import reader_for
 from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile, Records, Slice, WorkUnit
+from packer_cli.run import Run
 from packer_cli.shapes import Shape
 from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
     from packer_cli.supervised.documents import Composer
     from packer_cli.supervised.processes import ComposingProcesses
 
+TEMPLATE = "chat_template.jinja"
 # Below this, rendering takes no longer than the start of a process.
 _WORTH_A_PROCESS = MIB
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
@@ -31,17 +38,46 @@ Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Source:
-    """`read` gives the records of a slice, `encode` makes tokens of them.
+class Chosen:
+    """What makes tokens of records, before anything of it is loaded.
 
-    template  source of the chat template that was used
+    name      of the tokenizer; None where none is needed
+    files     of the tokenizer; None for the built-in one
+    template  (source, where it came from) of the chat template, where one is used
     """
+
+    name: str | None
+    files: TokenizerFiles | None = None
+    template: tuple[str, str] | None = None
+
+    @property
+    def side_files(self) -> dict[str, bytes]:
+        """What a result keeps of them, so that it explains itself."""
+        found: dict[str, bytes] = {}
+        if self.files is not None:
+            found = {"tokenizer.json": self.files.json, **self.files.companions}
+        if self.template is not None:
+            found[TEMPLATE] = self.template[0].encode()
+        return found
+
+
+def chosen_for(run: Run, work: Path) -> Chosen:
+    """The same, from what the run's work folder keeps: for whoever joins it later or elsewhere."""
+    files, template = None, None
+    if run.tokenizer not in (None, BYTES):
+        files = replace(locate(str(work)), source=run.tokenizer or "")
+    if TEMPLATE in run.side_files:
+        template = (work / TEMPLATE).read_text(encoding="utf-8"), TEMPLATE
+    return Chosen(run.tokenizer, files, template)
+
+
+@dataclass(frozen=True)
+class Source:
+    """`read` gives the records of a slice, `encode` makes tokens of them."""
 
     read: Read
     encode: Encode
     tokenizer: Tokenizer | None = None
-    tokenizer_files: TokenizerFiles | None = None
-    template: str | None = None
     processes: ComposingProcesses | None = field(default=None, repr=False)
 
     def close(self) -> None:
@@ -51,63 +87,22 @@ class Source:
             self.processes.close()
 
 
-def prepare(
-    files: list[InputFile],
-    units: list[WorkUnit],
-    shape: Shape,
-    config: PackConfig,
-    options: RunOptions,
-    tokenizer_name: str | None,
-    early: EarlyReference | None,
-    notify: Notify,
-) -> Source:
-    """Make a source for all units. `notify` hears what was chosen. Raises UsageError."""
-
-    def plain_read(file: InputFile, part: Slice) -> Iterator[Records]:
-        return reader_for(file.format).read(file, part, shape, config)
-
-    chosen, origin = choose(tokenizer_name)
+def choose_encoding(
+    shape: Shape, config: PackConfig, tokenizer: str | None, notify: Notify
+) -> Chosen:
+    """What `tokenizer` and the options name. `notify` hears what was chosen. Raises UsageError."""
+    chosen, origin = choose(tokenizer)
     if shape.kind == "tokens" and origin == "default":
         notify("input_ids found: no tokenizer needed; padding is id 0")
-        return Source(plain_read, plain_encoder(None))
+        return Chosen(None)
     if chosen == BYTES and origin == "default":
         notify("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
-    located = None if chosen == BYTES else locate(chosen)
+    files = None if chosen == BYTES else locate(chosen)
     if not shape.is_supervised:
-        first = _first_texts(files, shape, config)
-        tokenizer = _tokenizer(located, config, options, first, early, notify)
-        highest = None
-        if shape.kind == "tokens":
-            highest = highest_id(located.json) if located else tokenizer.info.vocab_size - 1
-        return Source(plain_read, plain_encoder(tokenizer, highest), tokenizer, located)
-    return _supervised(files, units, shape, config, options, located, early, notify)
+        return Chosen(chosen, files)
+    from packer_cli.supervised.templates import find_template  # noqa: PLC0415
 
-
-def _supervised(
-    files: list[InputFile],
-    units: list[WorkUnit],
-    shape: Shape,
-    config: PackConfig,
-    options: RunOptions,
-    located: TokenizerFiles | None,
-    early: EarlyReference | None,
-    notify: Notify,
-) -> Source:
-    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
-    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
-    from packer_cli.supervised.templates import find_template, special_tokens  # noqa: PLC0415
-
-    found = find_template(config.chat_template, located)
-    template = found[0] if found else None
-    end_tokens = tuple(located.added_tokens) if located else ()
-    parts = (shape, config, template, special_tokens(located), end_tokens)
-
-    @cache
-    def composer() -> Composer:
-        from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
-
-        return make_composer(*parts)
-
+    found = find_template(config.chat_template, files)
     notify(f"records: {shape.described()}")
     renders = shape.is_chat or config.prompt_template == "chat"
     if renders and found is None:
@@ -119,16 +114,69 @@ def _supervised(
         how = "its {% generation %} tags" if _GENERATION.search(found[0]) else "its turns"
         told = "" if config.train_on == "all" else f", told by {how}"
         notify(f"chat template: {found[1]}; trained on: {config.train_on}{told}")
+    return Chosen(chosen, files, found)
+
+
+def prepare(
+    run: Run,
+    chosen: Chosen,
+    units: Sequence[WorkUnit],
+    options: RunOptions,
+    early: EarlyReference | None,
+    notify: Notify,
+) -> Source:
+    """Load what `run` needs for `units`. `notify` hears which engine is used. Raises UsageError."""
+    shape, config = run.shape, run.config
+
+    def plain_read(file: InputFile, part: Slice) -> Iterator[Records]:
+        return reader_for(file.format).read(file, part, shape, config)
+
+    if chosen.name is None:
+        return Source(plain_read, plain_encoder(None))
+    if shape.is_supervised:
+        return _supervised(run, chosen, units, options, early, notify)
+    first = _first_texts(run.files[units[0].slices[0].file], shape, config)
+    tokenizer = _tokenizer(chosen.files, config, options, first, early, notify)
+    highest = None
+    if shape.kind == "tokens":
+        files = chosen.files
+        highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
+    return Source(plain_read, plain_encoder(tokenizer, highest), tokenizer)
+
+
+def _supervised(
+    run: Run,
+    chosen: Chosen,
+    units: Sequence[WorkUnit],
+    options: RunOptions,
+    early: EarlyReference | None,
+    notify: Notify,
+) -> Source:
+    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
+    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
+    from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
+
+    shape, config, located = run.shape, run.config, chosen.files
+    end_tokens = tuple(located.added_tokens) if located else ()
+    template = chosen.template[0] if chosen.template else None
+    parts = (shape, config, template, special_tokens(located), end_tokens)
+
+    @cache
+    def composer() -> Composer:
+        from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+
+        return make_composer(*parts)
+
+    renders = shape.is_chat or config.prompt_template == "chat"
     processes = None
     total = sum(part.weight for unit in units for part in unit.slices)
-    is_stdin = any(file.path == STDIN for file in files)  # only this process has it
     first: list[str] = []
-    if renders and options.workers > 1 and total >= _WORTH_A_PROCESS and not is_stdin:
+    if renders and options.workers > 1 and total >= _WORTH_A_PROCESS and run.resumable:
         processes = ComposingProcesses(*parts)
         for unit in units[: options.workers]:
-            processes.start(files[unit.slices[0].file], unit.slices[0])
+            processes.start(run.files[unit.slices[0].file], unit.slices[0])
     else:
-        first = _first_composed(files, composer())
+        first = _first_composed(run.files[units[0].slices[0].file], composer())
     try:
         tokenizer = _tokenizer(located, config, options, first, early, notify)
     except BaseException:
@@ -136,8 +184,7 @@ def _supervised(
             processes.close()
         raise
     read = processes.read if processes else composer().read
-    encode = SupervisedEncoder(composer, tokenizer)
-    return Source(read, encode, tokenizer, located, template, processes)
+    return Source(read, SupervisedEncoder(composer, tokenizer), tokenizer, processes)
 
 
 def _tokenizer(
@@ -189,20 +236,20 @@ def _beginning(file: InputFile) -> Slice:
     return Slice(file.index, 0, stop, 0)
 
 
-def _first_texts(files: list[InputFile], shape: Shape, config: PackConfig) -> list[str]:
+def _first_texts(file: InputFile, shape: Shape, config: PackConfig) -> list[str]:
     """Some texts from the beginning of the input, for checking the fast engine."""
     if shape.kind != "text":
         return []
-    reader = reader_for(files[0].format)
-    for records in reader.read(files[0], _beginning(files[0]), shape, config, peek=True):
+    reader = reader_for(file.format)
+    for records in reader.read(file, _beginning(file), shape, config, peek=True):
         return records.texts or []
     return []
 
 
-def _first_composed(files: list[InputFile], composer: Composer) -> list[str]:
+def _first_composed(file: InputFile, composer: Composer) -> list[str]:
     """The same for records that must be composed first; only where a few can be read alone."""
-    if files[0].format != "jsonl" or files[0].path == STDIN:
+    if file.format != "jsonl" or file.path == STDIN:
         return []
-    for records in composer.read(files[0], _beginning(files[0])):
+    for records in composer.read(file, _beginning(file)):
         return records.texts or []
     return []

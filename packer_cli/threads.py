@@ -10,7 +10,7 @@ from typing import Any
 from packer_cli.errors import Interrupted
 
 # What a task leaves to other threads must end, too, before all is done.
-Task = Callable[[], Iterable[Future[None]] | None]
+Task = Callable[[], Iterable[Future[Any]] | None]
 
 
 def run_all(tasks: Iterable[Task], workers: int, stop: threading.Event) -> None:
@@ -20,8 +20,8 @@ def run_all(tasks: Iterable[Task], workers: int, stop: threading.Event) -> None:
     """
     queue = iter(tasks)
     with ThreadPoolExecutor(workers, thread_name_prefix="packer") as pool:
-        running: set[Future[Iterable[Future[None]] | None]] = set()
-        left: set[Future[None]] = set()
+        running: set[Future[Iterable[Future[Any]] | None]] = set()
+        left: set[Future[Any]] = set()
         try:
             while True:
                 while len(running) < workers and (task := next(queue, None)):
@@ -40,6 +40,5 @@ def run_all(tasks: Iterable[Task], workers: int, stop: threading.Event) -> None:
         except BaseException as error:
             stop.set()  # before the pool waits for the tasks still running
             if isinstance(error, KeyboardInterrupt):
-                tip = "run the same command again to start over"
-                raise Interrupted("interrupted", tip) from None
+                raise Interrupted("interrupted") from None
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from packer_cli.commits import rejected_name
 from packer_cli.config import PackConfig
 from packer_cli.counts import AttentionCost, Counts, fill_histogram, powers_histogram
 from packer_cli.discovery import check_unchanged
@@ -24,6 +25,7 @@ from packer_cli.fitting import (
     fit,
     loss_of,
     padded,
+    trained_documents,
     without_untrained,
 )
 from packer_cli.progress import Progress
@@ -43,7 +45,7 @@ _POLICIES = {"error": "split", "truncate-turns": "drop"}
 class Job:
     """What all units of a run share. `folder`: where a unit's files are written."""
 
-    files: list[InputFile]
+    files: Sequence[InputFile]
     config: PackConfig
     shape: Shape
     tokenizer: Tokenizer | None
@@ -62,10 +64,11 @@ class UnitResult:
 
     unit: WorkUnit
     shards: list[Shard]
+    counts: Counts
     rejected: Path | None
 
 
-def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
+def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
     """Read the unit's slices and write its shards. Raises Interrupted once `job.stop` is set."""
     rejections = _Rejections(unit, job)
     writer = ShardWriter(job.folder, unit.index, job.config, job.schema, job.pad_token_id)
@@ -74,13 +77,13 @@ def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
         for batch in _batches(unit, job, rejections, counts):
             _refuse_overlong(batch, job)
             if job.config.strategy == "wrap":
+                pieces, untrained = _wrapped(batch, job.config, stream_position)
                 multiple = job.config.segment_multiple
-                pieces = cut_stream(batch.offsets, job.config.max_length, stream_position, multiple)
-                stream_position += int(padded(np.diff(batch.offsets), multiple).sum())
+                stream_position += int(padded(pieces.length, multiple).sum())
             else:
                 pieces, untrained = pieces_of(batch, job.config)
-                counts.add_loss(untrained)
-                counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
+            counts.add_loss(untrained)
+            counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
             _count_documents(counts, batch, pieces.document, pieces.length, job.config.max_length)
             window.add(batch, pieces)
             if window.tokens >= (job.config.window_tokens or 0):
@@ -92,7 +95,7 @@ def pack_unit(unit: WorkUnit, job: Job) -> tuple[UnitResult, Counts]:
         writer.abandon()
         rejections.close()
     counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
-    return UnitResult(unit, shards, rejections.path), counts
+    return UnitResult(unit, shards, counts, rejections.path)
 
 
 def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Loss]:
@@ -102,6 +105,14 @@ def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Loss]:
     if batch.trained is None or config.keep_untrained:
         return pieces, Loss()
     return without_untrained(pieces, batch.offsets, batch.trained)
+
+
+def _wrapped(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Loss]:
+    documents, untrained = None, Loss()
+    if batch.trained is not None and not config.keep_untrained:
+        documents, untrained = trained_documents(batch.offsets, batch.trained)
+    multiple = config.segment_multiple
+    return cut_stream(batch.offsets, config.max_length, position, multiple, documents), untrained
 
 
 def _batches(
@@ -192,7 +203,7 @@ class _Rejections:
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
         self._job = job
-        self._name = job.folder / f"rejected-{unit.index:05d}.jsonl"
+        self._name = job.folder / rejected_name(unit.index)
         self._file: Any = None
         self.path: Path | None = None
 

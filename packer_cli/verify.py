@@ -26,7 +26,7 @@ from packer_cli.errors import DataError, Interrupted, PackerError, from_os_error
 from packer_cli.invariants import Broken, broken_rules
 from packer_cli.manifest import MANIFEST, checksum, load
 from packer_cli.manifest_check import config_of, disagreements
-from packer_cli.output import WORK
+from packer_cli.output import INPUT_TIMES, WORK
 from packer_cli.packed import PackedDirectory, first_line, metadata_of
 from packer_cli.progress import Progress
 from packer_cli.records import Int64
@@ -160,7 +160,7 @@ def _check_files(packed: PackedDirectory, findings: Findings) -> None:
                 findings.add(name, f"its sha256 is {found}, the manifest says {said}")
         except PackerError as error:
             findings.add(name, error.message.removeprefix(f"{path}: "))
-    known = {MANIFEST, *side_files, *(shard["file"] for shard in manifest["shards"])}
+    known = {MANIFEST, INPUT_TIMES, *side_files, *(shard["file"] for shard in manifest["shards"])}
     for name in sorted(names - known):
         findings.add(
             name,

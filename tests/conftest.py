@@ -16,6 +16,7 @@ import json
 import lzma
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -37,6 +38,8 @@ from packer_cli.recount import check_recount
 from packer_cli.shards import digest
 
 BYTES_EOS = 256
+# Shells let programs in the background ignore it, and those that we start would, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _by_arrow(codec: str) -> Callable[[bytes], bytes]:
@@ -102,6 +105,15 @@ def pack(*arguments: object) -> dict[str, Any]:
     result = packer("pack", *arguments, "-t", "bytes", "-q", "-o", "out")
     assert result.exit_code == 0, result.stderr
     return check_directory("out")
+
+
+def contents(directory: Path | str) -> dict[str, bytes]:
+    """Every file below a directory."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(Path(directory).rglob("*"))
+        if path.is_file()
+    }
 
 
 def assert_error(result: Result, code: int, *parts: str, kind: str = "error") -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,8 @@ from chats import (
     user,
     write,
 )
-from conftest import packer, recover_documents
+from conftest import contents, packer, packer_script, recover_documents
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 TWO = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
 TWO_MARKED = (
@@ -251,6 +256,34 @@ def test_a_template_that_refuses_every_question(folder: Path) -> None:
     assert not Path("out").exists()
 
 
+RESULTS_INSIDE = (  # results of tools, in the turn of the assistant that called them
+    "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}"
+    "{% for t in messages[loop.index:] %}{% if t.role != 'tool' %}{% break %}{% endif %}"
+    "[{{ t.content }}]{% endfor %}</{{ m.role }}>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_results_of_tools_inside_a_turn_are_not_trained_on(folder: Path) -> None:
+    tool = {"role": "tool", "content": "sunny"}
+    record = chat(user("Rain?"), assistant("look"), tool, assistant("No."))
+    refused([record], 1, "line 1", "renders messages differently", template=RESULTS_INSIDE)
+    assert pack_marked([TWO], template=RESULTS_INSIDE) == [TWO_MARKED]
+
+
+def test_the_last_of_tags_that_no_loop_shows(folder: Path) -> None:
+    tagged = (
+        "{% for i in range(messages | length) %}{% set m = messages[i] %}<{{ m.role }}>"
+        "{% if m.role == 'user' or m.name %}{{ m.content }}{% else %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    record = chat(*TWO["messages"][:-1], assistant("Ciao", name="untagged"))
+    options = ["--train-on", "last-assistant"]
+    refused([record], 1, "line 1", "which of its tags", template=tagged, options=options)
+    [found] = pack_marked([TWO], *options, template=tagged)
+    assert found == "<user>Hi<assistant>Hello<user>Bye<assistant>⟦Ciao⟧"
+
+
 def test_generation_tags_inside_a_macro(folder: Path) -> None:
     template = (
         "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
@@ -278,6 +311,8 @@ def test_the_template_of_the_tokenizer(folder: Path) -> None:
     how = {"template": None, "tokenizer": tokenizer}
     assert pack_marked([TWO], **how) == [TWO_MARKED]
     assert "⟦HELLO" in pack_marked([TWO], "--chat-template", "loud", **how)[0]
+    broken = chat_tokenizer(folder / "broken", None, chat_template=[{**named[0], "template": 5}])
+    assert "the tokenizer has none" in run([TWO], template=None, tokenizer=broken).stderr
     no_default = chat_tokenizer(folder / "several", None, chat_template=named[1:] * 2)
     result = run([TWO], template=None, tokenizer=no_default)
     assert result.exit_code == 2
@@ -292,8 +327,6 @@ def test_the_template_of_the_tokenizer(folder: Path) -> None:
 
 def pieces(tokenizer: Path) -> list[tuple[str, bool]]:
     """(token, whether it is trained on) of the only document; spaces as Ġ."""
-    from tokenizers import Tokenizer
-
     vocabulary = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     [ids], [labels] = (
         list(recover_documents("out", column).values()) for column in ("input_ids", "labels")
@@ -332,6 +365,23 @@ def test_a_token_with_one_byte_in_a_span_is_trained(folder: Path, backend: str) 
     assert "".join(name for name, _ in found) == "Q:x;A:HiĠzoo;"
     flags = [flag for _, flag in found]
     assert flags == sorted(flags)
+
+
+@pytest.mark.parametrize("backend", ["auto", "tokenizers"])
+def test_a_token_across_an_empty_answer_is_not_trained(folder: Path, backend: str) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}o"
+        "{% generation %}{{ m.content }}{% endgeneration %}o;{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}"
+    )
+    tokenizer = chat_tokenizer(folder / "t", template, glued(tiny_tokenizers.byte_level()))
+    record = chat(user("Q"), assistant(""), user("Q"), assistant("7"))
+    how: dict[str, Any] = {"template": None, "tokenizer": tokenizer}
+    manifest = pack_chat([record], "--tokenizer-backend", backend, **how)
+    found = pieces(tokenizer)
+    assert ("oo;", False) in found
+    assert [name for name, flag in found if flag] == ["7"]
+    assert manifest["trained_turns"] == 1
 
 
 def test_part_of_a_character_is_enough(folder: Path) -> None:
@@ -384,6 +434,45 @@ def test_tokens_that_swallow_white_space_are_marked_by_the_reference(folder: Pat
     ends = [i for i, (name, _) in enumerate(found) if name == "<|im_end|>"]
     assert [found[i][1] for i in ends] == [False, True, False, True]
     assert all(name != "Ċ" for i in ends for name, _ in found[i + 1 : i + 2])
+
+
+def test_lengths_that_a_normalizer_changes_may_add_up_by_chance(folder: Path) -> None:
+    """One Bengali character becomes three bytes shorter when composed, another three longer."""
+    shorter, longer = "\u0995\u09c7\u09be", "\u09dc"
+    tokenizer = chat_tokenizer(folder / "t", TAGS, normalizing(tiny_tokenizers.byte_level()))
+    pair = {"prompt": shorter, "completion": f"abcdef {longer}"}
+    [found] = pack_marked([pair], template=None, tokenizer=tokenizer)
+    assert found == "\u0995\u09cb⟦abcdef \u09a1\u09bc</s>⟧"
+
+
+def test_word_pieces_may_add_up_by_chance(folder: Path) -> None:
+    """What "##" adds to the lengths, the spaces that no token has take away."""
+    specials = ["[UNK]", "[EOS]"]
+    words = [*specials, "a", "b", "play", "##ing"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    model = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    model.add_special_tokens(specials)
+    config = {"eos_token": "[EOS]"}
+    document = json.loads(model.to_str())
+    tokenizer = tiny_tokenizers.save(folder / "t", document, tokenizer_config=config)
+    pack_chat([{"prompt": "playing a", "completion": " b"}], template=None, tokenizer=tokenizer)
+    assert pieces(tokenizer) == [
+        ("play", False), ("##ing", False), ("a", False), ("b", True), ("[EOS]", True),
+    ]  # fmt: skip
+
+
+def test_unknown_characters_may_add_up_by_chance(folder: Path) -> None:
+    """Two of them have four bytes, three have six, and the <unk> for each has five."""
+    vocabulary = {"<unk>": 0, "a": 1, "b": 2}
+    model = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True))  # noqa: S106
+    document, config = json.loads(model.to_str()), {"eos_token": "b"}
+    tokenizer = tiny_tokenizers.save(folder / "t", document, tokenizer_config=config)
+    pair = {"prompt": "ééa", "completion": "aaééé"}
+    pack_chat([pair], template=None, tokenizer=tokenizer)
+    assert pieces(tokenizer) == [
+        ("<unk>", False), ("a", False), ("a", True), ("a", True), ("<unk>", True), ("b", True),
+    ]  # fmt: skip
 
 
 def test_unigram_has_no_lengths_and_works(folder: Path) -> None:
@@ -541,6 +630,62 @@ def test_what_cannot_be_decided_in_another_process(folder: Path) -> None:
     records[3000]["messages"][1]["weight"] = 0
     place = f"data.jsonl, line 3001 (byte {positions(records)[3000]}): "
     refused(records, 1, place, "rearranges", template=REWRITTEN, options=["--workers", 3])
+
+
+def test_a_template_that_another_process_finds_no_turns_in(folder: Path) -> None:
+    template = TAGS + "{% if messages | length < 2 %}{{ raise_exception('too few') }}{% endif %}"
+    parts = ("refuses a question and its answer", "too few")
+    for workers in (1, 3):  # the same words, whoever finds it out
+        refused(many(4000), 1, *parts, template=template, options=["--workers", workers])
+
+
+def test_a_template_that_asks_for_all_memory(folder: Path) -> None:
+    template = TAGS + "{{ '%1000000000000d' % 5 }}"
+    for workers in (1, 3):  # not a bug either, in whichever process
+        refused(many(4000), 1, "out of memory", template=template, options=["--workers", workers])
+
+
+def children(process: int) -> set[int]:
+    """Of all threads of the process."""
+    found = set[int]()
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found |= set(map(int, path.read_text().split()))
+    return found
+
+
+@pytest.mark.parametrize("kills", [1, 1000])
+def test_a_process_that_is_killed_is_replaced(folder: Path, kills: int) -> None:
+    """As the kernel does when the machine runs out of memory, once or again and again."""
+    write(many(20_000))
+    Path("t.jinja").write_text(TAGS)
+    options = ("-l", 512, "-t", "bytes", "--workers", 2, "--chat-template", "t.jinja", "-o")
+    command = [packer_script(), "pack", "data.jsonl", *map(str, options)]
+    killed = set[int]()
+    with subprocess.Popen([*command, "out"], stderr=subprocess.PIPE) as run:
+        while run.poll() is None and len(killed) < kills:
+            for child in children(run.pid) - killed:
+                if len(killed) < kills:
+                    killed.add(child)
+                    os.kill(child, signal.SIGKILL)
+        _, stderr = run.communicate(timeout=60)
+    lost = b"was ended from outside, by signal 9"
+    if kills > 1:
+        assert (run.returncode, lost + b", 3 times" in stderr) == (1, True), stderr
+        assert not Path("out").exists()
+    else:
+        assert (run.returncode, lost + b"; packing it again" in stderr) == (0, True), stderr
+        subprocess.run([*command, "undisturbed"], check=True, capture_output=True)
+        assert contents("out") == contents("undisturbed")
+
+
+def test_wrap_leaves_out_what_has_nothing_to_train_on(folder: Path) -> None:
+    records = [TWO, {"messages": TWO["messages"][:1]}, TWO]
+    how = ["--strategy", "wrap", "--force-split"]
+    manifest = pack_chat(records, *how)
+    assert (manifest["untrained_documents"], manifest["dropped_documents"]) == (1, 1)
+    assert manifest["documents"] == 2
+    assert pack_chat(records, *how, "--keep-untrained", "--overwrite")["documents"] == 3
 
 
 def trained_flags() -> list[Any]:

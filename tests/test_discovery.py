@@ -173,7 +173,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], list[str], int, str]] = {
     "no match": ({}, ["no*.jsonl"], 2, "no*.jsonl: no file matches this pattern"),
     "unknown ending": ({"a.foo": b"x"}, ["a.foo"], 2, "a.foo: cannot tell the format"),
     "empty directory": ({"d/x.foo": b""}, ["d"], 2, "d: no input files in this directory"),
-    "remote": ({}, ["s3://bucket/a.jsonl"], 2, "s3://bucket/a.jsonl: remote inputs are not"),
     "twice": (
         {"a.jsonl": jsonl("a")}, ["a.jsonl", "./a.jsonl"], 2,
         "./a.jsonl: the same file as a.jsonl; it would be packed twice",

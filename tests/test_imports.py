@@ -18,7 +18,7 @@ import packer_cli
 from packer_cli.cli import app
 
 PACKAGE = Path(packer_cli.__file__).parent
-FOREIGN = {"torch", "datasets", "ray", "transformers", "megatron"}
+FOREIGN = {"torch", "datasets", "ray", "transformers", "megatron", "fsspec"}
 HEAVY = FOREIGN | {"pyarrow", "numpy", "tokenizers", "gigatoken", "huggingface_hub"}
 
 
@@ -64,6 +64,24 @@ except SystemExit as end:
     )
     assert "typer" in loaded
     assert loaded & HEAVY == set()
+
+
+def test_a_local_run_needs_no_fsspec(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    loaded = _imported_by(
+        f"""
+import sys
+from packer_cli import cli
+sys.argv = ["packer", "pack", "{tmp_path}/a.jsonl", "-l", "8", "-t", "bytes", "-o", "{tmp_path}/o"]
+cli.os._exit = sys.exit
+try:
+    cli.main()
+except SystemExit as end:
+    assert not end.code
+"""
+    )
+    assert "pyarrow" in loaded
+    assert "fsspec" not in loaded
 
 
 def _modules() -> dict[str, Path]:

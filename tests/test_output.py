@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from conftest import assert_error, check_directory, jsonl, pack, packer, recover_texts
+from conftest import assert_error, check_directory, contents, jsonl, pack, packer, recover_texts
 
 pytestmark = pytest.mark.usefixtures("folder")
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
@@ -24,14 +24,6 @@ def data(folder: Path) -> Path:
     path = folder / "a.jsonl"
     path.write_bytes(jsonl("first", "second"))
     return path
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_the_default_output_is_named_after_the_input(folder: Path) -> None:
@@ -78,7 +70,8 @@ def test_overwrite_replaces_a_result_and_leaves_other_files(data: Path) -> None:
     pack("other.jsonl", "-l", 16, "--overwrite")
     assert recover_texts("out") == ["new"]
     assert sorted(contents(Path("out"))) == [
-        "dataset_info.json", "manifest.json", "notes.txt", "shard-00000-000.arrow", "state.json",
+        "dataset_info.json", "input_times.json", "manifest.json", "notes.txt",
+        "shard-00000-000.arrow", "state.json", "units.jsonl",
     ]  # fmt: skip
 
 
@@ -174,7 +167,7 @@ def test_the_lock_is_removed_last(data: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Path, "unlink", record)
     Path("bad.jsonl").write_bytes(jsonl("good") * 10 + b"{")
-    assert packer("pack", "bad.jsonl", *OPTIONS, "--unit-bytes", 20).exit_code == 1
+    assert packer("pack", "bad.jsonl", *OPTIONS).exit_code == 1
     assert before == [["lock"]]
     assert not Path("out").exists()
 
@@ -285,9 +278,17 @@ def test_a_full_disk(folder: Path, small_disk: Path, unit_bytes: str) -> None:
     (folder / "big.jsonl").write_bytes(jsonl(*["some words " * 20] * 500))
     options = ["-l", 64, "-t", "bytes", "-q", "--unit-bytes", unit_bytes]
     result = packer("pack", "big.jsonl", *options, "-o", "disk/out")
-    assert_error(result, 1, "disk/out/.packer/shard-", "cannot write: No space left on device")
+    assert_error(result, 1, "disk/out/.packer/", "cannot write: No space left on device")
     assert "free some space or choose another --output" in result.stderr
-    assert not Path("disk/out").exists()
+    assert Path("disk/out").exists() == (unit_bytes == "1k")  # units are packed by then
+    before = {path: path.stat().st_mtime_ns for path in Path("disk/out/.packer").glob("unit-*")}
+    assert f"{len(before)} of " in result.stderr or not before
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    result = packer("pack", "big.jsonl", *options, "-o", "disk/out")
+    assert result.exit_code == 0, result.stderr
+    check_directory("disk/out")
+    assert packer("pack", "big.jsonl", *options, "-o", "undisturbed").exit_code == 0
+    assert contents(Path("disk/out")) == contents(Path("undisturbed"))
 
 
 def test_a_full_disk_leaves_an_earlier_result_whole(folder: Path, small_disk: Path) -> None:

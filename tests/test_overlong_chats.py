@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import chain
 from typing import Any
 
@@ -20,7 +21,7 @@ from chats import (
     system,
     user,
 )
-from conftest import recover_documents
+from conftest import packer, recover_documents
 
 from packer_cli import open_packed
 
@@ -166,6 +167,48 @@ def test_what_the_template_refuses_is_shortened_further(folder: Any) -> None:
     options = ("-l", limit, "--overlong", "truncate-turns")
     assert pack_marked([record], *options, template=picky + TAGS) == [ROUND.format(3)]
     assert pack_marked([record], *options) == [ROUND.format(2) + ROUND.format(3)]
+
+
+def test_as_few_turns_leave_as_must_of_many(folder: Any) -> None:
+    """Found by doubling steps: before, between and after all of them."""
+    record = chat(*chain.from_iterable((user(f"{i:03}"), assistant("a" * i)) for i in range(70)))
+    turns = [f"<user>{i:03}</user><assistant>⟦{'a' * i}</assistant>⟧" for i in range(70)]
+    for first in (1, 2, 3, 4, 7, 8, 34, 35, 68, 69):
+        kept = "".join(turns[first:])
+        for limit in (size(kept), size(turns[first - 1] + kept) - 1):
+            assert pack_marked([record], "-l", limit, "--overlong", "truncate-turns") == [kept]
+
+
+def test_turns_that_left_are_not_said_to_be_trained_on(folder: Any) -> None:
+    manifest = pack_chat([LONG, LONG], "-l", LENGTH, "--overlong", "truncate-turns")
+    assert manifest["trained_turns"] == 8
+    lines = packer("stats", "out").stdout.splitlines()
+    [line] = [line.split() for line in lines if line.startswith("turns")]
+    assert " ".join(line) == "turns 8 of the assistant to train on, in all that was read"
+
+
+def test_a_huge_conversation_is_shortened_in_few_renderings(folder: Any) -> None:
+    """One rendering for each turn that leaves would take minutes."""
+    count = 3000
+    record = chat(*chain.from_iterable((user("q" * 99), assistant("a" * 99)) for _ in range(count)))
+    start = time.process_time()
+    manifest = pack_chat([record], "-l", 2048, "--overlong", "truncate-turns")
+    assert time.process_time() - start < 10
+    text = f"<user>{'q' * 99}</user><assistant>{'a' * 99}</assistant>"
+    assert manifest["tokens"] == 2048 // len(text) * len(text)
+    assert manifest["truncated_tokens"] == count * len(text) - manifest["tokens"]
+
+
+def test_a_record_that_cannot_be_decided_once_shortened(folder: Any) -> None:
+    template = (
+        "{% macro all(list) %}{% for m in list %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>"
+        "{% endfor %}{% endmacro %}{% if messages[0].content == 'Bye' %}{{ messages | length }}"
+        "{% endif %}{{ all(messages) }}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
+    parts = ("data.jsonl, line 2 (byte ", "cannot be told")
+    options = ["-l", 60, "--overlong", "truncate-turns"]
+    refused([SHORT, record], 1, *parts, template=template, options=options)
 
 
 def test_truncate_turns_by_the_tokens_of_a_tokenizer(folder: Any) -> None:

@@ -360,6 +360,58 @@ def test_a_template_that_needs_content_gets_an_empty_one(folder: Path) -> None:
     assert found == "<user>[Hi]</user><assistant>⟦[]</assistant>⟧"
 
 
+@pytest.mark.parametrize("key", ["function_call", "tool_calls"])
+def test_calls_in_the_ways_that_apis_had(folder: Path, key: str) -> None:
+    calls = [{"type": "function", "function": CALL}]
+    [expected] = pack_marked([chat(user("?"), assistant("", tool_calls=calls))], template=CHATML)
+    assert "⟦<call>" in expected
+    value = {"function_call": CALL, "tool_calls": calls}[key]
+    for how in (value, json.dumps(value)):
+        record = chat(user("?"), assistant(None, **{key: how}))
+        assert pack_marked([record], template=CHATML) == [expected]
+    speakers = [{"from": "human", "value": "?"}, {"from": "function_call", "value": CALL}]
+    assert pack_marked([{"conversations": speakers}], template=CHATML) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("message", "part"),
+    [
+        (assistant(None, tool_calls="no"), "messages[1].tool_calls' is text that is not valid"),
+        (assistant(None, tool_calls=["no"]), "messages[1].tool_calls is no call"),
+        (assistant(None, function_call={"a": 1}), "messages[1].function_call is no call"),
+        ({"from": "function_call", "value": ""}, "messages[1].value is no call"),
+        ({"role": "assistant", "text": "Hello"}, "messages[1] has 'text', expected 'role' and"),
+        ({"from": "gpt", "text": "Hello"}, "messages[1] has 'text', expected 'role' and"),
+    ],
+)
+def test_what_the_template_would_not_show(folder: Path, message: Any, part: str) -> None:
+    """An empty answer would be trained on in its place."""
+    refused([chat(user("Hi"), message)], 1, "data.jsonl, line 1 (byte 0)", part)
+
+
+def test_role_and_value(folder: Path) -> None:
+    mixed = [{"role": "user", "value": "Hi"}, {"role": "assistant", "value": "Hello"}]
+    assert pack_marked([chat(*mixed)]) == [HI_MARKED]
+
+
+def test_a_system_field_that_is_no_text(folder: Path) -> None:
+    record = {"conversations": HI_SHAREGPT, "system": ["Be brief."]}
+    refused([record], 1, "line 1 (byte 0): field 'system' is a list, expected a string")
+
+
+@pytest.mark.parametrize("shown", ["{{ m.content[0].text }}", "{{ m.content }}"])
+def test_a_template_that_shows_parts_of_the_user_only(folder: Path, shown: str) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}"
+        "{% elif m.role == 'user' %}{% for part in m.content %}{{ part.text }}{% endfor %}"
+        "{% else %}" + shown + "{% endif %}</{{ m.role }}>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    record = chat(user([{"type": "text", "text": "Hi"}]), assistant(parts))
+    assert pack_marked([record], template=template) == [HI_MARKED]
+
+
 def test_content_as_text_parts(folder: Path) -> None:
     parts = [{"type": "text", "text": "Hel"}, {"text": "l"}, "o"]
     records = [chat(user([{"type": "text", "text": "Hi"}]), assistant(parts))]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import EOS
 
 from packer_cli import tokenization
-from packer_cli.errors import InternalError, UsageError
+from packer_cli.errors import DataError, InternalError, UsageError
 from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization import engines, load_tokenizer
 from packer_cli.tokenization.agreement import BATTERY, differs_at_start
@@ -250,8 +250,7 @@ def test_the_end_of_the_reference_process_is_noticed() -> None:
     process = ReferenceProcess(_json(tiny.byte_level()))
     process.encode(["a"])
     process._child._process.kill()
-    process._child._process.wait()
-    with pytest.raises(InternalError, match="the process of ReferenceEngine ended"):
+    with pytest.raises(DataError, match="ReferenceEngine was ended from outside"):
         process.encode(["a"])
     process.close()
 

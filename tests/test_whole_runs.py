@@ -14,6 +14,7 @@ from conftest import (
     BYTES_EOS,
     assert_error,
     check_directory,
+    contents,
     jsonl,
     pack,
     packer,
@@ -49,10 +50,6 @@ def data(folder: Path) -> Path:
     (folder / "a.jsonl").write_bytes(jsonl(*TEXTS[:120], "", *TEXTS[120:200]))
     (folder / "b.jsonl").write_bytes(jsonl(*TEXTS[200:]))
     return folder
-
-
-def contents(directory: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(Path(directory).iterdir())}
 
 
 INPUTS = ("a.jsonl", "b.jsonl", "-l", 64, "-t", "bytes", "-q", "--unit-bytes", 2000)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import IO, Any, NamedTuple, Protocol
 
+from packer_cli import storage
 from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.records import BadRecord, InputFile
 
@@ -123,7 +124,9 @@ def open_source(file: InputFile, start: int = 0, *, peek: bool = False) -> Itera
             _stdin.remember = peek
             yield Source(_stdin, _stdin)  # type: ignore[arg-type]
             return
-        with open(file.path, "rb", buffering=0) as raw:
+        # decompressors take little at a time, and all of it in the end
+        ahead = BLOCK_BYTES if file.compression else storage.AHEAD_BYTES
+        with storage.open_bytes(file.path, ahead) as raw:
             if file.compression and not file.size:
                 raise EOFError  # no bytes at all are not the compressed form of an empty file
             raw.seek(start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
+from packer_cli import storage
 from packer_cli.config import PackConfig
 from packer_cli.errors import DataError, from_os_error, named
 from packer_cli.readers.token_columns import check_tokens, clipped
@@ -117,12 +117,12 @@ def _cuts(sizes: dict[str, Int64], longest: int) -> Iterator[tuple[int, int]]:
 
 def _footer(file: InputFile) -> tuple[Any, Int64]:
     """The metadata of a Parquet file, and the first row of each row group."""
-    return _footer_of(os.path.realpath(file.path), file.size, file.mtime_ns)
+    return _footer_of(storage.identity(file.path), file.size, file.mtime_ns)
 
 
 @lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
 def _footer_of(path: str, size: int, mtime_ns: int) -> tuple[Any, Int64]:
-    with pq.ParquetFile(path) as parquet:
+    with storage.open_arrow(path) as source, pq.ParquetFile(source) as parquet:
         metadata = parquet.metadata
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
@@ -141,13 +141,13 @@ class ParquetReader(_ColumnarReader):
 
     def row_group_rows(self, file: InputFile) -> list[int]:
         """The rows of each row group: positions count through them."""
-        with _reading(file), pq.ParquetFile(file.path) as parquet:
-            metadata = parquet.metadata
-            return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        with _reading(file):
+            rows: list[int] = np.diff(_footer(file)[1]).tolist()
+            return rows
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
-        with _reading(file), pq.ParquetFile(file.path) as parquet:
-            names: list[str] = parquet.schema_arrow.names
+        with _reading(file):
+            names: list[str] = _footer(file)[0].schema.to_arrow_schema().names
             return names
 
     def read(
@@ -156,9 +156,12 @@ class ParquetReader(_ColumnarReader):
         with _reading(file):
             metadata, first_rows = _footer(file)
             # buffered, or a row group's column would be read in one piece
-            with pq.ParquetFile(
-                file.path, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
-            ) as parquet:
+            with (
+                storage.open_arrow(file.path) as stored,
+                pq.ParquetFile(
+                    stored, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
+                ) as parquet,
+            ):
                 names = _columns(file, parquet.schema_arrow, shape)
                 stop = metadata.num_row_groups if part.stop is None else part.stop
                 groups = list(range(part.start, stop))
@@ -210,8 +213,7 @@ class ArrowReader(_ColumnarReader):
 @contextmanager
 def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
     """The schema, and a function from names of columns to record batches of them."""
-    # Not mapped: a mapped file that someone cuts short kills the process.
-    with pa.OSFile(file.path) as source:
+    with storage.open_arrow(file.path) as source:
         is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
         # A stream cut between two messages reads short without an error.
         if not is_file and (

@@ -14,7 +14,7 @@ from packer_cli.readers import reader_for
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Spans
 from packer_cli.shapes import Shape
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
-from packer_cli.supervised.messages import MalformedError, parse_messages, parse_tools
+from packer_cli.supervised.messages import MalformedError, kind_of, parse_messages, parse_tools
 from packer_cli.supervised.turns import ASSISTANT, AssistantSpans, UndecidableError
 
 _SKIP = "mend the record, or use --on-error skip"
@@ -83,8 +83,7 @@ class Composer:
             try:
                 yield self.compose(records)
             except UndecidableError as error:
-                place = reader.describe(file, error.position)
-                raise DataError(f"{file.path}, {place}: {error.message}", error.tip) from error
+                raise placed(error, file) from error
 
     def compose(self, records: Records) -> Records:
         """Records that cannot be a document join `bad`. Raises UndecidableError."""
@@ -149,6 +148,8 @@ class Composer:
             return Document(rendering.text, None, conversation)
         last_only = self.config.train_on == "last-assistant"
         spans = self._assistant.find(rendering, messages, tools, last_only=last_only)
+        # an empty answer has no byte, but there may be a token across the place where it would be
+        spans = [(start, stop) for start, stop in spans if start < stop]
         return Document(rendering.text, spans, conversation)
 
     def _leaves_out_tools(self, document: Document) -> bool:
@@ -196,6 +197,12 @@ class Composer:
         return _text(fields, own, self.shape)
 
 
+def placed(error: UndecidableError, file: InputFile) -> DataError:
+    """The same, with the name of its record."""
+    place = reader_for(file.format).describe(file, error.position)
+    return DataError(f"{file.path}, {place}: {error.message}", error.tip)
+
+
 def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple[int, int]:
     """(trained turns of the assistant, those of them that end in none of `end_tokens`)."""
     turns = [
@@ -224,7 +231,9 @@ def make_composer(
 def _with_system(conversation: Conversation, system: Any) -> Conversation:
     """With the record's system field as the first message, unless it begins with another."""
     messages = conversation.messages
-    if isinstance(system, str) and system and messages[0].get("role") != "system":
+    if system is not None and not isinstance(system, str):
+        raise MalformedError(f"field 'system' is {kind_of(system)}, expected a string")
+    if system and messages[0].get("role") != "system":
         messages.insert(0, {"role": "system", "content": system})
     return conversation
 
@@ -257,13 +266,17 @@ def _alpaca(fields: dict[str, Any], shape: Shape) -> str:
 
 
 def _shows_parts(template: ChatTemplate) -> bool:
-    """Whether the template writes content that is a list of parts; many write nothing then."""
-    parts = [{"type": "text", "text": _PARTS_PROBE}]
+    """Whether the template writes content that is a list of parts, whoever speaks.
+
+    Many write nothing then, or those of the user only.
+    """
+    parts = [{"type": "text", "text": _PARTS_PROBE}] * 2  # some show the first one only
+    messages = [{"role": role, "content": parts} for role in ("user", ASSISTANT)]
     try:
-        text = template.render([{"role": "user", "content": parts}]).text
+        text = template.render(messages).text
     except RefusedError:
         return False
-    return text.count(_PARTS_PROBE) == 1 and "'text'" not in text
+    return text.count(_PARTS_PROBE) == 4 and "'text'" not in text
 
 
 def byte_spans(documents: list[Document]) -> Spans | None:

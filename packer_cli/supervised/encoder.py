@@ -30,16 +30,17 @@ class SupervisedEncoder:
         counts.add_turns(records.turns)
         counts.unshown_tools += records.unshown
         if records.conversations is not None:
-            from packer_cli.supervised.shorten import shorten  # noqa: PLC0415 jinja2 is slow
+            # jinja2 is slow to import
+            from packer_cli.supervised.documents import placed  # noqa: PLC0415
+            from packer_cli.supervised.shorten import shorten  # noqa: PLC0415
+            from packer_cli.supervised.turns import UndecidableError  # noqa: PLC0415
 
-            composer = self._composer()
-            batch, loss = shorten(
-                batch,
-                records.conversations,
-                composer,
-                self._tokenizer,
-                composer.config.max_length,
-            )
+            composer, talks = self._composer(), records.conversations
+            length = composer.config.max_length
+            try:
+                batch, loss = shorten(batch, talks, composer, self._tokenizer, length)
+            except UndecidableError as error:
+                raise placed(error, file) from error
             counts.add_loss(loss)
             counts.encoded_tokens += loss.truncated_tokens
         counts.double_bos_documents += _doubled(batch, self._tokenizer.info.bos_token_id)

@@ -3,7 +3,9 @@
     {"role": "user", "content": "..."}                   OpenAI style: as it is
     {"from": "gpt", "value": "..."}                      ShareGPT style: renamed
     {"from": "function_call", "value": '{"name": ..}'}   becomes an assistant's tool call
+    {"function_call": {"name": ..}, ...}                 becomes one, too
     content: null, a string, or a list of text parts
+    tool_calls: a list of objects, or JSON text of one
 
 As transformers does, fields that are null are left out of a message.
 """
@@ -22,6 +24,7 @@ _ROLES = {
 _CALLS = ("function_call", "tool_call")
 _JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FLAGS = ("weight", "train")
+_ELSEWHERE = ("text", "message", "parts")  # where content may be that no template would show
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
 
 
@@ -38,7 +41,7 @@ def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str,
     if isinstance(value, str):
         value = _parse_json(value, name)
     if not isinstance(value, list):
-        raise MalformedError(f"field '{name}' is {_kind(value)}, expected a list of messages")
+        raise MalformedError(f"field '{name}' is {kind_of(value)}, expected a list of messages")
     if not value:
         raise MalformedError(f"field '{name}' has no messages")
     return [_message(item, f"{name}[{i}]", keep_parts) for i, item in enumerate(value)]
@@ -46,13 +49,16 @@ def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str,
 
 def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     if not isinstance(item, dict):
-        raise MalformedError(f"{where} is {_kind(item)}, expected an object")
+        raise MalformedError(f"{where} is {kind_of(item)}, expected an object")
     message = {key: value for key, value in item.items() if value is not None}
     if "role" not in message and "from" in message:
         message = _from_sharegpt(message, where)
+    elif "content" not in message and "value" in message:
+        message["content"] = message.pop("value")
+    message |= _tool_calls(message, where)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        problem = f"is {_kind(role)}, expected a string" if "role" in message else "is missing"
+        problem = f"is {kind_of(role)}, expected a string" if "role" in message else "is missing"
         raise MalformedError(f"{where}.role {problem}")
     if isinstance(content, list):
         texts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
@@ -60,7 +66,11 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
             message["content"] = "".join(texts)
     elif content is not None and not isinstance(content, str):
         raise MalformedError(
-            f"{where}.content is {_kind(content)}, expected a string or a list of parts"
+            f"{where}.content is {kind_of(content)}, expected a string or a list of parts"
+        )
+    elif content is None and (other := [key for key in _ELSEWHERE if key in message]):
+        raise MalformedError(
+            f"{where} has '{other[0]}', expected 'role' and 'content', or 'from' and 'value'"
         )
     if reasoning := next((message[key] for key in _REASONING if key in message), None):
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -81,19 +91,37 @@ def has_flags(message: dict[str, Any]) -> bool:
 
 def _from_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
     speaker, value = message.pop("from"), message.pop("value", None)
-    if speaker in _CALLS and isinstance(value, str):
-        return {"role": "assistant", "content": "", "tool_calls": _calls(value, where), **message}
+    if speaker in _CALLS:
+        calls = _calls(value, f"{where}.value")
+        return {"role": "assistant", "content": "", "tool_calls": calls, **message}
     role = _ROLES.get(speaker, speaker) if isinstance(speaker, str) else speaker
     return {"role": role, **({} if value is None else {"content": value}), **message}
 
 
-def _calls(value: str, where: str) -> list[dict[str, Any]]:
-    calls = _parse_json(value, f"{where}.value")
-    calls = calls if isinstance(calls, list) else [calls]
-    for call in calls:
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise MalformedError(f"{where}.value is no call: expected a JSON object with a name")
+def _tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """The message's calls as templates know them, if it has any."""
+    if message.get("function_call") and not message.get("tool_calls"):  # OpenAI's first way
+        return {"tool_calls": _calls(message["function_call"], f"{where}.function_call")}
+    if "tool_calls" in message:
+        return {"tool_calls": _listed(message["tool_calls"], f"{where}.tool_calls")}
+    return {}
+
+
+def _calls(value: Any, where: str) -> list[dict[str, Any]]:
+    calls = _listed(value, where)
+    if not calls or not all(isinstance(call.get("name"), str) for call in calls):
+        raise MalformedError(f"{where} is no call: expected a JSON object with a name")
     return [{"type": "function", "function": call} for call in calls]
+
+
+def _listed(value: Any, where: str) -> list[dict[str, Any]]:
+    """Objects, of a list, of one object, or of JSON text of either."""
+    if isinstance(value, str):
+        value = _parse_json(value, where) if value.strip() else []
+    found = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, dict) for item in found):
+        raise MalformedError(f"{where} is no call: expected a JSON object, or a list of them")
+    return found
 
 
 def _part(part: Any, where: str) -> str:
@@ -114,7 +142,7 @@ def parse_tools(value: Any, name: str) -> list[Any] | None:
     if isinstance(value, dict):
         value = [value]
     if value is not None and not isinstance(value, list):
-        raise MalformedError(f"field '{name}' is {_kind(value)}, expected a list of tools")
+        raise MalformedError(f"field '{name}' is {kind_of(value)}, expected a list of tools")
     return value or None
 
 
@@ -125,7 +153,7 @@ def _parse_json(text: str, name: str) -> Any:
         raise MalformedError(f"field '{name}' is text that is not valid JSON: {error}") from None
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
     kinds = {str: "a string", int: "an integer", float: "a number", bool: "true or false",
              dict: "an object", list: "a list", type(None): "null"}  # fmt: skip
     return kinds.get(type(value), type(value).__name__)

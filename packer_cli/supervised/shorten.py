@@ -11,6 +11,7 @@ from packer_cli.fitting import Loss
 from packer_cli.records import Spans, TokenBatch, UInt8, UInt32
 from packer_cli.supervised.chat_template import RefusedError
 from packer_cli.supervised.documents import Composer, Conversation, Document, byte_spans
+from packer_cli.supervised.turns import UndecidableError
 from packer_cli.tokenization import Tokenizer
 
 _Tokens = tuple[UInt32, UInt8 | None]
@@ -25,41 +26,69 @@ def shorten(
     A turn is a message of the user with all that follows up to the next one; system messages
     at the beginning stay. A conversation whose last turn alone is too long stays as it is.
     """
-    lengths = np.diff(batch.offsets)
-    waiting = {int(i): conversations[i] for i in np.flatnonzero(lengths > max_length)}
+    overlong = np.flatnonzero(np.diff(batch.offsets) > max_length).tolist()
+    found = {i: conversations[i] for i in overlong}
+    searches = {i: _Search(talk) for i, talk in found.items() if talk is not None}
     fitted: dict[int, _Tokens] = {}
-    while waiting:
-        shorter = {i: _rendered(conversation, composer) for i, conversation in waiting.items()}
-        rendered = {i: document for i, document in shorter.items() if document is not None}
-        waiting = {}
-        for i, tokens in _encoded(rendered, tokenizer).items():
-            if len(tokens[0]) <= max_length:
+    while searches:
+        tried: dict[int, Document] = {}
+        for i, search in searches.items():
+            try:
+                document = search.next(composer)
+            except UndecidableError as error:
+                error.position = int(batch.position[i])
+                raise
+            if document is not None:
+                tried[i] = document
+        searches = {i: searches[i] for i in tried}
+        for i, tokens in _encoded(tried, tokenizer).items():
+            fits = len(tokens[0]) <= max_length
+            if fits:
                 fitted[i] = tokens
-            else:
-                waiting[i] = rendered[i].conversation
+            searches[i].tell(fits)
     return (_replaced(batch, fitted), _loss(batch, fitted)) if fitted else (batch, Loss())
 
 
-def _rendered(conversation: Conversation | None, composer: Composer) -> Document | None:
-    """Without the oldest turn, or more where the template insists; None when none is left."""
-    while conversation is not None:
-        conversation = _without_oldest_turn(conversation)
-        if conversation is None:
-            return None
-        try:
-            return composer.render(conversation)
-        except RefusedError:
-            continue
-    return None
+class _Search:
+    """For the fewest oldest turns to leave out of a conversation, in few renderings.
 
+    The steps double, and are halved again: one turn too many is one rendering, and thousands
+    are a few dozen, since each has the length of what is left.
+    """
 
-def _without_oldest_turn(conversation: Conversation) -> Conversation | None:
-    messages = conversation.messages
-    begin = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
-    users = [i for i, m in enumerate(messages) if m["role"] == "user" and i > begin]
-    if not users:
+    def __init__(self, conversation: Conversation) -> None:
+        messages = conversation.messages
+        begin = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+        users = [i for i, m in enumerate(messages) if m["role"] == "user" and i > begin]
+        self._conversation, self._begin, self._users = conversation, begin, users
+        self._low, self._high, self._step = 0, len(users), 1  # the answer is in low..high
+        self._asked = self._tried = 0
+
+    def next(self, composer: Composer) -> Document | None:
+        """What is to be tried next; None when the search is over."""
+        while self._low < self._high:
+            middle = (self._low + self._high) // 2
+            self._asked = min(self._low + self._step - 1, middle)
+            for number in range(self._asked, self._high):
+                self._tried = number
+                try:
+                    return composer.render(self._without(self._users[number]))
+                except RefusedError:  # the template may insist on leaving out more
+                    continue
+            self._high = self._asked
         return None
-    return replace(conversation, messages=messages[:begin] + messages[users[0] :])
+
+    def tell(self, fits: bool) -> None:
+        """Whether that was short enough."""
+        if fits:
+            self._high = self._asked
+        else:
+            self._low = self._tried + 1
+            self._step *= 2
+
+    def _without(self, user: int) -> Conversation:
+        messages = self._conversation.messages
+        return replace(self._conversation, messages=messages[: self._begin] + messages[user:])
 
 
 def _encoded(documents: dict[int, Document], tokenizer: Tokenizer) -> dict[int, _Tokens]:

@@ -59,7 +59,9 @@ def _own(files: TokenizerFiles | None) -> dict[str, str]:
     return {
         item["name"]: item["template"]
         for item in named
-        if isinstance(item, dict) and {"name", "template"} <= item.keys()
+        if isinstance(item, dict)
+        and isinstance(item.get("name"), str)
+        and isinstance(item.get("template"), str)
     }
 
 

@@ -25,12 +25,6 @@ class UndecidableError(DataError):
 
     position = 0
 
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"the assistant's part of the text cannot be told: {why}",
-            "use a template with {% generation %} tags (--chat-template), or --train-on all",
-        )
-
 
 class AssistantSpans:
     """Finds the assistant's spans in the renderings of one template."""
@@ -55,7 +49,7 @@ class AssistantSpans:
         if self._template.marks_generation:
             return self._chosen(rendering.generated, turns, speakers, last_only)
         spans = [self._without_prompt(rendering.text, turn) for turn in turns]
-        if not turns or any(start < 0 for start, _ in spans):
+        if not turns or any(start < 0 for start, _ in spans) or _nested(rendering.turns):
             spans = self._by_prefixes(rendering.text, messages, tools)
             turns = [Turn(a, b, m) for (a, b), m in zip(spans, speakers, strict=True)]
         return self._chosen(spans, turns, speakers, last_only)
@@ -70,13 +64,15 @@ class AssistantSpans:
             begin = turns[-1].start
             spans = [span for span in spans if span[0] >= begin]
         elif last_only:
+            if len(spans) != len(speakers):  # whose they are, nothing tells
+                raise _undecidable("no loop of the template shows which of its tags are the last")
             spans = spans[-1:]
         if not any(has_flags(message) for message in speakers):
             return spans
         if all(is_trained(message) for message in speakers):
             return spans
         if not turns or not _are_messages(turns, speakers):
-            raise UndecidableError("messages have weights, and the template rearranges messages")
+            raise _undecidable("messages have weights, and the template rearranges messages")
         silent = [turn for turn in turns if not is_trained(turn.message)]
         return [s for s in spans if not any(t.start <= s[0] < t.stop for t in silent)]
 
@@ -106,13 +102,35 @@ class AssistantSpans:
                 before = self._template.render(messages[:i], tools, add_generation_prompt=True).text
                 after = self._template.render(messages[: i + 1], tools).text
             except RefusedError as error:
-                raise UndecidableError(str(error)) from error
+                raise _undecidable(str(error)) from error
             if not (text.startswith(before) and text.startswith(after)):
-                raise UndecidableError("the template renders messages differently later on")
+                raise _undecidable("the template renders messages differently later on")
             if len(before) >= len(after):
-                raise UndecidableError(f"message {i} leaves no trace")
+                raise _undecidable(f"message {i} leaves no trace")
             spans.append((len(before), len(after)))
         return spans
+
+
+def _undecidable(why: str) -> UndecidableError:
+    """Not a constructor of the class: that one must take what pickle gives it again."""
+    return UndecidableError(
+        f"the assistant's part of the text cannot be told: {why}",
+        "use a template with {% generation %} tags (--chat-template), or --train-on all",
+    )
+
+
+def _nested(turns: list[Turn]) -> bool:
+    """Whether a turn holds another one, and one of the two is the assistant's.
+
+    As with results of tools that the template writes into the turn that called them.
+    """
+    outer = None
+    for turn in sorted(turns, key=lambda turn: (turn.start, -turn.stop)):
+        if outer is None or turn.start >= outer.stop:
+            outer = turn
+        elif ASSISTANT in (turn.message["role"], outer.message["role"]):
+            return True
+    return False
 
 
 def _are_messages(turns: list[Turn], messages: list[dict[str, Any]]) -> bool:
@@ -129,9 +147,7 @@ def _generation_prompt(template: ChatTemplate) -> str:
         prompted = template.render([user], add_generation_prompt=True).text
         answered = template.render([user, {"role": ASSISTANT, "content": _PROBE}])
     except RefusedError as error:
-        raise UndecidableError(
-            f"the template refuses a question and its answer: {error}"
-        ) from error
+        raise _undecidable(f"the template refuses a question and its answer: {error}") from error
     shared = _common_prefix(plain, prompted)  # what ends a text may be left out of a prompt
     prompt = prompted[shared:]
     if prompt.strip() or len(prompted) != len(plain):

@@ -1,0 +1,101 @@
+"""What does a run of a million work units cost at its end: finalize, the manifest, stats?
+
+The units are not packed: a million copies of the record of one real unit of 16 MB (text,
+L = 4096), each with a shard of one byte. That stands for 16 TB of text. Minutes, a million files.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from measuring import report, run, say, seconds_of
+from settings import CHECKOUT, Settings, from_environment
+
+from packer_cli import commits, output
+from packer_cli.cli import default_output
+from packer_cli.config import PackConfig
+from packer_cli.finalize import finalize
+from packer_cli.records import InputFile, Slice, WorkUnit
+from packer_cli.run import RUN, Run
+from packer_cli.shapes import Shape
+
+UNITS = 1_000_000
+MOST_GB, MOST_STATS = 8.0, 0.5
+
+
+def _record(settings: Settings, folder: Path) -> commits.UnitRecord:
+    """Of a real unit: sample_data many times over."""
+    sample = (CHECKOUT / "sample_data" / "documents.jsonl").read_bytes()
+    data = folder / "data.jsonl"
+    data.write_bytes(sample * ((16 << 20) // len(sample)))
+    result = folder / default_output([str(data)], 4096)
+    run([settings.packer, "pack", data, "-l", "4096", "-t", "bytes", "-q", "-o", result])
+    return next(commits.read_units(result / commits.UNITS))
+
+
+def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> Run:
+    """A work folder in which `count` such units are packed."""
+    size = record.inputs[0][1] if record.inputs else 1 << 24
+    config = PackConfig(max_length=4096, train_on="all", overlong="split", prompt_template="none")
+    files = tuple(InputFile(i, f"data/{i:07d}.jsonl", "jsonl", None, size, 0) for i in range(count))
+    units = tuple(WorkUnit(i, (Slice(i, 0, None, size),)) for i in range(count))
+    made = Run(config, Shape("text", {"text": "text"}), files, units, "bytes", {})
+    work = destination / output.WORK
+    work.mkdir(parents=True)
+    (work / RUN).write_bytes(made.to_bytes())
+    counts = record.counts | {"files": []}
+    for unit in units:
+        name = f"shard-{unit.index:05d}-000.arrow"
+        shards = [replace(record.shards[0], file=name, unit=unit.index, bytes=1)]
+        found = msgspec.structs.replace(
+            record,
+            unit=unit.index,
+            slices=commits.slices_of(unit),
+            shards=shards,
+            counts=counts | {"files": [[unit.index, *record.counts["files"][0][1:]]]},
+            inputs=[(unit.index, size, "0" * 64)],
+        )
+        (work / f"unit-{unit.index:05d}.json").write_bytes(msgspec.json.encode(found))
+        (work / name).write_bytes(b"0")
+    return made
+
+
+def main() -> None:
+    settings = from_environment()
+    count = 2000 if settings.quick else UNITS
+    settings.cache.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="units-", dir=settings.cache))
+    try:
+        record = _record(settings, folder)
+        say(f"making {count:,} units")
+        made = _simulate(record, folder / "out", count)
+        os.sync()
+        seconds = seconds_of(lambda: finalize(made, folder / "out"))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        manifest = (folder / "out" / "manifest.json").stat().st_size
+        units = (folder / "out" / commits.UNITS).stat().st_size
+        stats = run([settings.packer, "stats", folder / "out"], settle=False).seconds
+    finally:
+        shutil.rmtree(folder)
+    report(
+        f"finalize of {count:,} units",
+        "" if settings.quick else f"<= {MOST_GB:.0f} GB",
+        f"{seconds:.0f} s, {peak / 1e9:.1f} GB; manifest {manifest / 1e6:.0f} MB, "
+        f"units.jsonl {units / 1e6:.0f} MB; then stats {stats:.1f} s",
+        None if settings.quick else peak <= MOST_GB * 1e9,
+        seconds=seconds,
+        peak_bytes=peak,
+        manifest_bytes=manifest,
+        units_bytes=units,
+        stats_seconds=stats,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Commit records: a unit is done if and only if its record exists and its files match.
+
+.packer/unit-00005.json   written once all files of unit 5 are on the disk
+.packer/input-00003.json  the digest of an input that several units read
+units.jsonl               the units' records of a finished result, which `--update` reads
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from packer_cli.counts import Counts
+from packer_cli.errors import InternalError, from_os_error
+from packer_cli.output import put_file
+from packer_cli.records import Slice, WorkUnit
+from packer_cli.shards import Shard
+
+UNITS = "units.jsonl"
+Digest = tuple[int, str]  # size in bytes, sha256
+
+
+class UnitRecord(msgspec.Struct, frozen=True):
+    """What became of a unit.
+
+    slices      as in the WorkUnit: [file, start, stop, weight]
+    shards      as in the manifest
+    counts      `Counts.as_json()`
+    tokenizer   what the manifest says of it
+    rejected    size in bytes of the unit's part of rejected.jsonl
+    inputs      [file, size, sha256] of the inputs that this unit alone has read
+    reused      the shards are those of the result that is updated, and stay where they are
+    rejected_from   where that part begins in the rejected.jsonl of that result
+    """
+
+    unit: int
+    slices: list[tuple[int, int, int | None, int]]
+    shards: list[Shard]
+    counts: dict[str, Any]
+    tokenizer: dict[str, Any] | None = None
+    rejected: int = 0
+    inputs: list[tuple[int, int, str]] = []
+    reused: bool = False
+    rejected_from: int = 0
+
+    def is_of(self, unit: WorkUnit) -> bool:
+        return self.unit == unit.index and self.slices == slices_of(unit)
+
+    @property
+    def work_unit(self) -> WorkUnit:
+        return WorkUnit(self.unit, tuple(Slice(*part) for part in self.slices))
+
+
+class _InputRecord(msgspec.Struct, frozen=True):
+    size: int
+    sha256: str
+
+
+def slices_of(unit: WorkUnit) -> list[tuple[int, int, int | None, int]]:
+    return [(part.file, part.start, part.stop, part.weight) for part in unit.slices]
+
+
+def rejected_name(unit: int) -> str:
+    """Of the file with the unit's rejected records, in the work folder."""
+    return f"rejected-{unit:05d}.jsonl"
+
+
+def write_unit(folder: Path, record: UnitRecord) -> None:
+    put_file(_unit_path(folder, record.unit), msgspec.json.encode(record))
+
+
+def write_input(folder: Path, file: int, size: int, sha256: str) -> None:
+    put_file(_input_path(folder, file), msgspec.json.encode(_InputRecord(size, sha256)))
+
+
+def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
+    """The record of a unit whose files are there, as long as they were; None for all others."""
+    record = _decoded(_unit_path(folder, unit.index), UnitRecord)
+    if record is None or not record.is_of(unit):
+        return None
+    return record if files_are_there(record, folder.parent if record.reused else folder) else None
+
+
+def files_are_there(record: UnitRecord, folder: Path) -> bool:
+    """Whether the unit's files in `folder` are as long as they were."""
+    sizes = {shard.file: shard.bytes for shard in record.shards}
+    if record.rejected and not record.reused:
+        sizes[rejected_name(record.unit)] = record.rejected
+    return all(_size(folder / name) == size for name, size in sizes.items())
+
+
+def read_input(folder: Path, file: int) -> Digest | None:
+    record = _decoded(_input_path(folder, file), _InputRecord)
+    return None if record is None else (record.size, record.sha256)
+
+
+def require_unit(folder: Path, unit: WorkUnit) -> UnitRecord:
+    """The same, where it was found before. Raises InternalError."""
+    record = read_unit(folder, unit)
+    if record is None:
+        raise InternalError(
+            f"unit {unit.index} was packed, but its files in {folder} are not right"
+        )
+    return record
+
+
+def counts_of(record: UnitRecord) -> Counts:
+    try:
+        return Counts.from_json(record.counts)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InternalError(f"the record of unit {record.unit} is damaged: {error}") from error
+
+
+def as_line(record: UnitRecord) -> bytes:
+    """For units.jsonl. What a run has reused must not show in its bytes."""
+    return msgspec.json.encode(replace(record, reused=False, rejected_from=0)) + b"\n"
+
+
+def read_units(path: Path) -> Iterator[UnitRecord]:
+    """The records of a finished result. Raises ValueError for what is none, or DataError."""
+    decode = msgspec.json.Decoder(UnitRecord).decode
+    try:
+        with open(path, "rb") as file:
+            yield from map(decode, file)
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+
+
+def _unit_path(folder: Path, unit: int) -> Path:
+    return folder / f"unit-{unit:05d}.json"
+
+
+def _input_path(folder: Path, file: int) -> Path:
+    return folder / f"input-{file:05d}.json"
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
+
+def _decoded(path: Path, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,145 @@
+"""From the records of all units to a finished result: side files, manifest, replacement."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from packer_cli import commits, manifest, output
+from packer_cli.commits import UnitRecord
+from packer_cli.counts import Counts
+from packer_cli.errors import DataError, InternalError, from_os_error
+from packer_cli.run import Run
+from packer_cli.shards import Shard, digest
+
+REJECTED = "rejected.jsonl"
+_COPY_BYTES = 1 << 20
+
+
+def finalize(run: Run, destination: Path) -> dict[str, Any]:
+    """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
+
+    Raises DataError when there is nothing to keep, InternalError when tokens are missing.
+    """
+    work = destination / output.WORK
+    total = Counts(piece_length=np.zeros(run.config.max_length + 1, np.int64))
+    digests = dict[int, commits.Digest]()
+    shards, rejected, tokenizer = list[Shard](), list[UnitRecord](), None
+    with output.written(work / commits.UNITS) as lines:
+        for record in _records(run, work):
+            total.add(commits.counts_of(record))
+            digests |= {index: (size, sha256) for index, size, sha256 in record.inputs}
+            shards += record.shards
+            tokenizer = record.tokenizer
+            if record.rejected:
+                rejected.append(record)
+            lines.write(commits.as_line(record))
+    _check(total, run, rejected, destination)
+    for file in run.files:
+        if file.index not in digests:
+            digests[file.index] = commits.read_input(work, file.index) or (0, "")
+    hashes = dict[str, str]()
+    for name, data in _for_datasets(shards).items():
+        output.write_file(work / name, data)
+        hashes[name] = hashlib.sha256(data).hexdigest()
+    hashes |= run.side_files
+    if rejected:
+        _join(rejected, destination)
+        hashes[REJECTED] = digest(work / REJECTED)[1]
+    hashes[commits.UNITS] = digest(work / commits.UNITS)[1]
+    content = manifest.build(run, tokenizer, digests, shards, total, hashes)
+    # not among the result's own bytes: it is only for --update on this machine
+    times = [file.mtime_ns for file in run.files]
+    output.write_file(work / output.INPUT_TIMES, msgspec.json.encode({"mtime_ns": times}))
+    output.write_file(work / manifest.MANIFEST, manifest.to_bytes(content))
+    output.replace(destination)
+    return content
+
+
+def _records(run: Run, work: Path) -> Iterator[UnitRecord]:
+    for unit in run.units:
+        yield commits.require_unit(work, unit)
+
+
+def _check(total: Counts, run: Run, rejected: list[UnitRecord], destination: Path) -> None:
+    if not total.conserved():
+        raise InternalError(
+            f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
+            f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
+        )
+    bad, limit = total.rejected_records, run.config.max_errors
+    if limit is not None:
+        records = bad + total.documents + total.empty_documents + total.dropped_documents
+        if bad > (limit * records if isinstance(limit, float) else limit):
+            raise DataError(
+                f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
+                f"see {destination / output.WORK}/rejected-*.jsonl; all is packed, and a larger "
+                "--max-errors finishes at once",
+            )
+    if not total.rows:
+        found = _nothing(total, rejected, destination)
+        output.forget(destination / output.WORK)  # no other run would find more
+        raise DataError(found, "check --shape, --field, --overlong, the input")
+
+
+def _nothing(total: Counts, rejected: list[UnitRecord], destination: Path) -> str:
+    found = f"nothing to pack: {total.empty_documents} empty, {total.dropped_documents} dropped "
+    found += f"and {total.rejected_records} rejected records, no tokens"
+    if total.untrained_documents:
+        found += f"; {total.untrained_documents} of those dropped have nothing to train on"
+    if rejected:
+        with _rejected_part(rejected[0], destination) as file:
+            first = json.loads(file.readline())
+        found += f"; the first rejected, {first['file']} at {first['position']}: {first['reason']}"
+    return found
+
+
+@contextmanager
+def _rejected_part(record: UnitRecord, destination: Path) -> Iterator[IO[bytes]]:
+    """The unit's rejected records, where they begin."""
+    path = destination / output.WORK / commits.rejected_name(record.unit)
+    if record.reused:
+        path = destination / REJECTED
+    try:
+        with open(path, "rb") as file:
+            file.seek(record.rejected_from)
+            yield file
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+
+
+def _join(rejected: list[UnitRecord], destination: Path) -> None:
+    """The units' rejected records, which may be many, as one file."""
+    with output.written(destination / output.WORK / REJECTED) as whole:
+        for record in rejected:
+            with _rejected_part(record, destination) as part:
+                left = record.rejected
+                while data := part.read(min(left, _COPY_BYTES)):
+                    whole.write(data)
+                    left -= len(data)
+
+
+def _for_datasets(shards: list[Shard]) -> dict[str, bytes]:
+    """What makes the directory a `datasets.load_from_disk` directory."""
+    # datasets caches what it derives from a data set under its fingerprint
+    fingerprint = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
+    state: dict[str, object] = {
+        "_data_files": [{"filename": shard.file} for shard in shards],
+        "_fingerprint": fingerprint[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    return {
+        "state.json": json.dumps(state, indent=1).encode(),
+        "dataset_info.json": json.dumps({"description": "", "features": None}, indent=1).encode(),
+    }

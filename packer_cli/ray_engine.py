@@ -1,0 +1,135 @@
+"""Packing on a Ray cluster: one task per work unit; only paths and records travel.
+
+    packer pack ... --engine ray [--ray-address HOST:PORT]      extra: pip install 'packer-cli[ray]'
+
+The workers read the inputs and write the output directory themselves, so all machines must see
+both under the same paths. A worker that dies is replaced, and its task tried again, by Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from packer_cli.config import RunOptions
+from packer_cli.errors import DataError, Interrupted, PackerError, UsageError
+from packer_cli.progress import Progress
+from packer_cli.records import WorkUnit
+from packer_cli.run import RUN, Run, load_run
+from packer_cli.source import Notify, chosen_for
+from packer_cli.worker import Worker
+
+_RETRIES = 3
+_AHEAD = 2  # tasks for each core, so that none waits for us
+_SECONDS = 0.5
+
+
+def pack_on_ray(
+    run: Run,
+    units: Sequence[WorkUnit],
+    work: Path,
+    options: RunOptions,
+    notify: Notify,
+    progress: Progress,
+) -> None:
+    """Pack `units` into the work folder. Raises UsageError without Ray, DataError for a unit
+    whose worker was lost too often, and what packing a unit raises.
+    """
+    try:
+        import ray  # noqa: PLC0415 an extra
+    except ImportError:
+        raise UsageError(
+            "--engine ray: Ray is not installed", "pip install 'packer-cli[ray]'"
+        ) from None
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            ray.init(options.ray_address, log_to_driver=False, include_dashboard=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"--ray-address: {options.ray_address}: {str(error).splitlines()[0]}",
+                "check that the cluster runs: ray status",
+            ) from error
+    try:
+        _pack_all(ray, run, units, work, options, notify, progress)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _pack_all(
+    ray: Any,
+    run: Run,
+    units: Sequence[WorkUnit],
+    work: Path,
+    options: RunOptions,
+    notify: Notify,
+    progress: Progress,
+) -> None:
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
+    # not the run itself, which may name a million units: a worker reads it once
+    key = hashlib.sha256(run.to_bytes()).hexdigest()
+    told = key, str(work.resolve()), os.getcwd(), options.tokenizer_backend
+    queue = iter(units)
+    running: dict[Any, WorkUnit] = {}
+    most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
+    try:
+        while True:
+            while len(running) < most and (unit := next(queue, None)):
+                running[task.remote(told, unit)] = unit
+            if not running:
+                return
+            for done in ray.wait(list(running), timeout=_SECONDS)[0]:
+                unit = running.pop(done)
+                try:
+                    documents, tokens, slots = ray.get(done)
+                except ray.exceptions.WorkerCrashedError as error:
+                    raise DataError(
+                        f"unit {unit.index}: its worker was lost {1 + _RETRIES} times",
+                        "see Ray's logs for why; run the same command again to go on",
+                    ) from error
+                except ray.exceptions.RayTaskError as error:
+                    raise (error.cause if isinstance(error.cause, PackerError) else error) from None
+                progress.read(sum(part.weight for part in unit.slices), documents)
+                progress.wrote(tokens, slots)
+    except BaseException as error:
+        for task_left in running:
+            ray.cancel(task_left, force=True)
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted("interrupted") from None
+        raise
+
+
+_workers: dict[str, Worker] = {}
+
+
+def _pack_unit(told: tuple[str, str, str, str], unit: WorkUnit) -> tuple[int, int, int]:
+    """In a Ray worker: (documents, tokens, places for tokens) of the unit it has packed.
+
+    The worker's process keeps the loaded tokenizer for the units to come.
+    """
+    key, folder, directory, backend = told
+    if key not in _workers:
+        os.chdir(directory)  # the inputs are named from there
+        run = load_run(Path(folder) / RUN)
+        if run is None:
+            raise DataError(
+                f"{folder}/{RUN}: cannot be read by this worker",
+                "the output must be a directory that all machines see, and their packer the same",
+            )
+        for old in list(_workers):
+            _workers.pop(old).close()
+        options = RunOptions(workers=1, tokenizer_backend=backend, progress=False)
+        _workers[key] = Worker(
+            run, chosen_for(run, Path(folder)), [unit], Path(folder), options,
+            lambda message: None, threading.Event(), Progress(0, show=False),
+        )  # fmt: skip
+    result = _workers[key].pack(unit)
+    _workers[key].commit(result)
+    counts = result.counts
+    return counts.documents, counts.tokens, counts.rows * _workers[key].max_length

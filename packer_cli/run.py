@@ -1,0 +1,124 @@
+"""What a run is: its inputs, options, tokenizer and units. Equal runs write equal bytes.
+
+    Run -> .packer/run.json, before any unit is packed
+
+Whoever packs a unit (this process, a rank, a Ray worker, the same command after a crash) works
+from an equal Run, or is told in which way the two differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import msgspec
+
+import packer_cli
+from packer_cli.config import PackConfig
+from packer_cli.readers.byte_streams import STDIN
+from packer_cli.records import InputFile, WorkUnit
+from packer_cli.shapes import Shape
+
+RUN = "run.json"
+# Options that decide whether a run may end well, not what a unit's shards hold.
+_LIMITS = ("max_loss", "max_errors")
+_OPTIONS = {"fields": "--field", "add_bos": "--bos", "add_eos": "--eos"}
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run's bytes depend on.
+
+    config      as `PackConfig.for_shape` gives it
+    files       by index; those without a format were removed since the last update
+    units       by ascending index
+    tokenizer   as it was named; None where none is needed
+    side_files  name -> sha256 of what the result keeps of the tokenizer and the chat template
+    """
+
+    config: PackConfig
+    shape: Shape
+    files: tuple[InputFile, ...]
+    units: tuple[WorkUnit, ...]
+    tokenizer: str | None
+    side_files: dict[str, str]
+    packer_version: str = packer_cli.__version__
+
+    @property
+    def resumable(self) -> bool:
+        """Whether its inputs can be read a second time."""
+        return all(file.path != STDIN for file in self.files)
+
+    def to_bytes(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def load_run(path: Path) -> Run | None:
+    """What `to_bytes` wrote; None when there is none, or none that this packer can read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Run)
+    except (OSError, ValueError, TypeError):  # msgspec's and our own errors are ValueErrors
+        return None
+
+
+def differences(old: Run, new: Run) -> list[str]:
+    """In what the runs differ, for people; [] when units of the one are units of the other."""
+    found = []
+    if old.packer_version != new.packer_version:
+        found.append(f"packer was {old.packer_version}, is now {new.packer_version}")
+    found += differing_options(old.config, new.config)
+    if old.shape != new.shape:
+        found.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
+    if old.tokenizer != new.tokenizer and old.side_files == new.side_files == {}:
+        found.append(f"the tokenizer was {old.tokenizer}, is now {new.tokenizer}")
+    found += differing_side_files(old.side_files, new.side_files)
+    found += _differing_files(old.files, new.files)
+    if not found and old.units != new.units:
+        found.append("the work units are cut in another way")
+    return found
+
+
+def differing_options(old: PackConfig, new: PackConfig) -> list[str]:
+    """The options that differ, each as "--name was OLD, is now NEW"."""
+    found = []
+    for item in fields(PackConfig):
+        before, now = getattr(old, item.name), getattr(new, item.name)
+        # what was packed with "fail" has no bad records: skipping them would have been the same
+        fine = item.name in _LIMITS or (item.name == "on_error" and before == "fail")
+        if before != now and not fine:
+            option = _OPTIONS.get(item.name, f"--{item.name.replace('_', '-')}")
+            found.append(f"{option} was {_shown(before)}, is now {_shown(now)}")
+    return found
+
+
+def differing_side_files(old: dict[str, str], new: dict[str, str]) -> list[str]:
+    """The files of the tokenizer, and the template, that differ."""
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return [f"another tokenizer: {' and '.join(names)} differ"] if names else []
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not given"
+    if isinstance(value, tuple):
+        return ",".join("=".join(v) if isinstance(v, tuple) else v for v in value) or "not given"
+    return str(value)
+
+
+def _differing_files(old: tuple[InputFile, ...], new: tuple[InputFile, ...]) -> list[str]:
+    before, now = ({file.path: file for file in files} for files in (old, new))
+    found = [f"{path} is gone" for path in before if path not in now]
+    found += [f"{path} is new" for path in now if path not in before]
+    for path in before.keys() & now.keys():
+        a, b = before[path], now[path]
+        if (a.size, a.mtime_ns) != (b.size, b.mtime_ns):
+            sizes = f": {a.size:,} bytes then, {b.size:,} now" if a.size != b.size else ""
+            found.append(f"{path} was written to{sizes}")
+        elif a != b and a.index == b.index:
+            found.append(f"{path} was read as {a.format}, is now {b.format}")
+    if not found and old != new:
+        found.append("the inputs are named in another order")
+    if len(found) > _MOST_NAMED:
+        found[_MOST_NAMED:] = [f"and {len(found) - _MOST_NAMED} more inputs differ"]
+    return sorted(found[:_MOST_NAMED]) + found[_MOST_NAMED:]

@@ -1,0 +1,247 @@
+"""Where inputs lie: local files, or URLs of any store that fsspec reaches.
+
+The only module that tells the two apart. Local paths go straight to the operating system and fail
+with OSError, as its functions do. For URLs fsspec is imported, at the first one; whatever a store
+raises becomes a DataError that says what to do, and what is not installed a UsageError.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob as local_glob
+import hashlib
+import io
+import os
+import stat as local_stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from packer_cli.errors import DataError, PackerError, UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+# A request takes tens of milliseconds whatever its size, and what was not needed is in vain.
+AHEAD_BYTES = 1 << 20
+# What stores call a state of an object, the surest first. Only the first found counts: a time
+# comes in seconds from one request and in milliseconds from another.
+_VERSIONS = (
+    "ETag", "etag", "xet_hash", "blob_id", "generation", "Content-MD5", "mtime", "modified",
+    "LastModified", "last_modified", "Last-Modified", "modify", "modificationTime", "created",
+)  # fmt: skip
+
+
+class Stat(NamedTuple):
+    """`version` differs once the file has changed: its mtime in ns, or made of what a store says.
+
+    `regular` False: a pipe, a directory and whatever else cannot be read twice.
+    """
+
+    size: int
+    version: int
+    regular: bool
+
+
+def is_url(path: str) -> bool:
+    """Whether fsspec reads it: `protocol://...`, without a folder before."""
+    head, separator, _ = path.partition("://")
+    return bool(separator) and "/" not in head
+
+
+def base_name(path: str) -> str:
+    """The last part of a path, without a web address's query."""
+    if path.startswith(("http://", "https://")):
+        path = urlsplit(path).path
+    return PurePosixPath(path).name
+
+
+def join(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}" if is_url(folder) else os.path.join(folder, name)
+
+
+def identity(path: str) -> str:
+    """The same for all local names of a file, by which it can be opened, too."""
+    return path if is_url(path) else os.path.realpath(path)
+
+
+def kind(path: str) -> Literal["file", "folder"] | None:
+    """What is there now; "file" is whatever is no folder. Raises PackerError for URLs."""
+    if not is_url(path):
+        if os.path.isdir(path):
+            return "folder"
+        return "file" if os.path.exists(path) else None
+    with _asking(path):
+        store, name = _store(path)
+        store.invalidate_cache()  # what an earlier run in this process has seen
+        try:
+            return "folder" if store.info(name)["type"] == "directory" else "file"
+        except FileNotFoundError:
+            return None
+
+
+def stat(path: str, *, again: bool = False) -> Stat:
+    """What is known of a file, for URLs by its folder's listing unless it is asked for `again`.
+
+    Raises OSError, for URLs PackerError.
+    """
+    if not is_url(path):
+        status = os.stat(path)
+        return Stat(status.st_size, status.st_mtime_ns, local_stat.S_ISREG(status.st_mode))
+    with _asking(path):
+        store, name = _store(path)
+        if again:
+            store.invalidate_cache(name)
+        info = store.info(name)
+    if info["size"] is None:
+        raise UsageError(f"{path}: the server does not tell its size", "copy it to a local path")
+    version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+    digest = hashlib.sha256(version.encode()).digest()
+    return Stat(info["size"], int.from_bytes(digest[:7], "big"), info["type"] == "file")
+
+
+def listing(folder: str) -> list[tuple[str, bool]]:
+    """(name, whether it is a folder) of all in a folder. Raises OSError, for URLs PackerError."""
+    if not is_url(folder):
+        return [(name, os.path.isdir(os.path.join(folder, name))) for name in os.listdir(folder)]
+    with _asking(folder):
+        store, own = _store(folder)
+        return [
+            (base_name(info["name"]), info["type"] == "directory")
+            for info in store.ls(own, detail=True)
+            if info["name"].rstrip("/") != own.rstrip("/")  # an object that stands for the folder
+        ]
+
+
+def glob(pattern: str) -> list[str]:
+    """The files that match, sorted. Raises PackerError for URLs."""
+    if not is_url(pattern):
+        matches = local_glob.glob(pattern, recursive=True)
+        return sorted(path for path in matches if os.path.isfile(path))
+    with _asking(pattern):
+        store, own = _store(pattern)
+        # names have lost what made the pattern a URL: scheme, host
+        head = pattern.rstrip("/").removesuffix(own)
+        found = store.glob(own, detail=True)
+        return sorted(head + name for name, info in found.items() if info["type"] == "file")
+
+
+def open_bytes(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedReader:
+    """A file object of its own for each caller, unbuffered if local.
+
+    Of a URL, at least `ahead` bytes are fetched at a time. Raises OSError, for URLs PackerError,
+    some of which only come from reading.
+    """
+    if not is_url(path):
+        return open(path, "rb", buffering=0)
+    return io.BufferedReader(_Remote(path), ahead)
+
+
+def open_arrow(path: str) -> Any:
+    """The same as a file of Arrow's; not mapped, since who cuts short a mapped file kills us."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    return pa.PythonFile(open_bytes(path), mode="r") if is_url(path) else pa.OSFile(path)
+
+
+class _Remote(io.RawIOBase):
+    """An object of a store; each read is one request. Opened by the first, as that asks, too."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._file: Any = None
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        if whence == os.SEEK_END:
+            with _asking(self._url):
+                offset += self._opened().seek(0, os.SEEK_END)
+        self._position = offset + (self._position if whence == os.SEEK_CUR else 0)
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """As many bytes as there are: batches must not depend on how a server portions them."""
+        view, filled = memoryview(buffer), 0
+        with _asking(self._url):
+            file = self._opened()
+            file.seek(self._position)
+            while filled < len(view) and (part := file.read(len(view) - filled)):
+                view[filled : filled + len(part)] = part
+                filled += len(part)
+            end = self._position + filled
+            if filled < len(view) and end < (getattr(file, "size", None) or 0):
+                raise OSError(errno.EIO, f"it ends at byte {end} of {file.size}")
+        self._position = end
+        return filled
+
+    def _opened(self) -> Any:
+        if self._file is None:
+            store, name = _store(self._url)
+            file = store.open(name, "rb", cache_type="none")
+            # memory:// gives out the object itself, whose position would be everybody's
+            self._file = io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
+        return self._file
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        super().close()
+
+
+def _store(url: str) -> tuple[Any, str]:
+    """The file system for a URL, and what the URL is called in there."""
+    try:
+        import fsspec  # noqa: PLC0415 slow, and not needed for local files
+    except ImportError as error:
+        raise UsageError(
+            f"{url}: fsspec is needed for URLs, and is not installed",
+            "pip install fsspec, or copy the data to a local path",
+        ) from error
+    protocol = url.partition("://")[0]
+    try:
+        system = fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise UsageError(f"{url}: cannot read {protocol}:// yet", str(error)) from error
+    except ValueError as error:
+        raise UsageError(
+            f"{url}: unknown protocol {protocol}",
+            "use one that fsspec has, such as s3, gs, hf or https; or copy it to a local path",
+        ) from error
+    # not url_to_fs: it takes "::" in a name for a chain of file systems
+    return system(**system._get_kwargs_from_urls(url)), cast("str", system._strip_protocol(url))
+
+
+@contextmanager
+def _asking(url: str) -> Iterator[None]:
+    """Stores raise what they like: their own errors, those of their network library, OSErrors."""
+    try:
+        yield
+    except PackerError:
+        raise
+    except Exception as error:
+        raise _explained(error, url) from error
+
+
+def _explained(error: Exception, url: str) -> DataError:
+    protocol, name = url.partition("://")[0], type(error).__name__
+    said = getattr(error, "strerror", None) or str(error) or name
+    reason = said.splitlines()[0]
+    if isinstance(error, FileNotFoundError):
+        reason, tip = "no such file", "check the spelling, and that nothing removes it meanwhile"
+    elif getattr(error, "errno", None) == errno.EBUSY or name == "FileExpired":
+        reason, tip = "it changed", "wait until nothing writes to it, then run again"
+    elif isinstance(error, PermissionError) or "credential" in name.lower():
+        tip = f"check the credentials for {protocol}://, and that they allow to list and to read"
+    elif "timeout" in name.lower() or "connect" in name.lower():
+        tip = "check the network and the address, then run the same command again"
+    else:
+        tip = "check the address, the credentials and the network, or copy it to a local path"
+    return DataError(f"{url}: cannot read: {reason}", tip)

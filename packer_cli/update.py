@@ -1,0 +1,192 @@
+"""`--update`: which units of an earlier result still stand, and which are to be packed.
+
+    plan_update(...) -> Update(files, units, reused)
+
+A unit stands when all inputs that it reads are what they were. Files and units keep their
+numbers, because rows name them; what is new gets numbers that are free. So an update may give
+other rows than packing everything anew, but holds the same documents, each once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from packer_cli import commits
+from packer_cli.commits import UNITS, UnitRecord
+from packer_cli.config import PackConfig
+from packer_cli.discovery import plan_units
+from packer_cli.errors import DataError, UsageError
+from packer_cli.manifest_check import config_of
+from packer_cli.output import INPUT_TIMES
+from packer_cli.records import InputFile, WorkUnit
+from packer_cli.run import differing_options, differing_side_files
+from packer_cli.shapes import Shape
+from packer_cli.shards import digest
+
+_NOT_OF_TOKENIZER = {"state.json", "dataset_info.json", "rejected.jsonl", UNITS}
+_ANEW = "to pack everything anew, --overwrite"
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update consists of.
+
+    files    by index; what is gone has no format
+    units    all, by index
+    reused   records of those that stand
+    digests  of the inputs that these read
+    changed  whether anything is to be done
+    """
+
+    files: list[InputFile]
+    units: list[WorkUnit]
+    reused: list[UnitRecord]
+    digests: dict[int, commits.Digest]
+    changed: bool
+
+    def keep(self, work: Path) -> None:
+        """Have the units that stand recorded, but for those packed anew by a run before."""
+        for record in self.reused:
+            if commits.read_unit(work, record.work_unit) is None:
+                commits.write_unit(work, record)
+        for index, found in self.digests.items():
+            commits.write_input(work, index, *found)
+
+
+def plan_update(
+    directory: Path,
+    manifest: dict[str, Any],
+    found: list[InputFile],
+    shape: Shape,
+    config: PackConfig,
+    side_files: dict[str, str],
+    *,
+    checksum: bool,
+) -> Update:
+    """Compare an earlier result with the inputs `found` now.
+
+    An input is what it was when its size and time of change are, or with `checksum` its digest.
+    Raises UsageError when the options or the tokenizer are others, DataError when the result
+    lacks what is needed.
+    """
+    _refuse_other_options(directory, manifest, shape, config, side_files)
+    same = _same_inputs(directory, manifest, found, checksum)
+    files = _numbered(manifest, found)
+    records = _reusable(_records(directory), directory, same)
+    standing = {part[0] for record in records for part in record.slices}
+    rest = [file for file in files if file.format and file.index not in standing]
+    new: list[WorkUnit] = []
+    if rest:
+        free = _free({record.unit for record in records})
+        weighed = plan_units(rest, config, among=[file for file in files if file.format])
+        new = [replace(unit, index=next(free)) for unit in weighed]
+    units = sorted([*new, *(record.work_unit for record in records)], key=lambda unit: unit.index)
+    there = {file.path for file in found}
+    gone = any(said["path"] not in there for said in manifest["inputs"] if not said.get("removed"))
+    digests = {
+        index: (manifest["inputs"][index]["size"], manifest["inputs"][index]["sha256"])
+        for index in standing - {index for record in records for index, *_ in record.inputs}
+    }
+    return Update(files, units, records, digests, changed=bool(new) or gone)
+
+
+def _refuse_other_options(
+    directory: Path,
+    manifest: dict[str, Any],
+    shape: Shape,
+    config: PackConfig,
+    side_files: dict[str, str],
+) -> None:
+    try:
+        differ = differing_options(config_of(manifest), replace(config, shape=shape.kind))
+    except ValueError as error:
+        raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
+    kept = manifest["side_files"].items()
+    differ += differing_side_files(
+        {n: s for n, s in kept if n not in _NOT_OF_TOKENIZER}, side_files
+    )
+    if differ:
+        raise UsageError(
+            f"{directory}: was packed with other options: {'; '.join(differ)}",
+            f"give those options again; {_ANEW}",
+        )
+
+
+def _same_inputs(
+    directory: Path, manifest: dict[str, Any], found: list[InputFile], checksum: bool
+) -> set[int]:
+    """The indices of the earlier inputs that are what they were."""
+    times: list[int] = []
+    if not checksum:
+        try:
+            times = json.loads((directory / INPUT_TIMES).read_bytes())["mtime_ns"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{directory / INPUT_TIMES}: cannot be used: {error}",
+                "compare the contents of the inputs instead, with --checksum",
+            ) from error
+    now = {file.path: file for file in found}
+    same = set()
+    for index, said in enumerate(manifest["inputs"]):
+        file = now.get(said["path"])
+        if file is None or said.get("removed") or file.size != said["size"]:
+            continue
+        if digest(file.path)[1] == said["sha256"] if checksum else file.mtime_ns == times[index]:
+            same.add(index)
+    return same
+
+
+def _numbered(manifest: dict[str, Any], found: list[InputFile]) -> list[InputFile]:
+    """The inputs with the numbers that they had; those that are gone without a format."""
+    earlier = {said["path"]: index for index, said in enumerate(manifest["inputs"])}
+    known = {earlier[file.path] for file in found if file.path in earlier}
+    free = _free(known)
+    files = [replace(file, index=earlier.get(file.path, -1)) for file in found]
+    files = [replace(file, index=next(free)) if file.index < 0 else file for file in files]
+    taken = {file.index: file for file in files}
+    return [
+        taken.get(index) or InputFile(index, manifest["inputs"][index]["path"], "", None, 0, 0)
+        for index in range(max(taken) + 1)
+    ]
+
+
+def _records(directory: Path) -> Iterator[UnitRecord]:
+    """The records of the result's units, as parts of it."""
+    rejected_from = 0
+    try:
+        for record in commits.read_units(directory / UNITS):
+            yield msgspec.structs.replace(record, reused=True, rejected_from=rejected_from)
+            rejected_from += record.rejected
+    except ValueError as error:
+        raise DataError(f"{directory / UNITS}: damaged: {error}", _ANEW) from error
+
+
+def _reusable(records: Iterable[UnitRecord], directory: Path, same: set[int]) -> list[UnitRecord]:
+    """Those whose files are there, and that read nothing but inputs all of whose units stand."""
+    usable, left, before = set(same), list[UnitRecord](), -1
+    for record in records:
+        if commits.files_are_there(record, directory):
+            left.append(record)
+        else:
+            usable -= {part[0] for part in record.slices}
+    while len(left) != before:
+        before, stands = len(left), list[UnitRecord]()
+        for record in left:
+            inputs = {part[0] for part in record.slices}
+            if inputs <= usable:
+                stands.append(record)
+            else:
+                usable -= inputs
+        left = stands
+    return left
+
+
+def _free(taken: set[int]) -> Iterator[int]:
+    return (number for number in count() if number not in taken)

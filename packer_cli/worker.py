@@ -1,0 +1,171 @@
+"""Packing units of a run, one call each, and saying that they are done.
+
+    result = worker.pack(unit)     its shards lie in the work folder
+    worker.commit(result)          they are on the disk, hashed, and its record is written
+
+Who calls that, and how often at a time, is the engine's to decide. Nothing else needs to be told
+between two units, so a run is as safe as its records are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from packer_cli import commits, output
+from packer_cli.child import LostChildError
+from packer_cli.commits import UnitRecord
+from packer_cli.config import RunOptions
+from packer_cli.discovery import check_unchanged
+from packer_cli.early import EarlyReference
+from packer_cli.errors import DataError, Interrupted
+from packer_cli.progress import Progress
+from packer_cli.readers.byte_streams import STDIN, stdin_digest
+from packer_cli.records import InputFile, WorkUnit
+from packer_cli.run import Run
+from packer_cli.shard_writer import schema
+from packer_cli.shards import digest
+from packer_cli.source import Chosen, Notify, prepare
+from packer_cli.unit import Job, UnitResult, pack_unit
+
+_ATTEMPTS = 3
+
+
+class Worker:
+    """Safe to share between threads; `close` at the end."""
+
+    def __init__(
+        self,
+        run: Run,
+        chosen: Chosen,
+        units: Sequence[WorkUnit],
+        folder: Path,
+        options: RunOptions,
+        notify: Notify,
+        stop: threading.Event,
+        progress: Progress,
+        early: EarlyReference | None = None,
+    ) -> None:
+        """`units`: those that it will be asked for, at least one. Raises UsageError."""
+        self._source = prepare(run, chosen, units, options, early, notify)
+        self._rejected, self._counting = 0, threading.Lock()
+        tokenizer, self._notify = self._source.tokenizer, notify
+        self.max_length = run.config.max_length
+        pad = tokenizer.info.pad_token_id if tokenizer else 0
+        self._job = Job(
+            run.files,
+            run.config,
+            run.shape,
+            tokenizer,
+            pad,
+            self._source.read,
+            self._source.encode,
+            schema(run.config, pad, tokenizer.info.sha256 if tokenizer else ""),
+            folder,
+            progress,
+            stop,
+        )
+
+    def pack(self, unit: WorkUnit) -> UnitResult:
+        """Write the unit's shards. A process that is lost on the way is replaced, and the unit
+        packed again, before the run fails.
+        """
+        lost = 0
+        while True:
+            try:
+                return pack_unit(unit, self._job)
+            except LostChildError as error:
+                self._stop_if_asked()
+                lost += 1
+                what = f"unit {unit.index} ({_place(unit, self._job.files)}): {error.message}"
+                if lost == _ATTEMPTS:
+                    raise DataError(
+                        f"{what}, {_ATTEMPTS} times",
+                        "if memory ran out, use fewer --workers; run the same command to go on",
+                    ) from error
+                self._notify(f"{what}; packing it again")
+
+    def commit(self, result: UnitResult) -> UnitRecord:
+        """Bring the unit to the disk, its record last."""
+        job, unit = self._job, result.unit
+        for shard in result.shards:
+            output.sync(job.folder / shard.file)
+            shard.bytes, shard.sha256 = digest(job.folder / shard.file, job.stop.is_set)
+        rejected = 0
+        if result.rejected is not None:
+            output.sync(result.rejected)
+            rejected = result.rejected.stat().st_size
+        inputs = [(index, *_digest(job.files[index], job.stop)) for index in _alone(unit)]
+        if job.tokenizer is not None:
+            job.tokenizer.finish()  # what the fast engine made is confirmed, or not committed
+        self._stop_if_asked()  # digests end early then
+        record = UnitRecord(
+            unit.index,
+            commits.slices_of(unit),
+            result.shards,
+            result.counts.as_json(),
+            job.tokenizer.info.as_json() if job.tokenizer else None,
+            rejected,
+            inputs,
+        )
+        commits.write_unit(job.folder, record)
+        self._count_rejected(result.counts.rejected_records)
+        return record
+
+    def _count_rejected(self, count: int) -> None:
+        """DataError as soon as there are too many, not after a night; a share is known last."""
+        limit = self._job.config.max_errors
+        with self._counting:
+            self._rejected += count
+            if isinstance(limit, int) and self._rejected > limit:
+                raise DataError(
+                    f"{self._rejected:,} records are bad so far; --max-errors is {limit}",
+                    f"see {self._job.folder}/rejected-*.jsonl, or raise --max-errors",
+                )
+
+    def pack_and_commit(self, unit: WorkUnit) -> None:
+        self.commit(self.pack(unit))
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _stop_if_asked(self) -> None:
+        _raise_if(self._job.stop)
+
+
+def commit_input(file: InputFile, folder: Path, stop: threading.Event) -> None:
+    """Record the digest of an input that several units read."""
+    found = _digest(file, stop)
+    _raise_if(stop)
+    commits.write_input(folder, file.index, *found)
+
+
+def _digest(file: InputFile, stop: threading.Event) -> commits.Digest:
+    if file.path == STDIN:
+        return stdin_digest()
+    found = digest(file.path, stop.is_set)
+    check_unchanged(file)  # since it was read, too: the digest is of what was packed
+    return found
+
+
+def _raise_if(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise Interrupted("stopped")
+
+
+def _alone(unit: WorkUnit) -> list[int]:
+    """The inputs that no other unit reads."""
+    return [part.file for part in unit.slices if part.is_whole]
+
+
+def shared_inputs(run: Run) -> list[InputFile]:
+    """The inputs that several units read: they are hashed by themselves."""
+    alone = {index for unit in run.units for index in _alone(unit)}
+    return [file for file in run.files if file.format and file.index not in alone]
+
+
+def _place(unit: WorkUnit, files: Sequence[InputFile]) -> str:
+    first = unit.slices[0]
+    rest = f" and {len(unit.slices) - 1} more" if len(unit.slices) > 1 else ""
+    return f"{files[first.file].path} from {first.start:,}{rest}"

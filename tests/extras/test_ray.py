@@ -1,0 +1,100 @@
+"""On a real local Ray: the same bytes as without it, also when a worker dies on the way."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import contents, jsonl, packer, packer_script
+
+OPTIONS = ["-l", "256", "-t", "bytes", "-q", "--unit-bytes", "30k"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two cores."""
+    ray_script = str(Path(sys.executable).with_name("ray"))
+    start = ["start", "--head", "--num-cpus=2", "--include-dashboard=false", "--port=6399"]
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+    quietly = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 120}
+    subprocess.run([ray_script, *start], check=True, env=environment, **quietly)  # type: ignore[call-overload]
+    try:
+        yield "127.0.0.1:6399"
+    finally:
+        subprocess.run([ray_script, "stop", "--force"], check=False, **quietly)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def inputs(folder: Path) -> Path:
+    random_ = random.Random(0)
+    for name, documents in (("a.jsonl", 3000), ("b.jsonl", 20)):
+        lengths = (random_.randrange(600) for _ in range(documents))
+        texts = ("".join(random_.choices("abcdefgh ", k=length)) for length in lengths)
+        (folder / name).write_bytes(jsonl(*texts))
+    assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "local").exit_code == 0
+    return folder
+
+
+def command(address: str, out: str, *more: str) -> list[str]:
+    on_ray = ["--engine", "ray", "--ray-address", address]
+    return [packer_script(), "pack", "a.jsonl", "b.jsonl", *OPTIONS, *on_ray, *more, "-o", out]
+
+
+def test_the_same_bytes_as_without_ray(cluster: str, inputs: Path) -> None:
+    done = subprocess.run(command(cluster, "out"), capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert contents("out") == contents("local")
+
+
+def packing_processes() -> list[int]:
+    """The Ray workers that pack units."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"ray::_pack_unit" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_workers_that_are_killed(cluster: str, inputs: Path) -> None:
+    killed = set[int]()
+    with subprocess.Popen(command(cluster, "out"), stderr=subprocess.PIPE) as process:
+        give_up = time.monotonic() + 60
+        while process.poll() is None and len(killed) < 2 and time.monotonic() < give_up:
+            for number in packing_processes()[:1]:
+                if number not in killed:
+                    killed.add(number)
+                    os.kill(number, signal.SIGKILL)
+            time.sleep(0.01)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert killed
+    assert contents("out") == contents("local")
+
+
+def test_a_bad_record_is_named(cluster: str, inputs: Path) -> None:
+    with open("b.jsonl", "ab") as file:
+        file.write(b"{broken")
+    done = subprocess.run(
+        command(cluster, "out"), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: b.jsonl, line 21: ")
+    assert not Path("out/manifest.json").exists()
+
+
+def test_a_cluster_that_is_not_there(inputs: Path) -> None:
+    done = subprocess.run(
+        command("127.0.0.1:1", "out"), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-2].startswith("error: --ray-address: 127.0.0.1:1: ")

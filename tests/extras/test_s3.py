@@ -1,0 +1,183 @@
+"""The real command line on s3:// inputs, with s3fs and a local S3 server."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+from conftest import check_directory, jsonl, packer_process, recover_texts
+from moto.server import ThreadedMotoServer
+
+TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(20_000)]
+TABLE = pa.table({"text": TEXTS})
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty one, which the command finds by its environment."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    found = boto3.resource("s3").Bucket("bucket")
+    found.create()
+    yield found
+    found.objects.all().delete()
+    found.delete()
+
+
+def _arrow() -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE, max_chunksize=500)
+    return bytes(sink.getvalue())
+
+
+def _parquet() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(TABLE, sink, row_group_size=3000)
+    return bytes(sink.getvalue())
+
+
+FORMS: dict[str, Any] = {
+    "a.jsonl": lambda: jsonl(*TEXTS),
+    "a.jsonl.gz": lambda: gzip.compress(jsonl(*TEXTS)),
+    "a.jsonl.bz2": lambda: bz2.compress(jsonl(*TEXTS)),
+    "a.txt": lambda: "\n".join(TEXTS).encode(),
+    "a.csv": ("text\n" + "\n".join(TEXTS)).encode,
+    "a.parquet": _parquet,
+    "a.arrow": _arrow,
+}
+
+
+def run(*arguments: object, code: int = 0) -> tuple[str, str]:
+    """stdout and stderr of the command; errors are two lines."""
+    result = packer_process(*arguments)
+    stderr = result.stderr.decode()
+    assert result.returncode == code, stderr
+    if code:
+        assert [line.split(":")[0] for line in stderr.splitlines()] == ["error", "tip"], stderr
+    return result.stdout.decode(), stderr
+
+
+def pack(source: object, out: str, code: int = 0) -> str:
+    more = ("-t", "bytes", "-q", "-o", out, "--unit-bytes", 200_000, "--workers", 4)
+    return run("pack", source, "-l", 512, *more, code=code)[1]
+
+
+def shards(directory: str) -> list[str]:
+    files = sorted(Path(directory).glob("*.arrow"))
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_shards_from_s3_are_those_from_local_copies(bucket: Any, form: str) -> None:
+    data = FORMS[form]()
+    Path(form).write_bytes(data)
+    bucket.put_object(Key=f"some/{form}", Body=data)
+    pack(f"s3://bucket/some/{form}", "out")
+    pack(form, "local")
+    assert shards("out") == shards("local")
+    assert recover_texts("out") == TEXTS
+    remote, local = check_directory("out"), check_directory("local")
+    assert remote["inputs"].pop()["path"] == f"s3://bucket/some/{form}"
+    local["inputs"].pop()
+    assert remote | {"sha256": ""} == local | {"sha256": ""}
+    stdout, _ = run("verify", "out", "--against-inputs", "--sample", "all")
+    assert "encoded again: the same" in stdout
+
+
+def test_folders_and_globs(bucket: Any) -> None:
+    for key, text in {"d/b.jsonl": "2", "d/a.jsonl": "1", "d/sub/c.jsonl": "3"}.items():
+        bucket.put_object(Key=key, Body=jsonl(text))
+    bucket.put_object(Key="d/", Body=b"")  # as consoles make them
+    bucket.put_object(Key="d/readme.md", Body=b"-")
+    for number, (url, texts) in enumerate(
+        {"s3://bucket/d": "123", "s3://bucket/d/": "123", "s3://bucket": "123",
+         "s3://bucket/d/*.jsonl": "12", "s3://bucket/**/c.jsonl": "3"}.items()
+    ):  # fmt: skip
+        pack(url, f"out-{number}")
+        assert "".join(recover_texts(f"out-{number}")) == texts, url
+
+
+def test_a_changed_object_is_named(bucket: Any) -> None:
+    bucket.put_object(Key="a.jsonl", Body=jsonl("a"))
+    pack("s3://bucket/a.jsonl", "out")
+    bucket.put_object(Key="a.jsonl", Body=jsonl("b"))
+    result = packer_process("verify", "out", "--against-inputs", "--json")
+    assert result.returncode == 1
+    assert "s3://bucket/a.jsonl" in json.dumps(json.loads(result.stdout))
+
+
+@pytest.mark.parametrize(
+    ("accident", "message"),
+    [
+        ("delete_object(Bucket='bucket', Key='a.jsonl')", "no such file"),
+        ("put_object(Bucket='bucket', Key='a.jsonl', Body=b'[' * 2_000_000)", "changed"),
+    ],
+    ids=["deleted", "replaced"],
+)
+def test_an_accident_while_it_is_read(bucket: Any, accident: str, message: str) -> None:
+    bucket.put_object(Key="a.jsonl", Body=jsonl(*TEXTS))
+    script = (
+        "import boto3; from packer_cli import cli, encoding; encode = encoding.token_batch\n"
+        f"def disturbed(*given): boto3.client('s3').{accident}; return encode(*given)\n"
+        "encoding.token_batch = disturbed; cli.main()"
+    )
+    options = ["-l", "512", "-t", "bytes", "-q", "-o", "out", "--workers", "1"]
+    command = [sys.executable, "-c", script, "pack", "s3://bucket/a.jsonl", *options]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
+    assert done.returncode == 1, done.stderr
+    error, tip = done.stderr.splitlines()
+    assert error.startswith("error: s3://bucket/a.jsonl: ")
+    assert message in error
+    assert tip.startswith("tip: ")
+    assert not Path("out").exists()
+
+
+def test_what_is_missing_is_named(bucket: Any) -> None:
+    bucket.put_object(Key="a.jsonl", Body=jsonl("a"))
+    for url in ("s3://bucket/b.jsonl", "s3://no-such-bucket/a.jsonl", "s3://bucket/d/"):
+        assert pack(url, "out", code=2).startswith(f"error: {url}: no such file or directory")
+    assert "no file matches" in pack("s3://bucket/b*", "out", code=2)
+
+
+def test_without_credentials(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    said = pack("s3://bucket/a.jsonl", "out", code=1)
+    assert "s3://bucket/a.jsonl: cannot read: Unable to locate credentials" in said
+    assert "check the credentials for s3://" in said
+
+
+def test_a_server_that_is_not_there(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    said = pack("s3://bucket/a.jsonl", "out", code=1)
+    assert "s3://bucket/a.jsonl: cannot read: " in said
+    assert "check the network" in said

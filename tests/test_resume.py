@@ -1,0 +1,263 @@
+"""Runs that were killed, interrupted or failed: the same command loses and repeats nothing.
+
+PACKER_KILLS: how many processes are killed at random moments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny_tokenizers as tiny
+from conftest import (
+    assert_error,
+    check_directory,
+    contents,
+    jsonl,
+    packer,
+    packer_script,
+)
+
+KILLS = int(os.environ.get("PACKER_KILLS", "30"))
+OPTIONS = ["-l", "256", "-t", "bytes", "-q"]
+UNITS = 40  # of the inputs below
+
+
+@pytest.fixture
+def inputs(folder: Path) -> Path:
+    """a.jsonl, which several units read, and b.jsonl, which one reads alone."""
+    random_ = random.Random(0)
+    for name, documents in (("a.jsonl", 2500), ("b.jsonl", 20)):
+        lengths = (random_.randrange(600) for _ in range(documents))
+        texts = ("".join(random_.choices("abcdefgh ", k=length)) for length in lengths)
+        (folder / name).write_bytes(jsonl(*texts))
+    return folder
+
+
+def arguments(out: str, *more: str) -> list[str]:
+    return ["pack", "a.jsonl", "b.jsonl", *OPTIONS, "--unit-bytes", "20k", *more, "-o", out]
+
+
+def run(*command: str) -> str:
+    """What the command says on stderr. It succeeds."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def records(out: Path) -> dict[str, int]:
+    """Which units are packed, and when they were."""
+    found = {}
+    for path in out.glob(".packer/unit-*.json"):
+        try:
+            found[path.name] = path.stat().st_mtime_ns
+        except FileNotFoundError:  # the run is cleaning up
+            continue
+    return found
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_killed_at_random_moments(inputs: Path, workers: str) -> None:
+    run(packer_script(), *arguments("whole", "--workers", workers))
+    whole, random_, in_the_middle = contents("whole"), random.Random(int(workers)), 0
+    for kill in range(KILLS // 2):
+        out = Path(f"out{kill}")
+        command = [packer_script(), *arguments(str(out), "--workers", workers)]
+        wanted, then = random_.randrange(UNITS), random_.uniform(0, 0.03)
+        with quietly(command) as process:
+            while len(records(out)) < wanted and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(then)
+            process.kill()
+        before = records(out)
+        in_the_middle += 0 < len(before) < UNITS
+        if not (out / "manifest.json").exists():
+            with quietly(command) as process:
+                while process.poll() is None:
+                    now = records(out)  # what was packed is not packed again
+                    assert all(now[name] == before[name] for name in now.keys() & before.keys())
+                    time.sleep(0.01)
+            assert process.returncode == 0
+        assert {n: c for n, c in contents(out).items() if ".packer" not in n} == whole
+    assert in_the_middle > KILLS // 5
+
+
+def quietly(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+CRASHING = """
+import os, sys
+from pathlib import Path
+from packer_cli import cli
+steps = {step}
+def counted(call):
+    def count(*arguments, **options):
+        global steps
+        steps -= 1
+        if not steps:
+            {failure}
+        return call(*arguments, **options)
+    return count
+for name in ("replace", "rename", "fsync"):
+    setattr(os, name, counted(getattr(os, name)))
+Path.unlink = counted(Path.unlink)
+if {step} < 0:
+    cli.os._exit = lambda code: (print(-1 - steps, file=sys.stderr), sys.stderr.flush(), code)
+cli.main()
+"""
+
+
+def test_killed_at_every_step_to_the_disk(inputs: Path) -> None:
+    def command(out: str, step: int) -> list[str]:
+        failure = "os.kill(os.getpid(), 9)"
+        code = CRASHING.format(step=step, failure=failure)
+        # one worker, and few units, so that every step has a number
+        packing = ["pack", "a.jsonl", "b.jsonl", *OPTIONS, "--unit-bytes", "500k", "--workers", "1"]
+        return [sys.executable, "-c", code, *packing, "-o", out]
+
+    steps = int(run(*command("whole", -1)).split()[-1])
+    whole = contents("whole")
+    assert steps > 20
+    for step in range(1, steps + 1):
+        out = f"out{step}"
+        killed = subprocess.run(command(out, step), capture_output=True, check=False, timeout=60)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        done = packer(*command(out, 0)[3:])
+        finished = "holds a finished result" in done.stderr  # it was killed while cleaning up
+        assert done.exit_code == 0 or finished, (step, done.stderr)
+        assert {n: c for n, c in contents(out).items() if ".packer" not in n} == whole, step
+
+
+def test_the_bytes_do_not_depend_on_workers(inputs: Path) -> None:
+    for workers in ("1", "2", "8"):
+        run(packer_script(), *arguments(f"out{workers}", "--workers", workers))
+    assert contents("out1") == contents("out2") == contents("out8")
+    assert len(json.loads(Path("out1/manifest.json").read_text())["units"]) == UNITS
+
+
+@pytest.fixture
+def interrupted(inputs: Path) -> Path:
+    """An output in which a run was killed when some of its units were packed."""
+    code = CRASHING.format(step=60, failure="os.kill(os.getpid(), 9)")
+    command = [sys.executable, "-c", code, *arguments("out", "--workers", "1")]
+    killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert 3 < len(records(inputs / "out")) < UNITS
+    return inputs / "out"
+
+
+def test_going_on_is_said(interrupted: Path) -> None:
+    loud = [argument for argument in arguments("out") if argument != "-q"]
+    done = packer(*loud)
+    assert f"packer: out: going on: 14 of {UNITS} units are packed already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-l", "128"], "--max-length was 256, is now 128"),
+        (["--seed", "5", "--eos-token", "x"], "--seed was 0, is now 5"),
+        (["--no-eos"], "--eos was True, is now False"),
+        (["--columns", "input_ids,cu_seqlens"], "--columns was input_ids,labels,"),
+    ],
+)
+def test_other_options_are_refused(interrupted: Path, options: list[str], message: str) -> None:
+    if "--eos-token" in options:
+        options = options[:2]
+    before = contents("out")
+    done = packer(*arguments("out", *options))
+    assert_error(done, 2, "out: holds an unfinished run that differs: ", message)
+    assert "to start over, --overwrite" in done.stderr
+    assert contents("out") == before
+    assert packer(*arguments("out", *options, "--overwrite")).exit_code == 0
+    check_directory("out")
+
+
+def test_changed_inputs_are_refused(interrupted: Path) -> None:
+    with open("a.jsonl", "ab") as file:
+        file.write(jsonl("more"))
+    assert_error(packer(*arguments("out")), 2, "a.jsonl was written to: ", " bytes then, ")
+    os.rename("a.jsonl", "c.jsonl")
+    done = packer("pack", "c.jsonl", "b.jsonl", *OPTIONS, "--unit-bytes", "20k", "-o", "out")
+    assert_error(done, 2, "a.jsonl is gone; c.jsonl is new")
+
+
+def test_another_tokenizer_is_refused(inputs: Path) -> None:
+    tiny.save(inputs / "one", tiny.byte_level())
+    tiny.save(inputs / "two", tiny.byte_level(), tokenizer_config={"pad_token": "<pad>"})
+    stopping = CRASHING.format(step=60, failure="os.kill(os.getpid(), 9)")
+    options = ["--workers", "1", "--no-eos", "--tokenizer-backend", "tokenizers", "-t"]
+    command = [sys.executable, "-c", stopping, *arguments("out", *options, "one")]
+    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    done = packer(*arguments("out", *options, "two"))
+    assert_error(done, 2, "another tokenizer: tokenizer_config.json differ")
+    assert packer(*arguments("out", *options, "one")).exit_code == 0
+
+
+def test_limits_may_be_others(inputs: Path) -> None:
+    """What a run may lose or reject does not show in what was packed."""
+    with open("b.jsonl", "ab") as file:
+        file.write(b"{broken")
+    done = packer(*arguments("out", "--workers", "1"))
+    assert_error(done, 1, "b.jsonl, line 21", "not valid JSON")
+    assert f"39 of {UNITS} units are packed; run the same command again to go on" in done.stderr
+    skipping = ["--on-error", "skip", "--max-loss", "0.5"]
+    assert packer(*arguments("out", *skipping)).exit_code == 0
+    assert packer(*arguments("fresh", *skipping)).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+def test_a_result_that_stands_is_not_gone_on_with(interrupted: Path) -> None:
+    assert packer(*arguments("out")).exit_code == 0
+    assert_error(packer(*arguments("out")), 2, "out: holds a finished result")
+
+
+def test_shards_that_were_damaged_meanwhile_are_packed_again(interrupted: Path) -> None:
+    os.truncate("out/.packer/shard-00002-000.arrow", 100)
+    Path("out/.packer/unit-00003.json").write_bytes(b"{}")
+    Path("out/.packer/shard-00004-000.arrow").unlink()
+    assert packer(*arguments("out")).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_a_disk_that_fails(inputs: Path, call: str) -> None:
+    failure = f"raise OSError(5, 'I/O', 'out') if call.__name__ == {call!r} else SystemExit"
+    for step in (5, 20, 40):
+        out = f"out{step}"
+        code = CRASHING.format(step=step, failure=failure).replace(
+            "steps -= 1", f"steps -= call.__name__ == {call!r}"
+        )
+        command = [sys.executable, "-c", code, *arguments(out, "--workers", "1")]
+        failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert failed.returncode == 1, failed.stderr
+        assert failed.stderr.startswith("error: out"), failed.stderr
+        assert "Input/output error" in failed.stderr
+        assert not Path(out, "manifest.json").exists()
+        assert packer(*arguments(out)).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out5") == contents("out20") == contents("out40") == contents("fresh")
+
+
+def test_too_many_bad_records(inputs: Path) -> None:
+    lines = Path("a.jsonl").read_bytes().splitlines(keepends=True)
+    lines[::100] = [b"[]\n"] * len(lines[::100])
+    Path("a.jsonl").write_bytes(b"".join(lines))
+    skipping = ["--on-error", "skip", "--workers", "1", "--max-errors"]
+    done = packer(*arguments("out", *skipping, "10"))
+    assert_error(done, 1, "11 records are bad so far; --max-errors is 10")
+    assert_error(packer(*arguments("out", *skipping, "0.5%")), 1, "25 of 2,520 records are bad")
+    assert not Path("out/manifest.json").exists()
+    assert packer(*arguments("out", *skipping, "1%")).exit_code == 0  # all is packed already
+    assert json.loads(Path("out/manifest.json").read_bytes())["rejected_records"] == 25
+    done = packer(*arguments("other", "--max-errors", "3"))
+    assert_error(done, 2, "--max-errors: is for --on-error skip")

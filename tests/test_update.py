@@ -1,0 +1,213 @@
+"""`packer pack --update`, by the command line: what is new is packed, what stands is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import (
+    assert_error,
+    check_directory,
+    contents,
+    jsonl,
+    packer,
+    packer_script,
+    recover_texts,
+)
+
+OPTIONS = ["-l", 64, "-t", "bytes", "-q", "--unit-bytes", "5k"]
+
+
+def texts(seed: int, count: int = 100) -> list[str]:
+    random_ = random.Random(seed)
+    return [f"{seed} " + "x" * random_.randrange(200) for _ in range(count)]
+
+
+@pytest.fixture
+def result(folder: Path) -> Path:
+    """Of a.jsonl and b.jsonl, several units each."""
+    for seed, name in enumerate(("a.jsonl", "b.jsonl")):
+        Path(name).write_bytes(jsonl(*texts(seed)))
+    assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out").exit_code == 0
+    return folder / "out"
+
+
+def update(*arguments: object) -> str:
+    """What it says on stderr; the result is sound, and as `packer verify` wants it."""
+    quiet = [argument for argument in OPTIONS if argument != "-q"]
+    done = packer("pack", *arguments, *quiet, "--update", "-o", "out")
+    assert done.exit_code == 0, done.stderr
+    check_directory("out")
+    verified = packer("verify", "out", "-q", "--against-inputs", "--sample", "all")
+    assert verified.exit_code == 0, verified.stdout
+    return done.stderr
+
+
+def inodes(folder: Path) -> dict[str, tuple[int, int]]:
+    found = {path.name: path.stat() for path in folder.iterdir()}
+    return {name: (status.st_ino, status.st_mtime_ns) for name, status in found.items()}
+
+
+def shards_of(folder: Path, path: str) -> set[str]:
+    """The shards of the units that read an input."""
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    index = [said["path"] for said in manifest["inputs"]].index(path)
+    units = {u["unit"] for u in manifest["units"] if index in {part[0] for part in u["slices"]}}
+    return {shard["file"] for shard in manifest["shards"] if shard["unit"] in units}
+
+
+def test_nothing_new_changes_nothing(result: Path) -> None:
+    before = inodes(result)
+    assert "out: up to date" in update("a.jsonl", "b.jsonl")
+    assert inodes(result) == before
+
+
+def test_a_new_input_is_packed_beside_the_others(result: Path) -> None:
+    before = {name: how for name, how in inodes(result).items() if name.startswith("shard")}
+    Path("c.jsonl").write_bytes(jsonl(*texts(2)))
+    update("a.jsonl", "b.jsonl", "c.jsonl")
+    assert inodes(result).items() >= before.items()
+    names = ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert packer("pack", *names, *OPTIONS, "-o", "fresh").exit_code == 0
+    assert contents("fresh") == contents("out")
+
+
+def test_an_input_between_the_others_gets_a_number_of_its_own(result: Path) -> None:
+    Path("aa.jsonl").write_bytes(jsonl(*texts(2)))
+    update("a.jsonl", "aa.jsonl", "b.jsonl")
+    assert sorted(recover_texts("out")) == sorted(texts(0) + texts(1) + texts(2))
+
+
+def test_a_changed_input_is_packed_again(result: Path) -> None:
+    kept = {name: inodes(result)[name] for name in shards_of(result, "b.jsonl")}
+    kept = {n: how for n, how in kept.items() if n not in shards_of(result, "a.jsonl")}
+    assert kept
+    Path("a.jsonl").write_bytes(jsonl(*texts(3)))
+    update("a.jsonl", "b.jsonl")
+    assert inodes(result).items() >= kept.items()
+    assert sorted(recover_texts("out")) == sorted(texts(1) + texts(3))
+
+
+def test_inputs_that_go_and_come_back(result: Path) -> None:
+    update("b.jsonl")
+    assert sorted(recover_texts("out")) == sorted(texts(1))
+    assert "a.jsonl" not in packer("stats", "out", "--by", "input").stdout
+    assert "out: up to date" in update("b.jsonl")
+    update("b.jsonl", "a.jsonl")
+    assert sorted(recover_texts("out")) == sorted(texts(0) + texts(1))
+
+
+def test_a_number_that_is_free_is_given_again(result: Path) -> None:
+    Path("c.jsonl").write_bytes(jsonl(*texts(2)))
+    update("b.jsonl")
+    update("b.jsonl", "c.jsonl")
+    assert sorted(recover_texts("out")) == sorted(texts(1) + texts(2))
+    manifest = json.loads((result / "manifest.json").read_bytes())
+    assert [said["path"] for said in manifest["inputs"]] == ["c.jsonl", "b.jsonl"]
+
+
+def test_small_inputs_that_share_a_unit(folder: Path) -> None:
+    names = [f"{i:02d}.jsonl" for i in range(20)]
+    for seed, name in enumerate(names):
+        Path(name).write_bytes(jsonl(*texts(seed, 5)))
+    assert packer("pack", *names, *OPTIONS, "-o", "out").exit_code == 0
+    Path(names[7]).write_bytes(jsonl("new"))
+    Path(names[11]).unlink()
+    before = inodes(folder / "out")
+    names.pop(11)
+    update(*names)
+    expected = [t for i in range(20) if i not in (7, 11) for t in texts(i, 5)]
+    assert sorted(recover_texts("out")) == sorted([*expected, "new"])
+    after = inodes(folder / "out")
+    assert any(before[n] == after[n] for n in before.keys() & after.keys() if "shard" in n)
+
+
+def test_rejected_records_of_units_that_stand_are_kept(folder: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        Path(name).write_bytes(jsonl(*texts(1)) + b"{\n" + jsonl(*texts(2)) + b"{broken\n")
+    options = [*OPTIONS, "--on-error", "skip"]
+    assert packer("pack", "a.jsonl", "b.jsonl", "c.jsonl", *options, "-o", "out").exit_code == 0
+    Path("b.jsonl").write_bytes(jsonl(*texts(3)) + b"[]\n")
+    arguments = ["pack", "a.jsonl", "b.jsonl", "c.jsonl", *options]
+    assert packer(*arguments, "--update", "-o", "out").exit_code == 0
+    assert packer(*arguments, "-o", "fresh").exit_code == 0
+    lines = [Path(out, "rejected.jsonl").read_text().splitlines() for out in ("out", "fresh")]
+    assert sorted(lines[0]) == sorted(lines[1])
+    assert len(lines[0]) == 5
+    assert packer("verify", "out", "-q").exit_code == 0
+
+
+def test_what_tells_that_an_input_has_changed(result: Path) -> None:
+    status = os.stat("a.jsonl")
+    os.utime("a.jsonl", ns=(0, status.st_mtime_ns + 1))
+    assert "up to date" in update("a.jsonl", "b.jsonl", "--checksum")
+    assert "up to date" not in update("a.jsonl", "b.jsonl")
+    content = Path("a.jsonl").read_bytes()
+    status = os.stat("a.jsonl")
+    Path("a.jsonl").write_bytes(content.replace(b"0 xx", b"0 yy"))
+    os.utime("a.jsonl", ns=(0, status.st_mtime_ns))
+    before = contents("out")
+    again = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "out")
+    assert (again.exit_code, contents("out")) == (0, before)  # neither size nor time of change
+    assert "up to date" not in update("a.jsonl", "b.jsonl", "--checksum")
+
+
+def test_other_options_are_refused(result: Path, tmp_path: Path) -> None:
+    before = contents("out")
+    options = ["-t", "bytes", "--unit-bytes", "5k", "--update", "-o", "out"]
+    done = packer("pack", "a.jsonl", "b.jsonl", *options, "-l", 128, "--overlong", "drop")
+    assert_error(done, 2, "--max-length was 64, is now 128", "--overlong was split, is now drop")
+    assert "--overwrite" in done.stderr
+    assert contents("out") == before
+
+
+def test_options_that_cannot_be_had_together(result: Path) -> None:
+    done = packer("pack", "a.jsonl", *OPTIONS, "--update", "--overwrite", "-o", "out")
+    assert_error(done, 2, "--update and --overwrite")
+    done = packer("pack", "a.jsonl", *OPTIONS, "--checksum", "-o", "out")
+    assert_error(done, 2, "--checksum: is for --update")
+
+
+def test_an_update_of_nothing_packs_everything(result: Path) -> None:
+    assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "new").exit_code == 0
+    assert contents("new") == contents("out")
+
+
+def test_a_lost_shard_is_packed_again(result: Path) -> None:
+    (result / "shard-00001-000.arrow").unlink()
+    assert "up to date" not in update("a.jsonl", "b.jsonl")
+    assert sorted(recover_texts("out")) == sorted(texts(0) + texts(1))
+
+
+def test_killed_during_an_update(result: Path) -> None:
+    Path("b.jsonl").unlink()
+    Path("c.jsonl").write_bytes(jsonl(*texts(2)))
+    subprocess.run(["cp", "-a", "out", "copy"], check=True)
+    update("a.jsonl", "c.jsonl")
+    crash = """
+import os
+from packer_cli import cli
+steps, rename = {step}, os.rename
+def counted(a, b):
+    global steps
+    steps -= 1
+    if not steps:
+        os.kill(os.getpid(), 9)
+    rename(a, b)
+os.rename = os.replace = counted
+cli.main()
+"""
+    arguments = ["pack", "a.jsonl", "c.jsonl", *map(str, OPTIONS), "--update", "-o"]
+    python = Path(packer_script()).with_name("python")
+    for step in (1, 2, 8, 15, 25, 30, 33):
+        out = f"out{step}"
+        subprocess.run(["cp", "-a", "copy", out], check=True)
+        command = [python, "-c", crash.format(step=step), *arguments, out]
+        killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        done = packer(*arguments, out)
+        assert done.exit_code == 0, (step, done.stderr)
+        assert contents(out) == contents("out"), (step, killed.returncode)
