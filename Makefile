@@ -93,6 +93,7 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	$(PEERS)/bin/python $(PIP) --upgrade pip
 	$(PEERS)/bin/python $(PIP) --requirement benchmarks/peers/requirements.txt
 	-$(PEERS)/bin/python $(PIP) seqpacker
+	PYTHONWARNINGS=ignore $(PEERS)/bin/python $(PIP) --editable .  # for loaders, beside their peers
 	@touch $@
 
 peers: $(PEERS)/.installed ## the environment with the packages we measure against
