@@ -354,7 +354,9 @@ def test_content_that_is_null_or_missing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}])
-def test_an_answer_without_anything_in_it_is_no_answer(folder: Path, content: Json) -> None:
+def test_an_answer_without_anything_in_it_is_no_answer(
+    folder: Path, content: dict[str, None]
+) -> None:
     empty = {"role": "assistant", **content}
     place = "messages[1] is the assistant's and has neither content nor tool calls"
     refused([chat(user("Hi"), empty)], 1, place)
