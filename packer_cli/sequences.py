@@ -116,16 +116,27 @@ def fill_plan(
     ids, lengths = _flat(sequences, "sequence")
     _check_ids(ids, lengths, "sequence")
     given = None if labels is None else _flat_labels(labels, lengths)
-    ends, pieces = np.cumsum(lengths), plan.pieces
-    last = pieces.begin + pieces.length
-    if (
-        plan.documents != len(lengths)
-        or ((pieces.begin - pieces.start) != (ends - lengths)[pieces.document]).any()
-        or (last > ends[pieces.document]).any()
-    ):
-        raise DataError("the plan is not of the lengths of these sequences", "plan them again")
+    _check_plan(plan, lengths)
     _check_token(pad_token_id, "pad")
     return _fill(plan, ids.astype(np.uint32), given, pad_token_id, False, as_torch)
+
+
+def _check_plan(plan: PackPlan, lengths: Int64) -> None:
+    if plan.segment_multiple > 1:
+        raise UsageError(
+            f"a plan with a segment multiple of {plan.segment_multiple}: rows in memory have none",
+            "plan without segment_multiple, or use packer pack --segment-multiple",
+        )
+    ends, pieces = np.cumsum(lengths), plan.pieces
+    # a last document that grew would otherwise be cut in silence
+    tokens = pieces.length.sum() + plan.loss.truncated_tokens + plan.loss.dropped_tokens
+    if (
+        plan.documents != len(lengths)
+        or tokens != lengths.sum()
+        or ((pieces.begin - pieces.start) != (ends - lengths)[pieces.document]).any()
+        or (pieces.begin + pieces.length > ends[pieces.document]).any()
+    ):
+        raise DataError("the plan is not of the lengths of these sequences", "plan them again")
 
 
 def _is_torch(sequences: Sequence[Any]) -> bool:

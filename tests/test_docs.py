@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from chats import marked_pieces, run
-from conftest import packer
+from conftest import jsonl, packer
 
 from packer_cli.config import COLUMNS, PADDED_BOUNDARIES
 from packer_cli.export import FORMATS
@@ -48,6 +48,24 @@ def test_the_commands_of_readme_run_as_written(project: Path) -> None:
         result = packer(*command.split())
         assert result.exit_code == 0, (command, result.stderr)
         assert "utilization" in result.stdout
+
+
+def test_the_commands_on_long_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "a.jsonl").write_bytes(jsonl("one", "two"))
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "1")
+    page = (ROOT / "docs" / "runs.md").read_text()
+    for text in (page, README):
+        commands = re.findall(r"^    packer (pack data/ [^#\n]*)", text, re.M)
+        assert len(commands) > 3
+        for command in commands:
+            if "--engine ray" in command:  # in tests/extras
+                continue
+            if "--update" not in command:
+                shutil.rmtree("out", ignore_errors=True)
+            result = packer(*command.split())
+            assert result.exit_code == 0, (command, result.stderr)
 
 
 def test_the_row_that_readme_shows(project: Path) -> None:
@@ -91,7 +109,7 @@ def test_the_commands_of_the_page_on_exports_run_as_written(project: Path) -> No
 
 def test_the_options_that_readme_names_exist() -> None:
     help_text = "".join(
-        packer(name, "--help").stdout for name in ("pack", "stats", "show", "verify")
+        packer(name, "--help").stdout for name in ("pack", "stats", "show", "verify", "finalize")
     )
     options = set(re.findall(r"`(--[a-z-]+)", README))
     assert len(options) > 10
