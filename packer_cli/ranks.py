@@ -66,14 +66,16 @@ def _number(name: str, text: str) -> int:
 
 def finalize_if_last(destination: Path, notify: Callable[[str], None]) -> dict[str, Any] | None:
     """The manifest, when no other rank is at work any more and all units are packed."""
+    work = destination / output.WORK
+    # before it is locked, or a rank that begins now would find it locked
+    if (run := load_run(work / RUN)) and (missing := _missing(run, work)):
+        notify(f"{destination}: {missing} are still to be packed by other ranks")
+        return None
     try:
         with output.claimed(destination, [], may_replace=True, notify=notify) as claim:
             run = load_run(claim.work / RUN)
             if run is None:  # another rank was the last
                 return manifest.load(destination, incomplete_too=True)
-            if missing := _missing(run, claim.work):
-                notify(f"{destination}: {missing} are still to be packed by other ranks")
-                return None
             return finalize(run, destination)
     except output.InUseError:
         notify(f"{destination}: other ranks are at work; the last one finishes")
