@@ -28,6 +28,7 @@ from contextlib import closing, contextmanager, suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import IO, Any, NamedTuple
 
 import msgspec
@@ -447,6 +448,7 @@ def _on_threads(tasks: Iterable[Callable[[], None]], count: int, stop: threading
     write nothing after it, and end with the process.
     """
     queue, lock, errors = iter(tasks), threading.Lock(), list[BaseException]()
+    ended = SimpleQueue[None]()  # join would take an interrupted wait for the thread's end
 
     def work() -> None:
         try:
@@ -459,20 +461,28 @@ def _on_threads(tasks: Iterable[Callable[[], None]], count: int, stop: threading
         except BaseException as error:
             errors.append(error)
             stop.set()
+        finally:
+            ended.put(None)
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    running = count
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive() and not stop.is_set():
-                thread.join(0.2)
+        for _ in range(count):
+            threading.Thread(target=work, daemon=True).start()
+        while running and not stop.is_set():
+            running -= _one_ended(ended, 0.2)
     except KeyboardInterrupt:
         errors.insert(0, Interrupted("interrupted"))
         stop.set()
-    end = time.monotonic() + _WAIT_SECONDS if stop.is_set() else float("inf")
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
+    end = time.monotonic() + _WAIT_SECONDS
+    while running and (left := end - time.monotonic()) > 0:
+        running -= _one_ended(ended, left)
     if errors:
         raise errors[0]
+
+
+def _one_ended(ended: SimpleQueue[None], seconds: float) -> bool:
+    try:
+        ended.get(timeout=seconds)
+    except Empty:
+        return False
+    return True
