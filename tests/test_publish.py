@@ -163,7 +163,8 @@ def test_stats_of_a_url() -> None:
     assert found.exit_code == 0, found.stderr
     assert json.loads(found.stdout) == expected | {"directory": OUT}
     assert OUT in packer("stats", OUT).stdout
-    for command in (("verify", OUT), ("show", OUT), ("stats", OUT, "--deep"), ("finalize", OUT)):
+    for command in (("verify", OUT), ("show", OUT), ("stats", OUT, "--deep"), ("finalize", OUT),
+                    ("export", OUT, "--to", "trl", "-o", "x")):  # fmt: skip
         result = packer(*command)
         assert_error(result, 2, f"{OUT}: a URL, ")
         assert "copy it to a local path" in result.stderr
