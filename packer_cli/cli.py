@@ -265,7 +265,7 @@ def pack(
         ),
     ] = None,
     staging: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DIR",
             help="Where a result for a URL is packed first. Default: in the temporary directory.",
@@ -496,15 +496,18 @@ def pack(
         if output == "":
             raise UsageError("--output: is empty", "is a variable of your script unset?")
         destination: Path | str = output or default_output(inputs, config.max_length)
+        if staging is not None and (not staging or is_url(staging)):
+            raise UsageError(f"--staging: {staging!r} is not a local path", "name a directory")
+        folder = None if staging is None else Path(staging)
         if is_url(str(destination)):
-            kept = f"not uploaded, but kept in {staging or default_staging(str(destination))}"
+            kept = f"not uploaded, but kept in {folder or default_staging(str(destination))}"
         else:
             destination, kept = Path(destination), "kept, marked incomplete"
-            if staging is not None:
+            if folder:
                 raise UsageError("--staging: is for an --output that is a URL", "leave it out")
         notify = (lambda message: None) if quiet else _say
         manifest = pipeline.pack(
-            inputs, destination, config, options, tokenizer, notify, ctx.obj, staging
+            inputs, destination, config, options, tokenizer, notify, ctx.obj, folder
         )
         if manifest is None:  # there is more for other ranks to do
             return

@@ -181,6 +181,7 @@ def test_stats_of_a_url() -> None:
         (["-o", "out", "--staging", "s"], "--staging: is for an --output that is a URL"),
         (["-o", "nowhere://a/b"], "nowhere://a/b: unknown protocol"),
         (["-o", ""], "--output: is empty"),
+        (["--staging", "shop://a/b"], "--staging: 'shop://a/b' is not a local path"),
         (["--staging", "a.jsonl"], "--staging: a.jsonl: is not a directory"),
         (["--staging", "mine"], "--staging: mine: is not empty, and not of an upload"),
     ],
