@@ -70,6 +70,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done; 1 bad data or a missed threshold; 2 bad usage; "
     "3 a bug in packer; 130 interrupted.",
 )
+_UNREAD = "shards are only read from local directories"
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -258,9 +259,16 @@ def pack(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            "--output", "-o", help="Directory to write. Default: INPUT-packed-MAX_LENGTH."
+            "--output", "-o", help="Directory to write, or a URL. Default: INPUT-packed-MAX_LENGTH."
+        ),
+    ] = None,
+    staging: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where a result for a URL is packed first. Default: in the temporary directory.",
         ),
     ] = None,
     overwrite: Annotated[
@@ -457,6 +465,8 @@ def pack(
         sys.modules.setdefault("awkward", None)  # type: ignore[arg-type]
         from packer_cli import pipeline
         from packer_cli.config import PackConfig, RunOptions
+        from packer_cli.publish import default_staging
+        from packer_cli.storage import is_url
 
         config = PackConfig(
             max_length=max_length, strategy=strategy, seed=seed, shuffle=shuffle,
@@ -483,28 +493,36 @@ def pack(
         )  # fmt: skip
         if tokenizer == "":
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
-        if output and output.parts[:1] and output.parts[0].endswith(":"):  # Path has made // one /
-            raise UsageError(
-                f"--output: {output}: a URL; results are only written to local directories",
-                "write to one, then copy it",
-            )
-        destination = output or default_output(inputs, config.max_length)
+        if output == "":
+            raise UsageError("--output: is empty", "is a variable of your script unset?")
+        destination: Path | str = output or default_output(inputs, config.max_length)
+        if staging is not None and (not staging or is_url(staging)):
+            raise UsageError(f"--staging: {staging!r} is not a local path", "name a directory")
+        folder = None if staging is None else Path(staging)
+        if is_url(str(destination)):
+            kept = f"not uploaded, but kept in {folder or default_staging(str(destination))}"
+        else:
+            destination, kept = Path(destination), "kept, marked incomplete"
+            if folder:
+                raise UsageError("--staging: is for an --output that is a URL", "leave it out")
         notify = (lambda message: None) if quiet else _say
-        manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, ctx.obj)
+        manifest = pipeline.pack(
+            inputs, destination, config, options, tokenizer, notify, ctx.obj, folder
+        )
         if manifest is None:  # there is more for other ranks to do
             return
         _print_report(destination, manifest, as_json=as_json, detail=False)
         if "incomplete" in manifest:
             raise ThresholdMissed(
                 f"{destination}: {manifest['incomplete']}",
-                "the output is kept, marked incomplete; see --overlong and --max-length",
+                f"the output is {kept}; see --overlong and --max-length",
             )
 
 
 @app.command(no_args_is_help=True)
 def finalize(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The --output of ranks that have ended.")
+    name: Annotated[
+        str, typer.Argument(metavar="DIR", help="The --output of ranks that have ended.")
     ],
     as_json: AsJson = False,
     debug: Debug = False,
@@ -515,13 +533,15 @@ def finalize(
     """
     with _reported(debug):
         from packer_cli import ranks
+        from packer_cli.storage import local
 
+        directory = local(name, "ranks only share local directories")
         _print_report(directory, ranks.finalize_now(directory), as_json=as_json, detail=False)
 
 
 @app.command(no_args_is_help=True)
 def stats(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A packed directory.")],
+    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory, or its URL.")],
     min_utilization: Annotated[
         float | None, typer.Option(help="Exit 1 when less than this share of the rows is tokens.")
     ] = None,
@@ -540,6 +560,7 @@ def stats(
     """
     with _reported(debug):
         from packer_cli.manifest import load
+        from packer_cli.storage import is_url, local
 
         if by not in (None, "shard", "input"):
             raise UsageError(f"--by: {by!r} is not shard or input")
@@ -548,13 +569,16 @@ def stats(
                 f"--min-utilization: {min_utilization} is not between 0 and 1",
                 "95% is 0.95",
             )
+        directory = name if is_url(name) else Path(name)
+        if deep:
+            local(name, _UNREAD)
         manifest = load(directory, incomplete_too=True)
         if "incomplete" in manifest:
             _say(f"{directory} is marked incomplete: {manifest['incomplete']}")
         if deep:
             from packer_cli.recount import check_recount
 
-            check_recount(directory, manifest)
+            check_recount(Path(directory), manifest)
         _print_report(directory, manifest, as_json=as_json, detail=True, by=by, deep=deep)
         utilization = manifest["utilization"]
         if min_utilization is not None and utilization < min_utilization:
@@ -567,7 +591,7 @@ def stats(
 
 @app.command(no_args_is_help=True, context_settings={"ignore_unknown_options": True})  # ROW -1
 def show(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A packed directory.")],
+    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
     rows: Annotated[
         list[str] | None,
         typer.Argument(
@@ -592,8 +616,10 @@ def show(
         from packer_cli.manifest import load
         from packer_cli.packed import PackedDirectory
         from packer_cli.show import parse_rows, pick, read_row, row_as_json
+        from packer_cli.storage import local
         from packer_cli.tokenization.decoding import load_decoder
 
+        directory = local(name, _UNREAD)
         packed = PackedDirectory(directory, load(directory))
         wanted = parse_rows(rows or ["0"], len(packed))
         found = None if ids else load_decoder(directory, packed.manifest["tokenizer"])
@@ -619,7 +645,7 @@ def show(
 
 @app.command(no_args_is_help=True)
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A packed directory.")],
+    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
     against_inputs: Annotated[
         bool,
         typer.Option(
@@ -645,8 +671,10 @@ def verify(
     with _reported(debug):
         from packer_cli.config import RunOptions
         from packer_cli.errors import DataError
+        from packer_cli.storage import local
         from packer_cli.verify import verify as check
 
+        directory = local(name, _UNREAD)
         if sample != "all" and not (sample.isdecimal() and int(sample)):
             raise UsageError(f"--sample: {sample!r} is not a positive number, nor all")
         if seed < 0:
@@ -677,7 +705,7 @@ def verify(
 
 @app.command(no_args_is_help=True)
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A packed directory.")],
+    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
     to: Annotated[
         str,
         typer.Option(
@@ -687,7 +715,7 @@ def export(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="OUT", help="A new or empty directory.")
+        str, typer.Option("--output", "-o", metavar="OUT", help="A new or empty directory.")
     ],
     as_json: AsJson = False,
     debug: Debug = False,
@@ -698,18 +726,23 @@ def export(
     """
     with _reported(debug):
         from packer_cli.export import export as write
+        from packer_cli.storage import is_url, local
 
-        manifest = write(directory, to, output).manifest
-        counts = {name: manifest[name] for name in ("rows", "segments", "documents", "tokens")}
+        if is_url(output):
+            raise UsageError(f"--output: {output}: a URL", "write to a directory, then copy it")
+        manifest = write(local(name, _UNREAD), to, Path(output)).manifest
+        counts = {key: manifest[key] for key in ("rows", "segments", "documents", "tokens")}
         if as_json:
             import json
 
             print(json.dumps({"output": str(output), "format": to} | counts, indent=1))
         else:
-            print(f"{output}: {', '.join(f'{n:,} {name}' for name, n in counts.items())}, as {to}")
+            print(f"{output}: {', '.join(f'{n:,} {key}' for key, n in counts.items())}, as {to}")
 
 
-def _print_report(directory: Path, manifest: dict[str, Any], *, as_json: bool, **how: Any) -> None:
+def _print_report(
+    directory: Path | str, manifest: dict[str, Any], *, as_json: bool, **how: Any
+) -> None:
     if as_json:
         from packer_cli.report import as_json as render
 

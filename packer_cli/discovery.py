@@ -81,7 +81,7 @@ def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> lis
     url = storage.is_url(name)
     if glob.has_magic(name):
         if matches := storage.glob(name):
-            return matches
+            return _without_results(name, matches, notify)
         raise UsageError(
             f"{name}: no file matches this pattern",
             f"check the spelling{'' if url else '; patterns start at the current directory'}",
@@ -90,6 +90,27 @@ def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> lis
         f"{name}: no such file or directory",
         f"check the spelling{'' if url else '; relative paths start at the current directory'}",
     )
+
+
+def _without_results(pattern: str, matches: list[str], notify: Callable[[str], None]) -> list[str]:
+    """Those that are no part of a result of ours, which has JSON lines of its own, too."""
+    ours: dict[str, bool] = {}
+    left = []
+    for path in matches:
+        folder = path[: len(path) - len(storage.base_name(path))]
+        if folder not in ours:
+            shown = folder.rstrip("/") or folder or "."
+            names = {name for name, _ in _listing(shown)} | {storage.base_name(shown)}
+            ours[folder] = _is_ours(shown, names)  # or the work folder itself
+            if ours[folder]:
+                notify(f"{shown}: left out: it holds a result of packer")
+        if not ours[folder]:
+            left.append(path)
+    if not left:
+        raise UsageError(
+            f"{pattern}: matches nothing but results of packer", "pack the original data instead"
+        )
+    return left
 
 
 def _directory(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:

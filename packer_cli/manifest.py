@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +26,7 @@ from packer_cli.shards import FORMAT_VERSION, Shard
 MANIFEST = "manifest.json"
 # Of a result that missed --max-loss: whole, but nobody is to take it for what was wanted.
 INCOMPLETE = "manifest.incomplete.json"
+_FETCHED_BYTES = 4 << 20
 TOTALS = (
     "documents", "segments", "tokens", "trained_tokens", "unpacked_rows",
     "truncated_documents", "truncated_tokens", "truncated_trained_tokens",
@@ -130,31 +130,36 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
 
 
 def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> dict[str, Any]:
-    """The manifest of a finished directory. DataError when there is none, or it is not usable.
+    """The manifest of a finished directory, or of one at a URL. DataError when there is none, or
+    it is not usable.
 
     `incomplete_too`: also of one that is marked incomplete; its "incomplete" says why.
     """
-    path = Path(directory) / MANIFEST
-    if incomplete_too and not path.is_file() and (Path(directory) / INCOMPLETE).is_file():
-        path = Path(directory) / INCOMPLETE
-    if not Path(directory).is_dir():
-        what = "not a directory" if Path(directory).exists() else "no such directory"
-        raise DataError(f"{directory}: {what}", "give the --output of a packer pack run")
-    if not path.is_file():
-        if (Path(directory) / INCOMPLETE).is_file():
-            why = load(directory, incomplete_too=True).get("incomplete")
+    name = os.fspath(directory)
+    path, incomplete = storage.join(name, MANIFEST), storage.join(name, INCOMPLETE)
+    if not storage.is_file(path):
+        if storage.kind(name) != "folder":
+            what = "not a directory" if storage.kind(name) else "no such directory"
+            raise DataError(f"{name}: {what}", "give the --output of a packer pack run")
+        if not storage.is_file(incomplete):
+            unfinished = storage.kind(storage.join(name, ".packer")) == "folder"
+            why = (
+                "the run that writes it has not finished" if unfinished else "not packed by packer"
+            )
             raise DataError(
-                f"{directory}: is marked incomplete: {why}",
+                f"{name}: has no {MANIFEST}: {why}",
+                "run packer pack again" if unfinished else "give the --output of a packer pack run",
+            )
+        if not incomplete_too:
+            raise DataError(
+                f"{name}: is marked incomplete: "
+                f"{load(name, incomplete_too=True).get('incomplete')}",
                 "pack again with --overwrite and another --overlong, --max-length or --max-loss",
             )
-        unfinished = (Path(directory) / ".packer").is_dir()
-        raise DataError(
-            f"{directory}: has no {MANIFEST}: "
-            + ("the run that writes it has not finished" if unfinished else "not packed by packer"),
-            "run packer pack again" if unfinished else "give the --output of a packer pack run",
-        )
+        path = incomplete
     try:
-        manifest = msgspec.json.decode(path.read_bytes())
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+            manifest = msgspec.json.decode(file.read())
     except OSError as error:
         raise from_os_error(error, path, "read") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

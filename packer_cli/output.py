@@ -23,6 +23,7 @@ from typing import IO
 
 import msgspec
 
+from packer_cli import storage
 from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
 from packer_cli.readers.byte_streams import STDIN
@@ -34,7 +35,7 @@ UNIT_RECORDS = "unit-*.json"
 REPLACING = "replacing.json"
 INPUT_TIMES = "input_times.json"
 _LOCK = "lock"
-_OURS = (
+OURS = (
     "shard-*-*.arrow", MANIFEST, INCOMPLETE, "state.json", "dataset_info.json", "rejected.jsonl",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
     "units.jsonl", INPUT_TIMES,
@@ -78,7 +79,7 @@ def claimed(
     Raises UsageError when the directory holds something that must not be replaced, InUseError
     when another run is writing to it.
     """
-    _refuse_inputs_inside(output, files)
+    refuse_inputs_inside(output, files)
     try:
         work, created, ended = output / WORK, not output.exists(), None
         if not (work / REPLACING).exists():
@@ -187,10 +188,11 @@ def _is_lock(name: str) -> bool:
     return name.endswith(_LOCK)
 
 
-def _refuse_inputs_inside(output: Path, files: Sequence[InputFile]) -> None:
-    real = os.path.realpath(output)
+def refuse_inputs_inside(output: str | Path, files: Sequence[InputFile]) -> None:
+    """UsageError when an input lies in the output, a directory or a URL."""
+    real = storage.identity(str(output)).rstrip("/")
     for file in files:
-        if file.path != STDIN and os.path.realpath(file.path).startswith(real + os.sep):
+        if file.path != STDIN and storage.identity(file.path).startswith(real + os.sep):
             raise UsageError(
                 f"{output}: the input {file.path} lies inside the output directory",
                 "choose another --output",
@@ -307,7 +309,7 @@ def _put_in_place(output: Path) -> None:
         for manifest in (MANIFEST, INCOMPLETE):
             (output / manifest).unlink(missing_ok=True)
         sync(output)
-        for pattern in _OURS:
+        for pattern in OURS:
             for path in output.glob(pattern):
                 # what is new is still in the work folder; what is not is in its place already
                 if path.name not in names or (work / path.name).exists():

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packer_cli import storage
 from packer_cli.config import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
 from packer_cli.errors import DataError
 from packer_cli.manifest import MANIFEST, load
@@ -197,7 +198,7 @@ def open_packed(path: str | os.PathLike[str]) -> PackedDirectory:
     Raises DataError when it is unfinished, of another format version, or when a shard is
     missing or has another size than the manifest says.
     """
-    directory = Path(path)
+    directory = storage.local(path, "rows are only read from local directories")
     packed = PackedDirectory(directory, load(directory))
     for shard in packed.manifest["shards"]:
         packed.check_size(shard)

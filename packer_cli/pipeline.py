@@ -4,6 +4,7 @@
     output.claimed, begin                 where, and what of it is done already
     Worker, on threads                    the rest
     finalize                              one result of all units' records
+    publish                               uploaded, if its place is a URL
 
 Units go to a pool of threads: everything heavy (tokenizing, planning, filling, writing,
 hashing) frees the GIL.
@@ -21,13 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packer_cli import commits, manifest, output
+from packer_cli import commits, manifest, output, storage
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.discovery import find_inputs, plan_units
 from packer_cli.early import EarlyReference
 from packer_cli.errors import Interrupted, PackerError, UsageError
 from packer_cli.finalize import finalize
 from packer_cli.progress import Progress
+from packer_cli.publish import check_options, publish
 from packer_cli.ranks import finalize_if_last
 from packer_cli.readers import detect_shape
 from packer_cli.readers.byte_streams import begin_stdin
@@ -36,7 +38,7 @@ from packer_cli.run import Run
 from packer_cli.source import Chosen, choose_encoding
 from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
-from packer_cli.update import plan_update
+from packer_cli.update import Update, plan_update
 from packer_cli.worker import Worker, commit_input, shared_inputs
 
 Notify = Callable[[str], None]
@@ -45,20 +47,25 @@ _WORKERS_PER_STORAGE_THREAD = 4  # a worker's shards take a fifth of its time to
 
 def pack(
     inputs: list[str],
-    destination: Path,
+    destination: Path | str,
     config: PackConfig,
     options: RunOptions,
     tokenizer_name: str | None = None,
     notify: Notify = lambda message: None,
     early: EarlyReference | None = None,
+    staging: Path | None = None,
 ) -> dict[str, Any] | None:
-    """Pack `inputs` into the directory `destination`; gives the manifest, or None to a rank
-    that leaves work to others.
+    """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
+    rank that leaves work to others.
 
-    `notify` hears one-line messages for the user. `early`: of the tokenizer, if begun. Raises
-    PackerError: UsageError before anything is written, DataError for bad records or storage,
-    Interrupted for Ctrl-C. Units that are packed by then are kept for the next run.
+    `notify` hears one-line messages for the user. `early`: of the tokenizer, if begun. `staging`:
+    where what goes to a URL is packed. Raises PackerError: UsageError before anything is written,
+    DataError for bad records or storage, Interrupted for Ctrl-C. Units that are packed by then
+    are kept for the next run.
     """
+    url = str(destination) if storage.is_url(str(destination)) else None
+    if url:
+        check_options(url, options)
     _refuse_other_than_utf8(config, tokenizer_name)
     stop = threading.Event()
     begin_stdin(stop.is_set)
@@ -66,8 +73,22 @@ def pack(
     shape = detect_shape(files, config)
     config = config.for_shape(shape)
     chosen = choose_encoding(shape, config, tokenizer_name, notify)
-    side_files = chosen.side_files
-    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in side_files.items()}
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in chosen.side_files.items()}
+    if url:
+        run = Run(
+            config, shape, tuple(files), tuple(plan_units(files, config)), chosen.name, hashes
+        )
+
+        def pack_staged(folder: Path) -> dict[str, Any]:
+            with output.claimed(folder, files, may_replace=False, notify=notify) as claim:
+                found = _pack_claimed(claim, run, None, chosen, options, notify, stop, early)
+            return found or manifest.load(folder, incomplete_too=True)
+
+        return publish(
+            url, staging, run, pack_staged,
+            overwrite=options.overwrite, notify=notify, show_progress=options.progress,
+        )  # fmt: skip
+    destination = Path(destination)
     may_replace = options.overwrite or options.update
     with output.claimed(
         destination, files, may_replace=may_replace, notify=notify, rank=options.rank
@@ -90,18 +111,33 @@ def pack(
             chosen.name,
             hashes,
         )
-        if not output.begin(claim, run, side_files):
-            notify(f"{destination}: was complete but for its last step")
-            return manifest.load(destination, incomplete_too=True)
-        if update is not None:
-            update.keep(claim.work)
-        try:
-            _pack_rest(run, chosen, claim.work, options, notify, stop, early)
-        except PackerError as error:
-            raise _with_progress(error, run, claim.work) from error
-        if options.rank is None:
-            return finalize(run, destination)
+        found = _pack_claimed(claim, run, update, chosen, options, notify, stop, early)
+        if found is not None:
+            return found
     return finalize_if_last(destination, notify)
+
+
+def _pack_claimed(
+    claim: output.Claim,
+    run: Run,
+    update: Update | None,
+    chosen: Chosen,
+    options: RunOptions,
+    notify: Notify,
+    stop: threading.Event,
+    early: EarlyReference | None,
+) -> dict[str, Any] | None:
+    """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
+    if not output.begin(claim, run, chosen.side_files):
+        notify(f"{claim.output}: was complete but for its last step")
+        return manifest.load(claim.output, incomplete_too=True)
+    if update is not None:
+        update.keep(claim.work)
+    try:
+        _pack_rest(run, chosen, claim.work, options, notify, stop, early)
+    except PackerError as error:
+        raise _with_progress(error, run, claim.work) from error
+    return finalize(run, claim.output) if options.rank is None else None
 
 
 def _pack_rest(

@@ -67,6 +67,8 @@ class Progress:
     def _figures(self) -> str:
         seconds = max(time.monotonic() - self._begun, 1e-9)
         documents = f"{self._documents:,} docs, " if self._documents else ""
+        if not self._tokens:  # none of what reads or uploads whole files
+            return f"{documents}{_size(self._bytes / seconds)}/s"
         figures = f"{documents}{_count(self._tokens / seconds)} tokens/s"
         if self._slots:
             figures += f", {self._tokens / self._slots:.2%} used"

@@ -50,7 +50,7 @@ def inputs_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [said for said in manifest["inputs"] if not said.get("removed")]
 
 
-def as_json(directory: Path, manifest: dict[str, Any], *, by: str | None = None) -> str:
+def as_json(directory: Path | str, manifest: dict[str, Any], *, by: str | None = None) -> str:
     content = {"directory": str(directory)} | figures(manifest)
     content["histograms"] = manifest["histograms"]
     if by == "shard":

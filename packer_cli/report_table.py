@@ -17,7 +17,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def print_report(
-    directory: Path,
+    directory: Path | str,
     manifest: dict[str, Any],
     *,
     detail: bool,

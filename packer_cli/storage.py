@@ -1,4 +1,4 @@
-"""Where inputs lie: local files, or URLs of any store that fsspec reaches.
+"""Where inputs lie, and results: local files, or URLs of any store that fsspec reaches.
 
 The only module that tells the two apart. Local paths go straight to the operating system and fail
 with OSError, as its functions do. For URLs fsspec is imported, at the first one; whatever a store
@@ -13,9 +13,9 @@ import hashlib
 import io
 import os
 import stat as local_stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import PurePosixPath
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 # A request takes tens of milliseconds whatever its size, and what was not needed is in vain.
 AHEAD_BYTES = 1 << 20
+# Of what is written at a time. S3 takes at least 5 MiB, and at most 10,000 parts of an object;
+# others want multiples of 256 KiB.
+_PART_BYTES = 8 << 20
+_MOST_PARTS = 9_000
+_MIB = 1 << 20
+_LOCAL = ("file", "local")
 # What stores call a state of an object, the surest first. Only the first found counts: a time
 # comes in seconds from one request and in milliseconds from another.
 _VERSIONS = (
@@ -64,7 +70,16 @@ def join(folder: str, name: str) -> str:
 
 def identity(path: str) -> str:
     """The same for all local names of a file, by which it can be opened, too."""
-    return path if is_url(path) else os.path.realpath(path)
+    if not is_url(path):
+        return os.path.realpath(path)
+    return os.path.realpath(_store(path)[1]) if path.partition("://")[0] in _LOCAL else path
+
+
+def local(path: str | os.PathLike[str], doing: str) -> Path:
+    """The path, for what only works on local ones. UsageError for URLs, with what is not done."""
+    if is_url(os.fspath(path)):
+        raise UsageError(f"{path}: a URL, {doing}", "copy it to a local path, and name that")
+    return Path(path)
 
 
 def kind(path: str) -> Literal["file", "folder"] | None:
@@ -113,6 +128,89 @@ def listing(folder: str) -> list[tuple[str, bool]]:
             for info in store.ls(own, detail=True)
             if info["name"].rstrip("/") != own.rstrip("/")  # an object that stands for the folder
         ]
+
+
+def is_file(path: str) -> bool:
+    """Raises PackerError for URLs."""
+    return kind(path) == "file" if is_url(path) else os.path.isfile(path)
+
+
+def sizes(url: str) -> dict[str, int | None]:
+    """What is in a folder at a URL now, by name: sizes of files, None for folders.
+
+    {} when there is none. Raises PackerError.
+    """
+    with _asking(url):
+        store, own = _store(url)
+        store.invalidate_cache()
+        try:
+            found = store.ls(own, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {
+            base_name(info["name"]): None if info["type"] == "directory" else info["size"]
+            for info in found
+            if info["name"].rstrip("/") != own.rstrip("/")
+        }
+
+
+def part_bytes(size: int) -> int:
+    """How much of a file of this size `write` holds in memory, twice."""
+    return max(_PART_BYTES, -(-size // _MOST_PARTS // _MIB) * _MIB)
+
+
+def write(url: str, blocks: Iterable[bytes], size: int) -> None:
+    """Make an object of about `size` bytes. Raises PackerError, and what `blocks` raise.
+
+    Then nothing is at the URL, or what was before; where stores have no such thing as a whole
+    object (file, sftp, memory in tests), perhaps its beginning.
+    """
+    with _asking(url, "write"):
+        store, name = _store(url)
+        options = {"block_size": part_bytes(size)}
+        try:
+            file = store.open(name, "wb", **options)
+        except FileNotFoundError:
+            if not name.startswith("/"):  # no folder is missing, but the bucket: it is not made
+                raise
+            store.makedirs(name.rpartition("/")[0], exist_ok=True)
+            file = store.open(name, "wb", **options)
+        try:
+            for block in blocks:
+                file.write(block)
+            if url.partition("://")[0] in _LOCAL:
+                file.flush()
+                os.fsync(file.fileno())
+            file.close()
+        except BaseException:
+            _take_back(file)
+            raise
+
+
+def _take_back(file: Any) -> None:
+    """End writing an object that is not whole: to close it would make it look so."""
+    with suppress(Exception):
+        file.discard()
+    try:
+        file.closed = True
+    except AttributeError:  # a file that is there already
+        with suppress(Exception):
+            file.close()
+
+
+def remove(url: str) -> None:
+    """Remove an object, if it is there. Raises PackerError."""
+    with _asking(url, "remove"), suppress(FileNotFoundError):
+        store, name = _store(url)
+        store.rm_file(name)
+
+
+def remove_folder(url: str) -> None:
+    """Remove an empty folder where stores have such things; nothing is said if it cannot be."""
+    with suppress(Exception):
+        store, name = _store(url)
+        if name.startswith("/"):  # others have none, and might take it for a bucket
+            store.rmdir(name)
 
 
 def glob(pattern: str) -> list[str]:
@@ -220,28 +318,39 @@ def _store(url: str) -> tuple[Any, str]:
 
 
 @contextmanager
-def _asking(url: str) -> Iterator[None]:
+def _asking(url: str, doing: str = "read") -> Iterator[None]:
     """Stores raise what they like: their own errors, those of their network library, OSErrors."""
     try:
         yield
     except PackerError:
         raise
+    except NotImplementedError as error:
+        if doing == "read":
+            raise _explained(error, url, doing) from error
+        raise UsageError(
+            f"{url}: cannot {doing} at {url.partition('://')[0]}://",
+            "choose a store that can be written to, or a local directory",
+        ) from error
     except Exception as error:
-        raise _explained(error, url) from error
+        raise _explained(error, url, doing) from error
 
 
-def _explained(error: Exception, url: str) -> DataError:
+def _explained(error: Exception, url: str, doing: str) -> DataError:
     protocol, name = url.partition("://")[0], type(error).__name__
     said = getattr(error, "strerror", None) or str(error) or name
-    reason = said.splitlines()[0]
-    if isinstance(error, FileNotFoundError):
+    reason, reading = said.splitlines()[0], doing == "read"
+    if isinstance(error, FileNotFoundError) and reading:
         reason, tip = "no such file", "check the spelling, and that nothing removes it meanwhile"
+    elif isinstance(error, FileNotFoundError):
+        reason, tip = "no such bucket or folder", "check the spelling; buckets are not made"
     elif getattr(error, "errno", None) == errno.EBUSY or name == "FileExpired":
         reason, tip = "it changed", "wait until nothing writes to it, then run again"
     elif isinstance(error, PermissionError) or "credential" in name.lower():
-        tip = f"check the credentials for {protocol}://, and that they allow to list and to read"
+        allowed = "list and to read" if reading else "list, to write and to delete"
+        tip = f"check the credentials for {protocol}://, and that they allow to {allowed}"
     elif "timeout" in name.lower() or "connect" in name.lower():
         tip = "check the network and the address, then run the same command again"
     else:
-        tip = "check the address, the credentials and the network, or copy it to a local path"
-    return DataError(f"{url}: cannot read: {reason}", tip)
+        otherwise = "copy it to a local path" if reading else "run the same command again"
+        tip = f"check the address, the credentials and the network, or {otherwise}"
+    return DataError(f"{url}: cannot {doing}: {reason}", tip)

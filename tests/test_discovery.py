@@ -107,6 +107,28 @@ def test_globs(folder: Path) -> None:
     assert recover_texts("out") == ["sub/x3.jsonl", "x1.jsonl", "x2.jsonl"]
 
 
+def test_globs_leave_results_out(folder: Path) -> None:
+    save({"data/a.jsonl": jsonl("a"), "data/running/.packer/lock": b""})
+    save({"data/running/rejected.jsonl": b"-", "data/running/sub/b.jsonl": jsonl("b")})
+    assert packer("pack", "data/a.jsonl", *QUIET, "-o", "data/done").exit_code == 0
+    assert Path("data/done/units.jsonl").exists()
+    for number, root in enumerate(["data", f"file://{folder}/data"]):
+        out = f"out-{number}"
+        result = packer("pack", f"{root}/**/*.jsonl", "-l", 16, "-t", "bytes", "-o", out)
+        assert result.exit_code == 0, result.stderr
+        assert recover_texts(out) == ["a", "b"]
+        assert result.stderr.splitlines() == [
+            f"packer: {root}/{name}: left out: it holds a result of packer"
+            for name in ("done", "running")
+        ]
+    result = packer("pack", "data/done/*.jsonl", *QUIET, "-o", "no")
+    assert_error(result, 2, "data/done/*.jsonl: matches nothing but results of packer")
+    (folder / "data" / "done").rename(folder / "done")
+    os.chdir("done")
+    result = packer("pack", "*.jsonl", *QUIET, "-o", "../no")
+    assert_error(result, 2, "*.jsonl: matches nothing but results of packer")
+
+
 def test_a_file_with_the_name_of_a_pattern(folder: Path) -> None:
     (folder / "a[1].jsonl").write_bytes(jsonl("yes"))
     pack("a[1].jsonl", "-l", 16)

@@ -218,13 +218,6 @@ def test_refused_urls(urls: list[str], message: str) -> None:
     assert not Path("new").exists()
 
 
-def test_an_output_by_url_is_refused() -> None:
-    Path("a.jsonl").write_bytes(jsonl("a"))
-    result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "s3://bucket/out")
-    assert_error(result, 2, "--output: s3:/bucket/out: a URL")
-    assert not Path("s3:").exists()
-
-
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"class": "no_such_package.Store", "err": "Install no_such_package to read away://"}
     monkeypatch.setitem(known_implementations, "away", missing)

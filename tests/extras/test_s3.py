@@ -1,4 +1,4 @@
-"""The real command line on s3:// inputs, with s3fs and a local S3 server."""
+"""The real command line on s3:// inputs and outputs, with s3fs and a local S3 server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from conftest import check_directory, jsonl, packer_process, recover_texts
+from conftest import check_directory, contents, jsonl, packer_process, recover_texts
 from moto.server import ThreadedMotoServer
 
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(20_000)]
@@ -181,3 +181,99 @@ def test_a_server_that_is_not_there(bucket: Any, monkeypatch: pytest.MonkeyPatch
     said = pack("s3://bucket/a.jsonl", "out", code=1)
     assert "s3://bucket/a.jsonl: cannot read: " in said
     assert "check the network" in said
+
+
+RESULT = "s3://bucket/some/out"
+
+
+def objects(bucket: Any) -> dict[str, bytes]:
+    """What is in the result's place."""
+    found = bucket.objects.filter(Prefix="some/out/")
+    return {one.key.removeprefix("some/out/"): one.get()["Body"].read() for one in found}
+
+
+@pytest.fixture
+def temporary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, where results for URLs are packed."""
+    (folder / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
+    return folder / "tmp"
+
+
+@pytest.fixture
+def local(bucket: Any, temporary: Path) -> dict[str, bytes]:
+    """What is packed from a.jsonl, in shards that are longer than a part."""
+    Path("a.jsonl").write_bytes(jsonl(*TEXTS, *TEXTS))
+    assert pack_all("local") == ""
+    found = contents("local")
+    assert max(map(len, found.values())) > 8 << 20
+    return found
+
+
+def pack_all(out: str, *more: str, code: int = 0) -> str:
+    options = ("-t", "bytes", "-q", "--unit-bytes", 1_500_000)
+    return run("pack", "a.jsonl", "-l", 512, *options, "-o", out, *more, code=code)[1]
+
+
+def test_a_result_on_s3(bucket: Any, local: dict[str, bytes], temporary: Path) -> None:
+    pack_all(RESULT + "/")
+    assert objects(bucket) == local
+    assert list(temporary.iterdir()) == []
+    stdout, _ = run("stats", RESULT, "--json")
+    expected = json.loads(run("stats", "local", "--json")[0])
+    assert json.loads(stdout) == expected | {"directory": RESULT}
+    assert f"{RESULT}: holds a finished result" in pack_all(RESULT, code=2)
+    assert objects(bucket) == local
+    bucket.put_object(Key="some/out/shard-99999-000.arrow", Body=b"stale")
+    bucket.put_object(Key="some/out/notes.txt", Body=b"mine")
+    pack_all(RESULT, "--overwrite", "--seed", "1")
+    found = objects(bucket)
+    assert found.pop("notes.txt") == b"mine"
+    assert found.keys() == local.keys()
+    assert found["shard-00000-000.arrow"] != local["shard-00000-000.arrow"]
+    bucket.put_object(Key="other/notes.txt", Body=b"mine")
+    assert "not a result of packer" in pack_all("s3://bucket/other", "--overwrite", code=2)
+
+
+def test_a_bucket_is_not_made(bucket: Any, local: dict[str, bytes], temporary: Path) -> None:
+    said = pack_all("s3://no-such-bucket/out", code=1)
+    assert "s3://no-such-bucket/out/.packer/publishing.json: cannot write: no such bucket" in said
+    assert [one.name for one in boto3.resource("s3").buckets.all()] == ["bucket"]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "error"])
+def test_an_upload_that_ends_halfway_goes_on(
+    bucket: Any, local: dict[str, bytes], temporary: Path, how: str
+) -> None:
+    script = (
+        "import os, signal, s3fs.core; from packer_cli import cli, publish\n"
+        "publish._THREADS = 1; upload = s3fs.core.S3File._upload_chunk\n"
+        "def disturbed(self, final=False):\n"
+        "    if 'shard-00001' in self.path and final:\n"
+        f"        if '{how}' == 'error': raise PermissionError(13, 'Access Denied')\n"
+        f"        os.kill(os.getpid(), signal.{how})\n"
+        "    return upload(self, final)\n"
+        "s3fs.core.S3File._upload_chunk = disturbed; cli.main()"
+    ).replace("signal.error", "SIGTERM")
+    command = ["pack", "a.jsonl", "-l", "512", "-t", "bytes", "-q", "--unit-bytes", "1500000"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command, "-o", RESULT],
+        capture_output=True, timeout=60, check=False, text=True,
+    )  # fmt: skip
+    assert done.returncode == {"SIGKILL": -9, "SIGINT": 130, "error": 1}[how], done.stderr
+    if how != "SIGKILL":
+        kind, tip = done.stderr.splitlines()
+        assert kind.startswith("stopped: " if how == "SIGINT" else "error: s3://")
+        assert "files are uploaded; run the same command again to go on" in tip
+        uploads = boto3.client("s3").list_multipart_uploads(Bucket="bucket")
+        assert uploads.get("Uploads", []) == []
+    before = {one.key: one.last_modified for one in bucket.objects.all()}
+    assert "some/out/shard-00000-000.arrow" in before
+    assert "some/out/manifest.json" not in before
+    pack_all(RESULT)
+    assert objects(bucket) == local
+    after = {one.key: one.last_modified for one in bucket.objects.all()}
+    key = "some/out/shard-00000-000.arrow"
+    assert after[key] == before[key]
+    assert list(temporary.iterdir()) == []
