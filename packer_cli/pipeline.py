@@ -76,8 +76,9 @@ def pack(
         if options.update and output.holds_result(destination):
             earlier = manifest.load(destination, incomplete_too=True)
             update = plan_update(
-                destination, earlier, files, shape, config, hashes, checksum=options.checksum
-            )
+                destination, earlier, files, shape, config, chosen.name, hashes,
+                checksum=options.checksum,
+            )  # fmt: skip
             if not update.changed:
                 notify(f"{destination}: up to date")
                 output.forget(claim.work)

@@ -70,9 +70,7 @@ def differences(old: Run, new: Run) -> list[str]:
     found += differing_options(old.config, new.config)
     if old.shape != new.shape:
         found.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
-    if old.tokenizer != new.tokenizer and old.side_files == new.side_files == {}:
-        found.append(f"the tokenizer was {old.tokenizer}, is now {new.tokenizer}")
-    found += differing_side_files(old.side_files, new.side_files)
+    found += differing_tokenizers(old.tokenizer, old.side_files, new.tokenizer, new.side_files)
     found += _differing_files(old.files, new.files)
     if not found and old.units != new.units:
         found.append("the work units are cut in another way")
@@ -92,10 +90,18 @@ def differing_options(old: PackConfig, new: PackConfig) -> list[str]:
     return found
 
 
-def differing_side_files(old: dict[str, str], new: dict[str, str]) -> list[str]:
-    """The files of the tokenizer, and the template, that differ."""
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    return [f"another tokenizer: {' and '.join(names)} differ"] if names else []
+def differing_tokenizers(
+    old: str | None, old_files: dict[str, str], new: str | None, new_files: dict[str, str]
+) -> list[str]:
+    """Whether there are others: by the files of tokenizer and template, whatever their names."""
+    names = old_files.keys() | new_files.keys()
+    differ = sorted(name for name in names if old_files.get(name) != new_files.get(name))
+    if differ:
+        return [f"another tokenizer: {' and '.join(differ)} differ"]
+    # with no files of its own, it is known by its name
+    if old != new and "tokenizer.json" not in new_files:
+        return [f"the tokenizer was {_shown(old)}, is now {_shown(new)}"]
+    return []
 
 
 def _shown(value: object) -> str:
