@@ -119,7 +119,11 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes]) -> bool:
         _refuse_foreign(output, claim.may_replace)
     if run.resumable and (is_begun(work) or (claim.shared and (work / RUN).exists())):
         earlier = load_run(work / RUN)
-        differ = ["another packer began it"] if earlier is None else differences(earlier, run)
+        differ = (
+            ["it is damaged, or of another packer"]
+            if earlier is None
+            else differences(earlier, run)
+        )
         if not differ:
             put_file(work / RUN, run.to_bytes())  # its limits may be others
             return True

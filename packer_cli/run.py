@@ -8,6 +8,7 @@ from an equal Run, or is told in which way the two differ.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import msgspec
 
 import packer_cli
 from packer_cli.config import PackConfig
+from packer_cli.errors import UsageError
 from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.shapes import Shape
@@ -51,15 +53,28 @@ class Run:
         return all(file.path != STDIN for file in self.files)
 
     def to_bytes(self) -> bytes:
-        return msgspec.json.encode(self)
+        return sealed(msgspec.json.encode(self))
 
 
 def load_run(path: Path) -> Run | None:
     """What `to_bytes` wrote; None when there is none, or none that this packer can read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Run)
-    except (OSError, ValueError, TypeError):  # msgspec's and our own errors are ValueErrors
+        return msgspec.json.decode(unsealed(path.read_bytes()), type=Run)
+    except (OSError, ValueError, TypeError, RecursionError, UsageError):
         return None
+
+
+def sealed(content: bytes) -> bytes:
+    """With a first line that tells whether it is still what was written."""
+    return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+
+
+def unsealed(data: bytes) -> bytes:
+    """What was sealed. Raises ValueError when it is not that any more."""
+    seal, _, content = data.partition(b"\n")
+    if seal != hashlib.sha256(content).hexdigest().encode():
+        raise ValueError("not what was written")
+    return content
 
 
 def differences(old: Run, new: Run) -> list[str]:

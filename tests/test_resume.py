@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,46 @@ def test_shards_that_were_damaged_meanwhile_are_packed_again(interrupted: Path) 
     assert packer(*arguments("out")).exit_code == 0
     assert packer(*arguments("fresh")).exit_code == 0
     assert contents("out") == contents("fresh")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"documents":', b'"documents":1', 1),
+        lambda data: data[: len(data) // 2],
+        lambda data: b'{"unit":' + b"[" * 100_000,
+    ],
+)
+def test_records_that_were_damaged_meanwhile_count_as_none(
+    interrupted: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = interrupted / ".packer" / "unit-00003.json"
+    before = path.read_bytes()
+    path.write_bytes(damage(before))
+    assert path.read_bytes() != before
+    assert packer(*arguments("out")).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"max_length":256', b'"max_length":0'),
+        lambda data: b"[" * 100_000,
+        lambda data: b"",
+    ],
+)
+def test_a_run_that_cannot_be_read_is_refused(
+    interrupted: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = interrupted / ".packer" / "run.json"
+    path.write_bytes(damage(path.read_bytes()))
+    before = contents("out")
+    done = packer(*arguments("out"))
+    assert_error(done, 2, "out: holds an unfinished run that differs: it is damaged, or of another")
+    assert contents("out") == before
+    assert packer(*arguments("out", "--overwrite")).exit_code == 0
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])
