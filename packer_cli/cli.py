@@ -491,12 +491,7 @@ def pack(
         manifest = pipeline.pack(inputs, destination, config, options, tokenizer, notify, ctx.obj)
         if manifest is None:  # there is more for other ranks to do
             return
-        _print_report(destination, manifest, as_json=as_json, detail=False)
-        if "incomplete" in manifest:
-            raise ThresholdMissed(
-                f"{destination}: {manifest['incomplete']}",
-                "the output is kept, marked incomplete; see --overlong and --max-length",
-            )
+        _print_packed(destination, manifest, as_json=as_json)
 
 
 @app.command(no_args_is_help=True)
@@ -514,7 +509,7 @@ def finalize(
     with _reported(debug):
         from packer_cli import ranks
 
-        _print_report(directory, ranks.finalize_now(directory), as_json=as_json, detail=False)
+        _print_packed(directory, ranks.finalize_now(directory), as_json=as_json)
 
 
 @app.command(no_args_is_help=True)
@@ -671,6 +666,16 @@ def verify(
                 f"{directory}: {count} problem{'s' * (count != 1)}",
                 "copy the directory again, or pack the data again with --overwrite",
             )
+
+
+def _print_packed(directory: Path, manifest: dict[str, Any], *, as_json: bool) -> None:
+    """The report at the end of a run. Raises ThresholdMissed when its result is incomplete."""
+    _print_report(directory, manifest, as_json=as_json, detail=False)
+    if "incomplete" in manifest:
+        raise ThresholdMissed(
+            f"{directory}: {manifest['incomplete']}",
+            "the output is kept, marked incomplete; see --overlong and --max-length",
+        )
 
 
 def _print_report(directory: Path, manifest: dict[str, Any], *, as_json: bool, **how: Any) -> None:

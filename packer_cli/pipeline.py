@@ -30,8 +30,8 @@ from packer_cli.finalize import finalize
 from packer_cli.progress import Progress
 from packer_cli.ranks import finalize_if_last
 from packer_cli.readers import detect_shape
-from packer_cli.readers.byte_streams import begin_stdin
-from packer_cli.records import WorkUnit
+from packer_cli.readers.byte_streams import STDIN, begin_stdin
+from packer_cli.records import InputFile, WorkUnit
 from packer_cli.run import Run
 from packer_cli.source import Chosen, choose_encoding
 from packer_cli.threads import Task, run_all
@@ -63,26 +63,33 @@ def pack(
     stop = threading.Event()
     begin_stdin(stop.is_set)
     files = find_inputs(inputs, config, notify)
+    _refuse_shared_stdin(files, options)
     shape = detect_shape(files, config)
     config = config.for_shape(shape)
     chosen = choose_encoding(shape, config, tokenizer_name, notify)
     side_files = chosen.side_files
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in side_files.items()}
+    rank = None
+    if options.rank is not None and options.world_size is not None:
+        rank = options.rank, options.world_size
     may_replace = options.overwrite or options.update
     with output.claimed(
-        destination, files, may_replace=may_replace, notify=notify, rank=options.rank
+        destination, files, may_replace=may_replace, notify=notify, rank=rank
     ) as claim:
         update = None
-        if options.update and output.holds_result(destination):
+        if (options.update or rank) and output.holds_result(destination):
             earlier = manifest.load(destination, incomplete_too=True)
             update = plan_update(
                 destination, earlier, files, shape, config, chosen.name, hashes,
                 checksum=options.checksum,
             )  # fmt: skip
             if not update.changed:
-                notify(f"{destination}: up to date")
-                output.forget(claim.work)
+                notify(f"{destination}: {'finished already' if rank else 'up to date'}")
+                if not rank:
+                    output.forget(claim.work)
                 return earlier
+            if rank:
+                raise output.finished(destination)
         run = Run(
             config,
             shape,
@@ -91,7 +98,9 @@ def pack(
             chosen.name,
             hashes,
         )
-        if not output.begin(claim, run, side_files):
+        # an update of nothing is a run like any other: it throws no other's units away
+        may_replace = options.overwrite or update is not None
+        if not output.begin(claim, run, side_files, may_replace=may_replace):
             notify(f"{destination}: was complete but for its last step")
             return manifest.load(destination, incomplete_too=True)
         if update is not None:
@@ -173,6 +182,20 @@ def _with_progress(error: PackerError, run: Run, work: Path) -> PackerError:
     else:
         tip = f"{error.tip}; {kept}" if done else error.tip
     return type(error)(error.message, tip)
+
+
+def _refuse_shared_stdin(files: list[InputFile], options: RunOptions) -> None:
+    """UsageError where others cannot read what we would: each would take the run for its own."""
+    if any(file.path == STDIN for file in files):
+        for option, given in (
+            ("--rank", options.rank is not None),
+            ("--engine ray", options.engine == "ray"),
+        ):
+            if given:
+                raise UsageError(
+                    f"{option}: does not go with stdin, which only one process can read",
+                    "write the data to a file, and name that",
+                )
 
 
 def _refuse_other_than_utf8(config: PackConfig, tokenizer: str | None) -> None:

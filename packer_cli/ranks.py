@@ -66,15 +66,18 @@ def _number(name: str, text: str) -> int:
 
 def finalize_if_last(destination: Path, notify: Callable[[str], None]) -> dict[str, Any] | None:
     """The manifest, when no other rank is at work any more and all units are packed."""
+    work = destination / output.WORK
+    run = load_run(work / RUN)
+    # before the claim, which would keep those out that begin now
+    if run is not None and (missing := _missing(run, work)):
+        notify(f"{destination}: {missing} are still to be packed by other ranks")
+        return None
     try:
         with output.claimed(destination, [], may_replace=True, notify=notify) as claim:
             run = load_run(claim.work / RUN)
             if run is None:  # another rank was the last
                 return manifest.load(destination, incomplete_too=True)
-            if missing := _missing(run, claim.work):
-                notify(f"{destination}: {missing} are still to be packed by other ranks")
-                return None
-            return finalize(run, destination)
+            return None if _missing(run, claim.work) else finalize(run, destination)
     except output.InUseError:
         notify(f"{destination}: other ranks are at work; the last one finishes")
         return None
@@ -82,10 +85,13 @@ def finalize_if_last(destination: Path, notify: Callable[[str], None]) -> dict[s
 
 def finalize_now(destination: Path) -> dict[str, Any]:
     """The manifest of what ranks have packed. Raises DataError when units are missing."""
-    if not (destination / output.WORK / RUN).is_file():
+    work = destination / output.WORK
+    if not ((work / RUN).is_file() or (work / output.REPLACING).is_file()):
         manifest.load(destination, incomplete_too=True)  # says what is wrong, if anything is
         raise UsageError(f"{destination}: is finished already", "see packer stats")
     with output.claimed(destination, [], may_replace=True, notify=lambda message: None) as claim:
+        if claim.ended is not None:
+            return manifest.load(destination, incomplete_too=True)
         run = load_run(claim.work / RUN)
         if run is None:
             raise DataError(
