@@ -11,7 +11,7 @@ PIP = -m pip install --quiet --disable-pip-version-check
 SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-fuzz test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
+.PHONY: help demo test test-slow test-fuzz test-faults test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,10 +42,16 @@ FUZZ ?= 10000
 test-fuzz: $(VENV)/.testing ## read FUZZ damaged results, none may crash (minutes)
 	PACKER_FUZZ=$(FUZZ) $(BIN)/pytest tests/test_fuzz.py $(ARGS)
 
-$(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
+KILLS ?= 300
+
+test-faults: $(VENV)/.testing ## kill KILLS runs at random moments, and some at every step (minutes)
+	PACKER_KILLS=$(KILLS) $(BIN)/pytest tests/test_resume.py tests/test_update.py tests/test_ranks.py $(ARGS)
+
+$(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt tests/extras/readers.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS)/bin/python $(PIP) --upgrade pip
 	$(EXTRAS)/bin/python $(PIP) --requirement tests/extras/requirements.txt
+	$(EXTRAS)/bin/python $(PIP) --no-deps --requirement tests/extras/readers.txt
 	$(EXTRAS)/bin/python $(PIP) --group test .
 	@touch $@
 
@@ -88,6 +94,7 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	$(PEERS)/bin/python $(PIP) --upgrade pip
 	$(PEERS)/bin/python $(PIP) --requirement benchmarks/peers/requirements.txt
 	-$(PEERS)/bin/python $(PIP) seqpacker
+	PYTHONWARNINGS=ignore $(PEERS)/bin/python $(PIP) --editable .  # for loaders, beside their peers
 	@touch $@
 
 peers: $(PEERS)/.installed ## the environment with the packages we measure against

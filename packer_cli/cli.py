@@ -193,19 +193,19 @@ def _parse_size(option: str, text: str) -> int:
         raise UsageError(f"{option}: {text!r} is not a size like 256M or 1G") from None
 
 
-def _parse_max_errors(text: str | None) -> int | float | None:
-    """100, or a share: 0.01 or 1%."""
-    if text is None:
-        return None
+def _parse_share(option: str, text: str | None) -> float | None:
+    """0.01, or 1%."""
     try:
-        if text.endswith("%"):
-            return float(text[:-1]) / 100
-        return int(text) if text.isdecimal() else float(text)
+        if text is None:
+            return None
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise UsageError(
-            f"--max-errors: {text!r} is neither a number nor a share of records",
-            "for example 100, or 0.01 for 1% of all records",
-        ) from None
+        raise UsageError(f"{option}: {text!r} is not a share", "1% is 0.01") from None
+
+
+def _parse_max_errors(text: str | None) -> int | float | None:
+    """100, or a share of all records."""
+    return int(text) if text and text.isdecimal() else _parse_share("--max-errors", text)
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -296,8 +296,8 @@ def pack(
     overlong: Annotated[
         str | None,
         typer.Option(
-            help="Documents longer than a row: split, truncate, truncate-turns, drop or error. "
-            "Default: split for text, drop for messages and prompts."
+            help="Documents longer than a row: split, truncate, truncate-turns (drop the oldest "
+            "turns), drop or error. Default: split for text, drop for messages and prompts."
         ),
     ] = None,
     truncate_side: Annotated[
@@ -307,9 +307,10 @@ def pack(
         bool, typer.Option("--force-split", help="Let split cut messages and prompts, too.")
     ] = False,
     max_loss: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            metavar="SHARE", help="Exit 1 when more of the tokens were truncated or dropped."
+            metavar="SHARE",
+            help="Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%.",
         ),
     ] = None,
     strategy: Annotated[
@@ -460,7 +461,8 @@ def pack(
         config = PackConfig(
             max_length=max_length, strategy=strategy, seed=seed, shuffle=shuffle,
             overlong=overlong, force_split=force_split, truncate_side=truncate_side,
-            max_loss=max_loss, columns=_list(columns) + (("position_ids",) if position_ids else ()),
+            max_loss=_parse_share("--max-loss", max_loss),
+            columns=_list(columns) + (("position_ids",) if position_ids else ()),
             label_shift=label_shift, max_segments_per_row=max_segments_per_row,
             segment_multiple=segment_multiple, balance=balance, shape=shape,
             fields=_fields(field or [], text_field), chat_template=chat_template,
@@ -666,6 +668,40 @@ def verify(
                 f"{directory}: {count} problem{'s' * (count != 1)}",
                 "copy the directory again, or pack the data again with --overwrite",
             )
+
+
+@app.command(no_args_is_help=True)
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A packed directory.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="trl, llamafactory, axolotl, megatron, megatron-bridge, nanotron, numpy, parquet "
+            "or unpacked.",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="OUT", help="A new or empty directory.")
+    ],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write a packed directory in the format of another trainer.
+
+    Example: packer export documents-packed-1024 --to trl --output documents-trl
+    """
+    with _reported(debug):
+        from packer_cli.export import export as write
+
+        manifest = write(directory, to, output).manifest
+        counts = {name: manifest[name] for name in ("rows", "segments", "documents", "tokens")}
+        if as_json:
+            import json
+
+            print(json.dumps({"output": str(output), "format": to} | counts, indent=1))
+        else:
+            print(f"{output}: {', '.join(f'{n:,} {name}' for name, n in counts.items())}, as {to}")
 
 
 def _print_packed(directory: Path, manifest: dict[str, Any], *, as_json: bool) -> None:

@@ -9,7 +9,9 @@ both under the same paths. A worker that dies is replaced, and its task tried ag
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ from packer_cli.worker import Worker
 _RETRIES = 3
 _AHEAD = 2  # tasks for each core, so that none waits for us
 _SECONDS = 0.5
+_CONNECT_SECONDS = 10.0
 
 
 def pack_on_ray(
@@ -47,8 +50,14 @@ def pack_on_ray(
         ) from None
     ours = not ray.is_initialized()
     if ours:
+        _refuse_unreachable(options.ray_address)
         try:
-            ray.init(options.ray_address, log_to_driver=False, include_dashboard=False)
+            ray.init(
+                options.ray_address,
+                log_to_driver=False,
+                include_dashboard=False if options.ray_address is None else None,
+                logging_level=logging.ERROR,
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UsageError(
                 f"--ray-address: {options.ray_address}: {str(error).splitlines()[0]}",
@@ -59,6 +68,19 @@ def pack_on_ray(
     finally:
         if ours:
             ray.shutdown()
+
+
+def _refuse_unreachable(address: str | None) -> None:
+    """UsageError at once, where Ray would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UsageError(
+            f"--ray-address: {address}: {error.strerror or error}", "check that it runs: ray status"
+        ) from error
 
 
 def _pack_all(

@@ -79,10 +79,9 @@ def differences(counts: Counts, packed: PackedDirectory) -> list[str]:
 def _count_shard(packed: PackedDirectory, shard: dict[str, Any], counts: Counts) -> Iterator[Int64]:
     """Add a shard's rows to `counts`; gives int64[3, segments]: file, position, length."""
     for batch in packed.batches(shard):
-        damage = _damage(batch, packed)
-        if damage:
+        if problem := damage(batch, packed):
             raise DataError(
-                f"{packed.path / shard['file']}: {damage}",
+                f"{packed.path / shard['file']}: {problem}",
                 "copy the directory again, or pack the data again with --overwrite",
             )
         _, length, _ = segments_of(batch)
@@ -112,7 +111,7 @@ def count_rows(batch: Any, max_length: int) -> Counts:
     return counts
 
 
-def _damage(batch: Any, packed: PackedDirectory) -> str:
+def damage(batch: Any, packed: PackedDirectory) -> str:
     """What makes a batch impossible to count; "" for nothing."""
     names = packed.manifest["config"]["columns"]
     if batch.schema.names != names:

@@ -65,7 +65,7 @@ def print_report(
         ):
             was = f"{meaning}; {before[name]:.3f} without --balance"
             table.add_row(title, f"{after[name]:.3f}", was)
-    for name, count, rest in _losses(f):
+    for name, count, rest in _losses(f, manifest["config"].get("train_on", "all")):
         table.add_row(name, f"{count:,}", rest, style="yellow")
     console.print(f"[bold]{escape(str(directory))}[/bold]")
     console.print(table)
@@ -77,15 +77,16 @@ def print_report(
         console.print("\nrecounted from the shards: all figures agree")
 
 
-def _losses(f: dict[str, Any]) -> list[tuple[str, int, str]]:
-    def lost(what: str) -> str:
-        tokens, trained = f[f"{what}_tokens"], f[f"{what}_trained_tokens"]
-        return f"{tokens:,} tokens" + (f", {trained:,} of them trained" if trained < tokens else "")
+def _losses(f: dict[str, Any], train_on: str) -> list[tuple[str, int, str]]:
+    def trained(what: str) -> str:
+        return f", {f[f'{what}_trained_tokens']:,} of them trained" if train_on != "all" else ""
 
     untrained = f["untrained_documents"]
     rows = [
-        ("truncated", f["truncated_documents"], f"documents, {lost('truncated')} cut off"),
-        ("dropped", f["dropped_documents"], f"documents, {lost('dropped')}"),
+        ("truncated", f["truncated_documents"],
+         f"documents, {f['truncated_tokens']:,} tokens cut off{trained('truncated')}"),
+        ("dropped", f["dropped_documents"],
+         f"documents, {f['dropped_tokens']:,} tokens{trained('dropped')}"),
         ("untrained", untrained, "of the dropped documents, without a token to train on"),
         ("empty", f["empty_documents"], "documents without a token, not packed"),
         ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),

@@ -83,9 +83,7 @@ def pack_sequences(
     as_torch = _is_torch(sequences)
     ids, lengths = _flat(sequences, "sequence")
     _check_ids(ids, lengths, "sequence")
-    given = None if labels is None else _flat_like(labels, lengths, "labels")
-    if given is not None:
-        _check_ids(np.where(given == IGNORED, 0, given), lengths, "labels")
+    given = None if labels is None else _flat_labels(labels, lengths)
     if attention_masks is not None:
         keep = _flat_like(attention_masks, lengths, "attention_mask") != 0
         edges = np.concatenate([[0], np.cumsum(lengths)])
@@ -93,13 +91,52 @@ def pack_sequences(
         ids = ids[keep]
         given = None if given is None else given[keep]
     for name, token in (("eos", eos_token_id), ("separator", separator_id), ("pad", pad_token_id)):
-        if token is not None and not 0 <= token <= HIGHEST_ID:
-            raise UsageError(f"the {name} id {token} is not in 0..{HIGHEST_ID}")
+        if token is not None:
+            _check_token(token, name)
     for token, always in ((eos_token_id, False), (separator_id, True)):
         if token is not None:
             ids, given, lengths = _append(ids, given, lengths, token, always)
     plan = plan_packing(lengths, max_length, strategy=strategy, seed=seed, overlong=overlong)
     return _fill(plan, ids.astype(np.uint32), given, pad_token_id, return_spans, as_torch)
+
+
+def fill_plan(
+    plan: PackPlan,
+    sequences: Sequence[Any],
+    *,
+    labels: Sequence[Any] | None = None,
+    pad_token_id: int = 0,
+) -> PackedRows:
+    """The rows of a plan that `plan_packing` made of the lengths of these sequences.
+
+    Arguments and errors as in `pack_sequences`; DataError, too, when the plan is not of these
+    lengths.
+    """
+    as_torch = _is_torch(sequences)
+    ids, lengths = _flat(sequences, "sequence")
+    _check_ids(ids, lengths, "sequence")
+    given = None if labels is None else _flat_labels(labels, lengths)
+    _check_plan(plan, lengths)
+    _check_token(pad_token_id, "pad")
+    return _fill(plan, ids.astype(np.uint32), given, pad_token_id, False, as_torch)
+
+
+def _check_plan(plan: PackPlan, lengths: Int64) -> None:
+    if plan.segment_multiple > 1:
+        raise UsageError(
+            f"a plan with a segment multiple of {plan.segment_multiple}: rows in memory have none",
+            "plan without segment_multiple, or use packer pack --segment-multiple",
+        )
+    ends, pieces = np.cumsum(lengths), plan.pieces
+    # a last document that grew would otherwise be cut in silence
+    tokens = pieces.length.sum() + plan.loss.truncated_tokens + plan.loss.dropped_tokens
+    if (
+        plan.documents != len(lengths)
+        or tokens != lengths.sum()
+        or ((pieces.begin - pieces.start) != (ends - lengths)[pieces.document]).any()
+        or (pieces.begin + pieces.length > ends[pieces.document]).any()
+    ):
+        raise DataError("the plan is not of the lengths of these sequences", "plan them again")
 
 
 def _is_torch(sequences: Sequence[Any]) -> bool:
@@ -138,6 +175,17 @@ def _flat_like(values: Sequence[Any], lengths: Int64, what: str) -> Int64:
         i = int(wrong[0])
         raise DataError(f"{what} {i}: has {found[i]} values, the sequence {lengths[i]} tokens")
     return flat
+
+
+def _flat_labels(labels: Sequence[Any], lengths: Int64) -> Int64:
+    flat = _flat_like(labels, lengths, "labels")
+    _check_ids(np.where(flat == IGNORED, 0, flat), lengths, "labels")
+    return flat
+
+
+def _check_token(token: int, name: str) -> None:
+    if not 0 <= token <= HIGHEST_ID:
+        raise UsageError(f"the {name} id {token} is not in 0..{HIGHEST_ID}")
 
 
 def _check_ids(ids: Int64, lengths: Int64, what: str) -> None:

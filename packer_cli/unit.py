@@ -134,7 +134,7 @@ def _batches(
         check_unchanged(file)
 
 
-_OVERLONG = "choose --overlong split, truncate or drop, or a larger --max-length"
+_OVERLONG = "choose --overlong {}, or a larger --max-length"
 _HUGE = "cut it in the input"
 
 
@@ -142,7 +142,10 @@ def _refuse_overlong(batch: TokenBatch, job: Job) -> None:
     """What may not be cut, and what is too long to number the pieces' starts."""
     limit, limit_is, tip = MAX_DOCUMENT_TOKENS, "the most is", _HUGE
     if job.config.overlong == "error":
-        limit, limit_is, tip = job.config.max_length, "--max-length is", _OVERLONG
+        others = "drop, truncate or truncate-turns" if job.shape.is_chat else "drop or truncate"
+        others = others if job.shape.is_supervised else "split, truncate or drop"
+        limit, limit_is = job.config.max_length, "--max-length is"
+        tip = _OVERLONG.format(others)
     elif job.config.overlong != "split" and job.config.truncate_side == "right":
         return  # pieces begin at 0
     document = first_overlong(batch.offsets, limit)

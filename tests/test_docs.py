@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 from chats import marked_pieces, run
-from conftest import packer
+from conftest import jsonl, packer
 
 from packer_cli.config import COLUMNS, PADDED_BOUNDARIES
+from packer_cli.export import FORMATS
 from packer_cli.manifest import TOTALS
 from packer_cli.shapes import KINDS
 from packer_cli.strategies import ALIASES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+EXPORT = (ROOT / "docs" / "export.md").read_text()
 SUPERVISED = (ROOT / "docs" / "supervised.md").read_text()
 # (record, options, document) of the page's examples, each cell as it is written there
 EXAMPLES = [
@@ -46,6 +48,24 @@ def test_the_commands_of_readme_run_as_written(project: Path) -> None:
         result = packer(*command.split())
         assert result.exit_code == 0, (command, result.stderr)
         assert "utilization" in result.stdout
+
+
+def test_the_commands_on_long_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "a.jsonl").write_bytes(jsonl("one", "two"))
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "1")
+    page = (ROOT / "docs" / "runs.md").read_text()
+    for text in (page, README):
+        commands = re.findall(r"^    packer (pack data/ [^#\n]*)", text, re.M)
+        assert len(commands) > 3
+        for command in commands:
+            if "--engine ray" in command:  # in tests/extras
+                continue
+            if "--update" not in command:
+                shutil.rmtree("out", ignore_errors=True)
+            result = packer(*command.split())
+            assert result.exit_code == 0, (command, result.stderr)
 
 
 def test_the_row_that_readme_shows(project: Path) -> None:
@@ -77,9 +97,19 @@ def test_the_python_of_readme_prints_what_it_shows(
     assert len(printed) == len(shown) + 1
 
 
+def test_the_commands_of_the_page_on_exports_run_as_written(project: Path) -> None:
+    commands = re.findall(r"^    packer (.*)$", EXPORT, re.M)
+    for command in commands:
+        result = packer(*command.split())
+        assert result.exit_code == 0, (command, result.stderr)
+    assert {command.split()[3] for command in commands if "--to" in command} == set(FORMATS)
+    rows = re.findall(r"^\| `([a-z][a-z-]+)` \|", EXPORT, re.M)
+    assert rows == list(FORMATS)
+
+
 def test_the_options_that_readme_names_exist() -> None:
     help_text = "".join(
-        packer(name, "--help").stdout for name in ("pack", "stats", "show", "verify")
+        packer(name, "--help").stdout for name in ("pack", "stats", "show", "verify", "finalize")
     )
     options = set(re.findall(r"`(--[a-z-]+)", README))
     assert len(options) > 10

@@ -149,6 +149,26 @@ def test_dependencies_point_one_way() -> None:
     assert GRAPH["packer_cli.errors"] == set()
 
 
+def test_nothing_but_itself_imports_what_needs_torch() -> None:
+    for module in MODULES:
+        if module.startswith("packer_cli.torch"):
+            assert all(one.startswith("packer_cli.torch") for one in _importers(module)), module
+
+
+def test_without_torch_its_part_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+try:
+    import packer_cli.torch
+except ImportError as error:
+    assert "pip install 'packer-cli[torch]'" in str(error)
+else:
+    raise AssertionError
+"""
+    assert "packer_cli" in _imported_by(code)
+
+
 def test_kernels_are_called_by_steps_and_their_slow_twins_by_nobody() -> None:
     users = {
         name: [used for used in _imported_names(path) if used.startswith("packer_cli._kernels")]

@@ -20,6 +20,7 @@ def data(folder: Path) -> Path:
 
 def test_as_much_as_allowed_may_be_lost(data: Path) -> None:
     assert packer("pack", "a.jsonl", *OPTIONS, "--max-loss", "0.1").exit_code == 0
+    assert packer("pack", "a.jsonl", *OPTIONS, "--overwrite", "--max-loss", "10%").exit_code == 0
     assert check_directory("out")["truncated_tokens"] == 4
 
 

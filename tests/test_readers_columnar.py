@@ -134,7 +134,7 @@ def test_a_null_in_parquet_names_row_group_and_row(folder: Path, row: int, messa
     column = [None if i == row else text for i, text in enumerate(TEXTS)]
     parquet(folder / "a.parquet", row_group_size=8, column=column)
     for unit_bytes in ("1", "1G"):
-        options = ["-l", 32, "-q", "-t", "bytes", "--unit-bytes", unit_bytes]
+        options = ["-l", 32, "-q", "-t", "bytes", "--unit-bytes", unit_bytes, "-o", unit_bytes]
         assert_error(packer("pack", "a.parquet", *options), 1, message)
 
 

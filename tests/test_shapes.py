@@ -353,6 +353,17 @@ def test_content_that_is_null_or_missing(folder: Path) -> None:
         assert found.endswith(expected)
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_an_answer_without_anything_in_it_is_no_answer(
+    folder: Path, content: dict[str, None]
+) -> None:
+    empty = {"role": "assistant", **content}
+    place = "messages[1] is the assistant's and has neither content nor tool calls"
+    refused([chat(user("Hi"), empty)], 1, place)
+    [found] = pack_marked([chat(user("Hi"), empty | {"weight": 0}, assistant("Yo"))], template=TAGS)
+    assert found == "<user>Hi</user><assistant></assistant><assistant>⟦Yo</assistant>⟧"
+
+
 def test_a_template_that_needs_content_gets_an_empty_one(folder: Path) -> None:
     strict = TAGS.replace("{{ m.content }}", "{{ '[' + m['content'] + ']' }}")
     silent = {"role": "assistant", "tool_calls": []}

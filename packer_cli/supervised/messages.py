@@ -74,6 +74,12 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
         )
     if reasoning := next((message[key] for key in _REASONING if key in message), None):
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    said = ("content", "tool_calls", *_REASONING)
+    if role == "assistant" and is_trained(message) and not any(key in message for key in said):
+        # rendered, it would be an answer that ends where it begins, and be learned
+        raise MalformedError(
+            f"{where} is the assistant's and has neither content nor tool calls: an empty answer"
+        )
     for flag in _FLAGS:
         if message.get(flag, 1) not in (0, 1):
             raise MalformedError(f"{where}.{flag} is {message[flag]!r}, expected 0 or 1")

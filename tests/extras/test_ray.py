@@ -88,7 +88,7 @@ def test_a_bad_record_is_named(cluster: str, inputs: Path) -> None:
         command(cluster, "out"), capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: b.jsonl, line 21: ")
+    assert done.stderr.startswith("error: b.jsonl, line 21 (byte ")
     assert not Path("out/manifest.json").exists()
 
 

@@ -1,0 +1,184 @@
+"""A packed directory taken apart: its batches, its rows without padding, its documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from packer_cli._kernels import filling
+from packer_cli.errors import DataError
+from packer_cli.packed import PACK_AGAIN, PackedDirectory, rows_of, segments_of
+from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.recount import damage
+
+_CHUNK_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows, their segments end to end.
+
+    ids      int32[T]
+    labels   int32[T], unshifted whatever the directory has; None when it has none
+    lengths  int64[s], tokens of each segment
+    first    int64[rows + 1]: row r has the segments first[r] .. first[r + 1]
+    """
+
+    ids: Int32
+    labels: Int32 | None
+    lengths: Int64
+    first: Int64
+
+    @cached_property
+    def segment_offsets(self) -> Int64:
+        """int64[s + 1]: segment k has the tokens segment_offsets[k] .. segment_offsets[k + 1]."""
+        return _ends(self.lengths)
+
+    @cached_property
+    def offsets(self) -> Int64:
+        """int64[rows + 1]: row r has the tokens offsets[r] .. offsets[r + 1]."""
+        return self.segment_offsets[self.first]
+
+    @cached_property
+    def positions(self) -> Int32:
+        """int32[T], restarting at 0 in every segment."""
+        begins = np.repeat(self.segment_offsets[:-1], self.lengths)
+        return (np.arange(len(self.ids)) - begins).astype(np.int32)
+
+
+def batches(packed: PackedDirectory) -> Iterator[Any]:
+    """The record batches of all shards, mapped and held against the manifest.
+
+    Raises DataError for a damaged shard, and for one with more or fewer segments or tokens than
+    the manifest says: that is how a lost token would show.
+    """
+    for shard in packed.manifest["shards"]:
+        yield from _batches(packed, shard)
+
+
+def _batches(packed: PackedDirectory, shard: dict[str, Any]) -> Iterator[Any]:
+    path, found = packed.path / shard["file"], dict.fromkeys(("segments", "tokens"), 0)
+    for batch in packed.batches(shard):
+        if problem := damage(batch, packed):
+            raise DataError(f"{path}: {problem}", PACK_AGAIN)
+        _, length, _ = segments_of(batch)
+        found["segments"] += len(length)
+        found["tokens"] += int(length.sum())
+        if any(found[name] > shard[name] for name in found):
+            break
+        yield batch
+    for name, count in found.items():
+        if count != shard[name]:
+            raise DataError(
+                f"{path}: holds {count} {name}, the manifest says {shard[name]}", PACK_AGAIN
+            )
+
+
+def rows(packed: PackedDirectory) -> Iterator[Rows]:
+    """The rows of all shards in order, those of a record batch at a time."""
+    for batch in batches(packed):
+        begin, length, first = segments_of(batch)
+        row_of = np.repeat(np.arange(batch.num_rows), np.diff(first))
+        begin += row_of * packed.max_length
+        ids = _gathered(batch, "input_ids", begin, length)
+        labels = _gathered(batch, "labels", begin, length) if _has_labels(packed) else None
+        yield Rows(ids, _unshifted(labels, length, packed), length, first)
+
+
+def documents(packed: PackedDirectory) -> Iterator[Rows]:
+    """Whole documents, each as a row of one segment, in the order of the inputs.
+
+    A document's pieces lie in one unit, so what is kept at a time is where a unit's segments are,
+    29 bytes each, and about a million tokens. The first token of a piece has no label.
+    """
+    for _, shards in groupby(packed.manifest["shards"], key=lambda shard: shard["unit"]):
+        unit = [batch for shard in shards for batch in _batches(packed, shard)]  # mapped
+        yield from _documents_of(unit, packed)
+
+
+def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
+    parts = []
+    for number, batch in enumerate(unit):
+        begin, length, first = segments_of(batch)
+        begin += np.repeat(np.arange(batch.num_rows), np.diff(first)) * packed.max_length
+        source = batch.column("segments").flatten().flatten()
+        which = np.full(len(begin), number)
+        parts.append((which, begin, length, *(column.to_numpy() for column in source)))
+    which, begin, length, file, position, start = map(np.concatenate, zip(*parts, strict=True))
+    order = np.lexsort((start, position, file))
+    which, begin, length, start = (values[order] for values in (which, begin, length, start))
+    new = np.ones(len(order), bool)  # where a document begins
+    new[1:] = (np.diff(file[order]) != 0) | (np.diff(position[order]) != 0)
+    joins = start[1:] == start[:-1] + length[:-1]
+    if not (joins | new[1:]).all():
+        at = order[1:][~(joins | new[1:])][0]
+        raise DataError(
+            f"{packed.path}: is damaged: the pieces of the document at {position[at]} of "
+            f"{packed.manifest['inputs'][file[at]]['path']} do not join up",
+            PACK_AGAIN,
+        )
+    first = np.append(np.flatnonzero(new), len(order))  # of each document's pieces
+    tokens = np.diff(_ends(length)[first])
+    cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
+    for some in np.split(np.arange(len(tokens)), cuts):
+        pieces = slice(first[some[0]], first[some[-1] + 1])
+        where = which[pieces], begin[pieces], length[pieces]
+        ids = _picked(unit, "input_ids", *where)
+        labels = _picked(unit, "labels", *where) if _has_labels(packed) else None
+        yield Rows(
+            ids,
+            _unshifted(labels, length[pieces], packed),
+            tokens[some],
+            np.arange(len(some) + 1),
+        )
+
+
+def pad_token_id(packed: PackedDirectory) -> int:
+    """What the shards are padded with: 0 for ids that came without a tokenizer."""
+    tokenizer = packed.manifest["tokenizer"]
+    return int(tokenizer["pad_token_id"]) if tokenizer else 0
+
+
+def _has_labels(packed: PackedDirectory) -> bool:
+    return "labels" in packed.manifest["config"]["columns"]
+
+
+def _gathered(batch: Any, column: str, begin: Int64, length: Int64) -> Int32:
+    """The values of pieces of a column, end to end."""
+    out = np.empty(int(length.sum()), np.uint32)
+    flat = rows_of(batch.column(column)).reshape(-1).view(np.uint32)
+    filling.gather_pieces(flat, begin, length.astype(np.int32), out)
+    return out.view(np.int32)
+
+
+def _picked(unit: list[Any], column: str, which: Int64, begin: Int64, length: Int64) -> Int32:
+    """The values of pieces that lie in several batches, end to end."""
+    out = np.empty(int(length.sum()), np.int32)
+    flat = {int(i): rows_of(unit[i].column(column)).reshape(-1) for i in np.unique(which)}
+    end = 0
+    pieces = zip(which.tolist(), begin.tolist(), length.tolist(), strict=True)
+    for number, place, count in pieces:
+        out[end : end + count] = flat[number][place : place + count]
+        end += count
+    return out
+
+
+def _unshifted(labels: Int32 | None, length: Int64, packed: PackedDirectory) -> Int32 | None:
+    """Labels of pieces end to end, each at its own token again."""
+    if labels is None or packed.label_shift == "none":
+        return labels
+    own = np.empty_like(labels)
+    own[1:] = labels[:-1]
+    own[_ends(length)[:-1]] = IGNORED
+    return own
+
+
+def _ends(lengths: Int64) -> Int64:
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    return ends

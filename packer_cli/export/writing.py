@@ -1,0 +1,130 @@
+"""What a format must do, and files that grow no longer than about a gigabyte."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from packer_cli.export.rows import Rows
+from packer_cli.manifest import checksum
+from packer_cli.packed import PackedDirectory
+from packer_cli.records import Int32, Int64
+
+_PART_BYTES = 1 << 30
+
+
+class Writer(ABC):
+    """One format, written into an empty folder.
+
+    takes       what `write` is given: "batches", the record batches of the shards; "rows",
+                `Rows` in their order; "documents", `Rows` of one whole document each, in the
+                order of the inputs
+    needs       columns that the directory must have
+    keeps_mask  whether the format can say which tokens are not trained on
+    """
+
+    takes: ClassVar[str] = "rows"
+    needs: ClassVar[tuple[str, ...]] = ()
+    keeps_mask: ClassVar[bool] = True
+
+    @abstractmethod
+    def __init__(self, folder: Path, packed: PackedDirectory) -> None: ...
+
+    @abstractmethod
+    def write(self, part: Any) -> None:
+        """Append a part. Raises OSError when it cannot be written."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all files; called after a failure, too."""
+
+
+class Parts:
+    """Files of record batches with the names `name` formats from 0, 1, ...
+
+    `start` makes an Arrow or Parquet writer of a file and a schema.
+    """
+
+    def __init__(self, folder: Path, name: str, schema: Any, start: Callable[..., Any]) -> None:
+        self._folder, self._name, self.schema, self._start = folder, name, schema, start
+        self._open: tuple[Any, Any] | None = None  # the file and its writer
+        self.names: list[str] = []
+
+    def write(self, batch: Any, **how: Any) -> None:
+        if self._open is None or self._open[0].tell() >= _PART_BYTES:
+            self.close()
+            self.names.append(self._name.format(len(self.names)))
+            sink = pa.OSFile(str(self._folder / self.names[-1]), "wb")
+            self._open = sink, self._start(sink, self.schema)
+        self._open[1].write_batch(batch, **how)
+
+    def close(self) -> None:
+        """End the last file."""
+        if self._open is not None:
+            (sink, writer), self._open = self._open, None
+            try:
+                writer.close()
+            finally:
+                sink.close()
+
+
+class SavedDataset(Writer):
+    """A directory as `Dataset.save_to_disk` makes it, to be mapped by `load_from_disk`.
+
+    Formats are subclasses that give the columns of some rows.
+    """
+
+    subfolder: ClassVar[str] = ""
+
+    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+        self.packed = packed
+        self._folder = folder / self.subfolder
+        self._folder.mkdir(exist_ok=True)
+        self._parts: Parts | None = None
+        said = f"{checksum(packed.manifest)}/{type(self).__name__}"
+        # datasets caches what it derives from a data set under its fingerprint
+        self._fingerprint = hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    @abstractmethod
+    def columns(self, rows: Rows) -> dict[str, Any]:
+        """Arrow arrays of the same length."""
+
+    def write(self, part: Rows) -> None:
+        batch = pa.RecordBatch.from_pydict(self.columns(part))
+        if self._parts is None:
+            self._parts = Parts(self._folder, "data-{:05d}.arrow", batch.schema, pa.ipc.new_stream)
+        self._parts.write(batch)
+
+    def close(self) -> None:
+        if self._parts is None:
+            return
+        self._parts.close()
+        state: dict[str, object] = {
+            "_data_files": [{"filename": name} for name in self._parts.names],
+            "_fingerprint": self._fingerprint,
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": None,
+        }
+        (self._folder / "state.json").write_text(json.dumps(state, indent=1))
+        info = {"description": "", "features": None}
+        (self._folder / "dataset_info.json").write_text(json.dumps(info, indent=1))
+
+
+def lists(offsets: Int64, values: Any) -> Any:
+    """An Arrow list array; `offsets` int64[rows + 1] into `values`."""
+    return pa.ListArray.from_arrays(pa.array(offsets.astype("int32")), pa.array(values))
+
+
+def ones(count: int) -> Int32:
+    """An attention mask of nothing but tokens."""
+    return np.ones(count, np.int32)

@@ -1,0 +1,127 @@
+"""Token sequences to a packed `datasets.Dataset`, in memory (extra `hf`).
+
+The columns are those that `transformers` models take, all fixed_size_list[max_length]:
+
+    input_ids       int32, padded with pad_token_id
+    attention_mask  uint8, 1 real, 0 padding
+    labels          int32, unshifted: the token, or -100 on padding, on untrained tokens and on
+                    each document's first token
+    position_ids    int32, restarting at 0 in every document and in the padding
+
+Tokens go from flat arrays to Arrow buffers and never become Python objects. What does not fit into
+memory is for `packer pack`, whose directory `datasets.load_from_disk` maps as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+
+from packer_cli.errors import one_of
+from packer_cli.packing import PackPlan
+from packer_cli.records import IGNORED
+from packer_cli.sequences import PackedRows, fill_plan, pack_sequences
+
+__all__ = ["pack_dataset", "pack_dataset_from_result"]
+
+
+def pack_dataset(
+    token_ids: Any,
+    max_length: int,
+    *,
+    labels: Any = None,
+    pad_token_id: int = 0,
+    label_shift: str = "none",
+    strategy: str = "best-fit",
+    seed: int | None = None,
+    overlong: str = "error",
+    eos_token_id: int | None = None,
+) -> Dataset:
+    """Pack n token sequences into rows of `max_length`.
+
+    token_ids    lists, 1-d integer arrays or tensors of ids in 0..2**31-1; or a column: an Arrow
+                 list array, or dataset["input_ids"], read without a Python list
+    labels       per sequence, unshifted; -100 where not trained on. None: all are trained on
+    label_shift  "none": for models that shift labels themselves, as those of transformers do;
+                 "pre": each place has the label of the next token
+    The rest as in `packer_cli.pack_sequences`.
+
+    Works inside `Dataset.map(..., batched=True)`, which takes Arrow tables:
+    `lambda batch: pack_dataset(batch["input_ids"], 4096).data.table`.
+
+    Raises UsageError for unknown options and DataError, naming the sequence, for ids out of range,
+    labels of another length, and (under "error") sequences longer than a row.
+    """
+    _check_shift(label_shift)
+    rows = pack_sequences(
+        _arrays(token_ids), max_length, labels=None if labels is None else _arrays(labels),
+        pad_token_id=pad_token_id, strategy=strategy, seed=seed, overlong=overlong,
+        eos_token_id=eos_token_id,
+    )  # fmt: skip
+    return _dataset(rows, label_shift)
+
+
+def pack_dataset_from_result(
+    plan: PackPlan,
+    token_ids: Any,
+    *,
+    labels: Any = None,
+    pad_token_id: int = 0,
+    label_shift: str = "none",
+) -> Dataset:
+    """The rows of a plan that `packer_cli.plan_packing` made of these sequences' lengths.
+
+    Arguments, columns and errors as in `pack_dataset`; DataError, too, when the plan is not of
+    these lengths.
+    """
+    _check_shift(label_shift)
+    own = None if labels is None else _arrays(labels)
+    return _dataset(
+        fill_plan(plan, _arrays(token_ids), labels=own, pad_token_id=pad_token_id), label_shift
+    )
+
+
+def _check_shift(label_shift: str) -> None:
+    if label_shift not in ("none", "pre"):
+        raise one_of("label_shift", label_shift, ("none", "pre"))
+
+
+def _arrays(sequences: Any) -> Sequence[Any]:
+    """A column as a list of views, one per row; anything else as it is."""
+    if hasattr(sequences, "source") and hasattr(sequences, "column_name"):  # dataset["input_ids"]
+        sequences = sequences.source.with_format("arrow")[:][sequences.column_name]
+    if isinstance(sequences, pa.ChunkedArray):
+        return [view for chunk in sequences.chunks for view in _arrays(chunk)]
+    if isinstance(sequences, pa.Array):
+        edges = np.cumsum(sequences.value_lengths().to_numpy(zero_copy_only=False))
+        views: list[Any] = np.split(sequences.flatten().to_numpy(), edges)[:-1]
+        return views
+    chosen: Sequence[Any] = sequences
+    return chosen
+
+
+def _dataset(rows: PackedRows, label_shift: str) -> Dataset:
+    labels = np.asarray(rows.labels)
+    if label_shift == "pre":  # a document's first token has no label, so none gets to another
+        labels = np.concatenate([labels[:, 1:], np.full_like(labels[:, :1], IGNORED)], axis=1)
+    columns = {
+        "input_ids": rows.input_ids,
+        "attention_mask": rows.attention_mask,
+        "labels": labels,
+        "position_ids": rows.position_ids,
+    }
+    width = rows.plan.max_length
+    return Dataset(
+        pa.table(
+            {
+                name: pa.FixedSizeListArray.from_arrays(
+                    pa.array(np.asarray(values).reshape(-1)), width
+                )
+                for name, values in columns.items()
+            }
+        )
+    )

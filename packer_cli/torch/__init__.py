@@ -1,0 +1,46 @@
+"""Packed rows in PyTorch: from the shards, or packed on the fly, to the model. Extra: `torch`.
+
+PackedDataset, PackedSampler     a finished directory, and an order of its rows
+varlen_collate, ...              rows to a model's arguments
+to_device                        batches to the GPU, ahead of the step that needs them
+PackingIterableDataset           documents packed while training reads them
+
+Importing `packer_cli` alone imports none of it.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("packer_cli.torch needs torch: pip install 'packer-cli[torch]'") from error
+
+from packer_cli.torch.collate import (
+    block_mask_collate,
+    flash_attn_collate,
+    flex_block_mask,
+    padded_collate,
+    varlen_collate,
+)
+from packer_cli.torch.dataset import PackedDataset
+from packer_cli.torch.device import to_device
+from packer_cli.torch.packed_batch import PackedBatch, pack_result_to_tensors, packed_collate_fn
+from packer_cli.torch.sampler import PackedSampler
+from packer_cli.torch.streaming import PackingIterableDataset
+
+__all__ = [
+    "PackedBatch",
+    "PackedDataset",
+    "PackedSampler",
+    "PackingIterableDataset",
+    "block_mask_collate",
+    "flash_attn_collate",
+    "flex_block_mask",
+    "pack_result_to_tensors",
+    "packed_collate_fn",
+    "padded_collate",
+    "to_device",
+    "varlen_collate",
+]

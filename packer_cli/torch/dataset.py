@@ -1,0 +1,180 @@
+"""`PackedDataset`: a directory of `packer pack` as a map-style dataset.
+
+Rows are gathered from memory-mapped shards, a whole batch at a time; nothing else is ever read
+into memory. Shards are mapped in the process that reads them, on first use.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import index as as_index
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from packer_cli.config import PADDED_BOUNDARIES
+from packer_cli.errors import DataError, one_of
+from packer_cli.manifest import MANIFEST
+from packer_cli.packed import PACK_AGAIN, PackedDirectory, open_packed, ragged_of, rows_of
+from packer_cli.records import Int32
+from packer_cli.torch.rows import RAGGED, RowBatch
+
+SHIFTED = "shift_labels"
+
+
+_Views = dict[str, Any]
+
+
+@dataclass
+class _MappedShard:
+    """The record batches of a shard: the first row of each, and views of its columns by name.
+
+    A view is [rows, max_length], or (values, offsets) for the boundaries.
+    """
+
+    starts: list[int] = field(default_factory=list)
+    views: list[_Views] = field(default_factory=list)
+
+
+class PackedDataset:
+    """The rows of a packed directory, in the order of its shards.
+
+    path      the --output of `packer pack`
+    columns   which columns rows have, of those in the directory; None: all but `segments`
+    tokenizer_sha256   digest of the tokenizer.json to be trained with; checked when given
+
+    `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
+    uint8[L], cu_seqlens int32[segments + 1]. `dataset.__getitems__([i, ...])`, which DataLoader
+    calls, is a `RowBatch` for the collators of this package. Labels that the directory holds
+    already shifted (`--label-shift pre`) are named shift_labels, never labels.
+
+    It pickles as its path. Raises DataError when the directory is not finished, of another format
+    version, packed with another tokenizer or changed since it was pickled, or a shard is missing
+    or cut short; UsageError for a column that is not there.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        columns: Sequence[str] | None = None,
+        *,
+        tokenizer_sha256: str | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._shards: dict[str, _MappedShard] = {}
+        self._digest: str | None = None
+        self._digest = self.packed.manifest.get("sha256")
+        self.columns = self._chosen(columns)
+        if tokenizer_sha256 is not None:
+            self._check_tokenizer(tokenizer_sha256)
+
+    @cached_property
+    def packed(self) -> PackedDirectory:
+        """The directory, opened once in each process."""
+        packed = open_packed(self.path)
+        if self._digest not in (None, packed.manifest.get("sha256")):
+            raise DataError(
+                f"{self.path / MANIFEST}: changed since the dataset was opened",
+                "open it again; pack into a new directory while one is in use",
+            )
+        return packed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "path": self.path, "columns": self.columns, "_digest": self._digest, "_shards": {}
+        }  # fmt: skip
+
+    @property
+    def max_length(self) -> int:
+        """Tokens in a row, L."""
+        return self.packed.max_length
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> RowBatch:
+        """The rows of these numbers, copied into one tensor for each column."""
+        places = [self._find(as_index(row)) for row in rows]
+        columns, ragged = {}, {}
+        for name in self.columns:
+            if name in RAGGED:
+                ragged[name] = [_boundaries(views[name], at) for views, at in places]
+                continue
+            parts = [views[name][at] for views, at in places]
+            out = np.empty((len(rows), self.max_length), parts[0].dtype if parts else np.int32)
+            for to, part in zip(out, parts, strict=True):
+                to[:] = part
+            columns[self._given_name(name)] = torch.from_numpy(out)
+        return RowBatch(columns, ragged)
+
+    def _given_name(self, column: str) -> str:
+        shifted = column == "labels" and self.packed.label_shift == "pre"
+        return SHIFTED if shifted else column
+
+    def _find(self, row: int) -> tuple[_Views, int]:
+        """(views of the record batch, row in it) of a row of the whole."""
+        rows = len(self)
+        if not -rows <= row < rows:
+            raise IndexError(f"row {row} of {rows}")
+        entry, row = self.packed.find(row % rows)
+        shard = self._shards.get(entry["file"]) or self._map(entry)
+        batch = bisect_right(shard.starts, row) - 1
+        return shard.views[batch], row - shard.starts[batch]
+
+    def _map(self, entry: dict[str, Any]) -> _MappedShard:
+        self.packed.check_size(entry)  # once more: it may have been a long time
+        shard, start = _MappedShard(), 0
+        for batch in self.packed.batches(entry):
+            absent = set(self.columns) - set(batch.schema.names)
+            if absent:
+                raise DataError(
+                    f"{self.path / entry['file']}: has no column {min(absent)}, "
+                    f"{MANIFEST} says it has",
+                    PACK_AGAIN,
+                )
+            shard.starts.append(start)
+            shard.views.append({name: _view(batch.column(name), name) for name in self.columns})
+            start += batch.num_rows
+        self._shards[entry["file"]] = shard
+        return shard
+
+    def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
+        present = [n for n in self.packed.manifest["config"]["columns"] if n != "segments"]
+        if columns is None:
+            return tuple(present)
+        for name in columns:
+            if name not in present:
+                raise one_of("columns", name, present)
+        both = "cu_seqlens" in columns and PADDED_BOUNDARIES in present
+        return tuple(dict.fromkeys([*columns, PADDED_BOUNDARIES] if both else columns))
+
+    def _check_tokenizer(self, expected: str) -> None:
+        tokenizer = self.packed.manifest["tokenizer"]
+        if tokenizer is None:
+            found = "was packed from token ids, no tokenizer was named"
+        elif tokenizer["sha256"] == expected.lower():
+            return
+        else:
+            found = f"was packed with {tokenizer['source']}, sha256 {tokenizer['sha256']}"
+        raise DataError(
+            f"{self.path}: {found}; the trainer's tokenizer has {expected}",
+            "pack again with the tokenizer that is trained, --tokenizer",
+        )
+
+
+def _view(column: Any, name: str) -> Any:
+    return ragged_of(column) if name in RAGGED else rows_of(column)
+
+
+def _boundaries(view: tuple[Int32, Int32], row: int) -> Int32:
+    values, offsets = view
+    return values[offsets[row] : offsets[row + 1]]

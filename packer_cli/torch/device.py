@@ -1,0 +1,109 @@
+"""`to_device`: batches on the GPU before the step that needs them.
+
+1. A batch is copied into one of `depth` sets of pinned buffers, which are used again and again:
+   pinning memory is far slower than copying it.
+2. From there it goes to the GPU on a stream of its own, and int32 tokens become int64 there, so
+   that half the bytes cross the bus.
+3. The step's stream waits for that, the step's thread does not.
+
+On a CPU there is nothing to move: tensors are given as they are, and int32 tokens are widened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from packer_cli.errors import UsageError
+
+# What losses and embeddings index by. Boundaries stay int32, as FlashAttention takes them.
+_WIDENED = ("input_ids", "labels", "shift_labels", "position_ids")
+
+
+def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator[dict[str, Any]]:
+    """The batches of a loader, dicts with tensors in them, on a device; other values stay.
+
+    device  "cuda", "cuda:1", "cpu" or a torch.device
+    depth   sets of pinned buffers; depth - 1 batches are on their way while a step runs
+
+    input_ids, labels, shift_labels and position_ids come as int64, so give collators
+    dtype=torch.int32. Tensors that are pinned already are copied from where they are. Raises
+    UsageError for a depth below 2, or a device other than a CPU or CUDA.
+    """
+    device = torch.device(device)
+    if depth < 2:
+        raise UsageError(f"depth: {depth} is less than 2: no copy would overlap a step")
+    if device.type == "cpu":
+        return (_widened(batch) for batch in loader)
+    if device.type != "cuda":
+        raise UsageError(f"to_device: {device} is neither a CPU nor CUDA")
+    return _ahead(loader, device, depth)
+
+
+def _widened(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.long() if name in _WIDENED and isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+def _ahead(loader: Iterable[Any], device: Any, depth: int) -> Iterator[dict[str, Any]]:
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        ring = deque(_Slot(stream) for _ in range(depth))
+    on_their_way: deque[tuple[dict[str, Any], Any]] = deque()
+    for batch in loader:
+        ring.rotate(-1)
+        on_their_way.append(ring[0].send(batch, device))
+        if len(on_their_way) == depth - 1:
+            yield _arrived(*on_their_way.popleft(), device)
+    while on_their_way:
+        yield _arrived(*on_their_way.popleft(), device)
+
+
+def _arrived(batch: dict[str, Any], copied: Any, device: Any) -> dict[str, Any]:
+    step = torch.cuda.current_stream(device)
+    step.wait_event(copied)
+    for value in batch.values():
+        if isinstance(value, torch.Tensor):
+            value.record_stream(step)  # or its memory would be given away with the copying stream's
+    return batch
+
+
+class _Slot:
+    """One set of pinned buffers, and the event after which it may be written to again."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._copied = torch.cuda.Event()
+        self._buffers: dict[str, Any] = {}
+
+    def send(self, batch: Mapping[str, Any], device: Any) -> tuple[dict[str, Any], Any]:
+        """Start copying; (the batch on the device, the event that says it is there)."""
+        self._copied.synchronize()
+        sent: dict[int, Any] = {}  # by the tensor: cu_seq_lens_q and _k are one
+        found = {}
+        with torch.cuda.stream(self._stream):
+            for name, value in batch.items():
+                if not isinstance(value, torch.Tensor):
+                    found[name] = value
+                    continue
+                if id(value) not in sent:
+                    pinned = value if value.is_pinned() else self._pinned(name, value)
+                    sent[id(value)] = pinned.to(device, non_blocking=True)
+                found[name] = sent[id(value)]
+            found = _widened(found)
+            self._copied.record()
+        return found, self._copied
+
+    def _pinned(self, name: str, value: Any) -> Any:
+        """The value in the buffer of this name, which grows when it is too small."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.dtype != value.dtype or buffer.numel() < value.numel():
+            buffer = torch.empty(value.numel(), dtype=value.dtype, pin_memory=True)
+            self._buffers[name] = buffer
+        place = buffer[: value.numel()].view(value.shape)
+        return place.copy_(value)

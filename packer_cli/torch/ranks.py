@@ -1,0 +1,34 @@
+"""Which rank this is, of how many: said by the caller wherever a guess could be wrong."""
+
+from __future__ import annotations
+
+from packer_cli.errors import UsageError
+
+
+def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """(rank, world_size) as given, or (0, 1) where nothing else can be meant.
+
+    Under torch.distributed either guess would be wrong in silence for someone: Accelerate and the
+    Trainer deal out batches themselves, a loop of one's own does not.
+    """
+    if (rank is None) != (world_size is None):
+        raise UsageError("rank and world_size: give both or none")
+    if rank is None or world_size is None:
+        ranks = _ranks_running()
+        if ranks > 1:
+            raise UsageError(
+                f"rank and world_size: not given, and torch.distributed runs {ranks} ranks",
+                "rank=dist.get_rank(), world_size=dist.get_world_size(); with Accelerate and the "
+                "Trainer, which deal out batches themselves, rank=0, world_size=1",
+            )
+        return 0, 1
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank: {rank} is not between 0 and world_size - 1, {world_size - 1}")
+    return rank, world_size
+
+
+def _ranks_running() -> int:
+    import torch.distributed as dist  # noqa: PLC0415 slow
+
+    running = dist.is_available() and dist.is_initialized()
+    return int(dist.get_world_size()) if running else 1

@@ -1,0 +1,176 @@
+"""`PackedSampler`: one order of all rows, from which every rank takes its share.
+
+The order depends on the number of rows, the seed and the epoch, never on how many ranks there are:
+blocks of neighbouring rows are shuffled, so that a cold disk reads runs, and then the rows of a
+window of blocks, so that neighbours part. Ranks stripe it: with W ranks, rank r takes places r,
+r + W, ... A position in it is therefore one number for all ranks, the rows taken since the run
+began, and a run goes on from there on any other number of ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import numpy as np
+
+from packer_cli._kernels import sorting
+from packer_cli.errors import DataError, UsageError
+from packer_cli.records import Int64
+from packer_cli.torch.ranks import share_of_ranks
+
+
+class PackedSampler:
+    """Row numbers for a DataLoader's `sampler=`. Needs no more memory than a window of them.
+
+    rows           how many there are, or the data set
+    seed           of the order; None keeps the order of the shards
+    rank, world_size   which share of the order. Where torch.distributed runs several ranks both
+                   must be said: with Accelerate and the Trainer, which deal out whole batches
+                   themselves, 0 and 1.
+    even           every rank gets as many rows of an epoch; those left over, fewer than
+                   world_size, begin the next one. False: the first ranks get one row more.
+    block_rows, window_blocks   the shuffle's sizes
+
+    Each iteration is an epoch, the first perhaps the rest of one. `state_dict()` has how many rows
+    all ranks together have taken; `load_state_dict` goes on after them. A loader with workers reads
+    ahead: torchdata's StatefulDataLoader keeps account of that, with a plain DataLoader say it:
+    `state_dict(samples=steps * batch_size * world_size)`.
+
+    Raises UsageError for sizes that cannot be and DataError for more ranks than rows.
+    """
+
+    def __init__(
+        self,
+        rows: int | Sized,
+        *,
+        seed: int | None = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        even: bool = True,
+        block_rows: int = 256,
+        window_blocks: int = 64,
+    ) -> None:
+        self.rows = rows if isinstance(rows, int) else len(rows)
+        self.rank, self.world_size = share_of_ranks(rank, world_size)
+        self._order = _Order(self.rows, seed, block_rows, window_blocks)
+        self._even = even
+        self._begin = 0  # where the next iteration begins
+        self._taken = 0  # by the iteration that goes on; both count all ranks' rows
+        self._restored = False
+        for name, size in (("block_rows", block_rows), ("window_blocks", window_blocks)):
+            if size < 1:
+                raise UsageError(f"{name}: {size} is less than 1")
+        if self.rows < self.world_size:
+            raise DataError(
+                f"{self.world_size} ranks share {self.rows} rows: some would get none",
+                "use fewer ranks, or pack more data or shorter rows",
+            )
+
+    def __iter__(self) -> Iterator[int]:
+        begin, end = self._begin, self._end()
+        self._taken, self._restored = begin, False
+        for place in range(begin + self.rank, end, self.world_size):
+            self._taken = min(place - self.rank + self.world_size, end)
+            yield self._order[place]
+        self._begin = self._taken = end
+
+    def __len__(self) -> int:
+        """Rows that this rank takes in the next iteration."""
+        return len(range(self._begin + self.rank, self._end(), self.world_size))
+
+    @property
+    def epoch(self) -> int:
+        """That of the next iteration."""
+        return (self._begin + (self.world_size - 1 if self._even else 0)) // self.rows
+
+    def _end(self) -> int:
+        end = (self.epoch + 1) * self.rows
+        return end - (end - self._begin) % self.world_size if self._even else end
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch, unless the next iteration is in it already.
+
+        Raises UsageError when a restored state is in another one: it would be lost.
+        """
+        if epoch == self.epoch:
+            return
+        if self._restored:
+            raise UsageError(
+                f"set_epoch({epoch}) after a state of epoch {self.epoch} was loaded",
+                "begin with the loader's epoch set to the sampler's: loader.set_epoch(...)",
+            )
+        begin = epoch * self.rows
+        self._begin = self._taken = begin - begin % self.world_size if self._even else begin
+
+    def state_dict(self, samples: int | None = None) -> dict[str, Any]:
+        """The position: `samples`, rows taken by all ranks since the run began, and the order.
+
+        samples   None: as many as were drawn from the sampler
+        """
+        return {"samples": self._taken if samples is None else samples, **self._order.name()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after the rows of a `state_dict`, of any number of ranks.
+
+        Raises DataError when it is of another order: other rows, another seed or other sizes.
+        """
+        for name, value in self._order.name().items():
+            if state.get(name) != value:
+                raise DataError(
+                    f"the sampler's state has {name} {state.get(name)}, this sampler {value}",
+                    "resume with the data and the options that the run began with",
+                )
+        self._begin = self._taken = state["samples"]
+        self._restored = True
+
+
+class _Order:
+    """Places 0, 1, ... of all epochs to row numbers; the window of the last place is kept."""
+
+    def __init__(self, rows: int, seed: int | None, block_rows: int, window_blocks: int) -> None:
+        self._rows, self._seed = rows, seed
+        self._block_rows, self._window_blocks = block_rows, window_blocks
+        self._epoch, self._blocks = -1, np.empty(0, np.int64)
+        self._window, self._begin, self._members = -1, 0, np.empty(0, np.int64)
+
+    def name(self) -> dict[str, Any]:
+        """What the order follows from."""
+        return {
+            "rows": self._rows,
+            "seed": self._seed,
+            "block_rows": self._block_rows,
+            "window_blocks": self._window_blocks,
+        }
+
+    def __getitem__(self, place: int) -> int:
+        epoch, within = divmod(place, self._rows)
+        if self._seed is None:
+            return within
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._blocks = self._permutation(-(-self._rows // self._block_rows), "blocks")
+            self._window, self._begin, self._members = -1, 0, np.empty(0, np.int64)
+        while not self._begin <= within < self._begin + len(self._members):
+            self._next_window(back=within < self._begin)
+        return int(self._members[within - self._begin])
+
+    def _next_window(self, *, back: bool) -> None:
+        """The last block may be shorter and lie anywhere: windows are found one after the other."""
+        self._window = 0 if back else self._window + 1
+        self._begin = 0 if back else self._begin + len(self._members)
+        first = self._window * self._window_blocks
+        blocks = self._blocks[first : first + self._window_blocks]
+        begins = blocks * self._block_rows
+        rows = (begins[:, None] + np.arange(self._block_rows)).ravel()
+        rows = rows[rows < self._rows]
+        self._members = rows[self._permutation(len(rows), self._window)]
+
+    def _permutation(self, count: int, what: object) -> Int64:
+        """By packer's own generator: that of numpy may change with its version."""
+        name = f"{self._seed}/{self._epoch}/{what}"
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        found = np.empty(count, np.int64)
+        sorting.permutation(found, seed)
+        return found

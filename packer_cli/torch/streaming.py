@@ -1,0 +1,169 @@
+"""`PackingIterableDataset`: documents packed into rows while training reads them.
+
+1. Read `buffer_size` documents, plan them together, shuffle the rows.
+2. Give all rows but the emptiest, whose documents open the next buffer.
+3. At the end of the source give that one too.
+
+The position is the number of documents before the buffer, the documents carried into it (at most
+one row of tokens) and the rows given of it; the same buffer is read and planned again from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from packer_cli.errors import DataError, UsageError
+from packer_cli.packing import PackPlan
+from packer_cli.sequences import pack_sequences
+from packer_cli.strategies import canonical_name, keeps_order
+from packer_cli.torch.packed_batch import batch_of_rows, documents_of
+from packer_cli.torch.ranks import share_of_ranks
+from packer_cli.torch.rows import RowBatch
+
+
+class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is not typed here
+    """Packed rows of a source of documents, for a DataLoader and every collator of this package.
+
+    source       gives documents each time it is iterated: sequences of token ids, or dicts with
+                 input_ids and perhaps labels, unshifted
+    max_length   tokens in a row
+    buffer_size  documents planned together; a few hundred rows' worth packs about as well as all
+    strategy     as in `plan_packing`; so are `overlong`, and `seed`: None leaves rows as planned
+    rank, world_size   as for `PackedSampler`; ranks may get different numbers of rows, so end
+                 such a training by its steps
+
+    Documents are dealt out to ranks and to a DataLoader's workers one by one, unless the source is
+    a torch IterableDataset, which deals them out to workers itself. A row is a dict of input_ids,
+    labels, position_ids int32[max_length], attention_mask uint8[max_length] and cu_seqlens int32.
+
+    `state_dict()` after a row and `load_state_dict()` go on with the next one; to do so the source
+    is read again from its beginning, without packing. A DataLoader's workers each have a position
+    of their own, which StatefulDataLoader keeps and restores; a plain one with workers cannot.
+
+    Raises UsageError for options that cannot be, and while iterating DataError for an empty source
+    or a document that is none.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        max_length: int,
+        buffer_size: int = 1000,
+        strategy: str = "best-fit",
+        *,
+        overlong: str = "split",
+        seed: int | None = 0,
+        pad_token_id: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if buffer_size < 1:
+            raise UsageError(f"buffer_size: {buffer_size} is less than 1")
+        self._source, self._buffer_size, self._seed = source, buffer_size, seed
+        self._strategy = canonical_name(strategy)
+        self._options: dict[str, Any] = {
+            "max_length": max_length,
+            "strategy": self._strategy,
+            "overlong": overlong,
+            "pad_token_id": pad_token_id,
+        }
+        pack_sequences([], **self._options)  # raises now what it would raise in the first step
+        self._rank, self._world_size = share_of_ranks(rank, world_size)
+        self._begin: dict[str, Any] = _position(0, [], 0)
+        self._now = self._begin
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        read, carried, given = (self._begin[name] for name in ("documents", "carried", "rows"))
+        documents = islice(self._share(), read, None)
+        last = False
+        while not last:
+            fresh = list(islice(documents, self._buffer_size))
+            last = len(fresh) < self._buffer_size
+            rows, rest = self._packed([*carried, *fresh], read, last)
+            for row in range(given, len(rows)):
+                self._now = _position(read, carried, row + 1)
+                yield rows[row]
+            read, carried, given = read + len(fresh), rest, 0
+        self._begin = self._now = _position(0, [], 0)
+
+    def _share(self) -> Iterator[Any]:
+        """The documents of this rank and worker."""
+        worker = get_worker_info()
+        workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        if isinstance(self._source, IterableDataset):
+            workers, number = 1, 0
+        parts, mine = self._world_size * workers, self._rank * workers + number
+        index = -1
+        for index, document in enumerate(self._source):
+            if index % parts == mine:
+                yield document
+        if index < 0:
+            raise DataError(
+                "the source of documents is empty",
+                "give one that can be iterated again, such as a list or a data set",
+            )
+
+    def _packed(self, documents: list[Any], read: int, last: bool) -> tuple[RowBatch, list[Any]]:
+        """(rows to give, documents for the next buffer)."""
+        ids, labels = documents_of(documents)
+        seed = None if self._seed is None else _seed_of(f"{self._seed}/{read}")
+        rows = pack_sequences(ids, labels=labels, seed=seed, **self._options)
+        batch, waits = batch_of_rows(rows), None if last else self._waiting(rows.plan)
+        if waits is None:
+            return batch, []
+        carried = _documents_in(batch[waits])
+        keep = [row for row in range(len(batch)) if row != waits]
+        columns = {name: values[keep] for name, values in batch.columns.items()}
+        ragged = {name: [values[row] for row in keep] for name, values in batch.ragged.items()}
+        return RowBatch(columns, ragged), carried
+
+    def _waiting(self, plan: PackPlan) -> int | None:
+        """The row whose documents wait for more: the emptiest, or the last where order counts."""
+        if not len(plan):
+            return None
+        row = len(plan) - 1 if keeps_order(self._strategy) else int(plan.row_tokens.argmin())
+        return row if plan.row_tokens[row] < plan.max_length else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last row given, in plain numbers and lists."""
+        return {**self._now, **self._order()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after a position. Raises DataError when it is one of other options."""
+        for name, value in self._order().items():
+            if state.get(name) != value:
+                raise DataError(
+                    f"the position has {name} {state.get(name)}, this data set {value}",
+                    "resume with the options that the run began with",
+                )
+        self._begin = self._now = _position(state["documents"], state["carried"], state["rows"])
+
+    def _order(self) -> dict[str, Any]:
+        """What rows follow from, but for the source."""
+        return {
+            **self._options,
+            "buffer_size": self._buffer_size,
+            "seed": self._seed,
+            "rank": self._rank,
+            "world_size": self._world_size,
+        }
+
+
+def _position(documents: int, carried: list[Any], rows: int) -> dict[str, Any]:
+    return {"documents": documents, "carried": carried, "rows": rows}
+
+
+def _documents_in(row: dict[str, Any]) -> list[dict[str, list[int]]]:
+    """The documents of a row, in plain lists: they become part of the position."""
+    edges = row["cu_seqlens"].tolist()
+    spans = [slice(begin, end) for begin, end in pairwise(edges)]
+    return [{name: row[name][span].tolist() for name in ("input_ids", "labels")} for span in spans]
+
+
+def _seed_of(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1

@@ -1,0 +1,261 @@
+"""`packer export`, read back with the trainers' own readers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import packer, recover_documents
+from datasets import DatasetDict, load_from_disk
+from transformers import LlamaConfig, LlamaForCausalLM
+from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from packer_cli import open_packed
+from packer_cli.show import read_row
+
+# those of the trainers, about themselves and each other
+pytestmark = pytest.mark.filterwarnings("ignore")
+L, VOCABULARY = 64, 100
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """150 documents of 1 to 200 tokens below 100, all trained on."""
+    return pack(tmp_path_factory.mktemp("packed"), labels=False)
+
+
+@pytest.fixture(scope="module")
+def supervised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same documents with labels of their own."""
+    return pack(tmp_path_factory.mktemp("supervised"), labels=True)
+
+
+def pack(folder: Path, *, labels: bool) -> Path:
+    random = np.random.default_rng(3)
+    lines = []
+    for length in random.integers(1, 200, 150):
+        ids = random.integers(0, VOCABULARY, length)
+        record = {"input_ids": ids.tolist()}
+        if labels:
+            record["labels"] = np.where(random.random(length) < 0.4, -100, ids).tolist()
+        lines.append(json.dumps(record))
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    command = ["pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q"]
+    result = packer(*command, "--unit-bytes", "4K")
+    assert result.exit_code == 0, result.stderr
+    return folder / "out"
+
+
+def export(directory: Path, to: str, output: Path) -> str:
+    result = packer("export", directory, "--to", to, "--output", output)
+    assert result.exit_code == 0, result.stderr
+    return str(output)
+
+
+def rows_of(directory: Path) -> list[list[tuple[list[int], list[int]]]]:
+    """(ids, labels) of the segments of every row."""
+    packed = open_packed(directory)
+    rows = [read_row(packed, row).segments for row in range(len(packed))]
+    return [
+        [(one.ids.tolist(), np.where(one.trained, one.ids, -100).tolist()) for one in row]
+        for row in rows
+    ]
+
+
+def tiny_model(**how: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = LlamaConfig(vocab_size=VOCABULARY, num_attention_heads=2, **sizes, **how)
+    return LlamaForCausalLM(config).eval()
+
+
+def loss_alone(model: LlamaForCausalLM, row: list[tuple[list[int], list[int]]]) -> float:
+    """The mean loss of a row's trained tokens, every segment computed by itself."""
+    total, count = 0.0, 0
+    for ids, labels in row:
+        trained = sum(label != -100 for label in labels)
+        if trained:
+            loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss
+            total, count = total + loss.item() * trained, count + trained
+    return total / count
+
+
+def test_trl_collates_the_boundaries(supervised: Path, tmp_path: Path) -> None:
+    dataset = load_from_disk(export(supervised, "trl", tmp_path / "out"))
+    collator = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
+    rows = rows_of(supervised)
+    assert len(dataset) == len(rows)
+    for first in range(0, len(rows), 3):
+        batch = collator([dataset[i] for i in range(first, min(first + 3, len(rows)))])
+        segments = [segment for row in rows[first : first + 3] for segment in row]
+        assert batch["input_ids"][0].tolist() == [t for ids, _ in segments for t in ids]
+        assert batch["labels"][0].tolist() == [t for _, labels in segments for t in labels]
+        assert batch["position_ids"][0].tolist() == [
+            place for ids, _ in segments for place in range(len(ids))
+        ]
+        assert batch["cu_seq_lens_q"].diff().tolist() == [len(ids) for ids, _ in segments]
+
+
+def test_trl_trains_on_it(supervised: Path, tmp_path: Path) -> None:
+    dataset = load_from_disk(export(supervised, "trl", tmp_path / "out"))
+    arguments = SFTConfig(
+        output_dir=str(tmp_path / "run"), max_steps=2, per_device_train_batch_size=2,
+        padding_free=True, max_length=None, report_to="none", use_cpu=True, bf16=False,
+    )  # fmt: skip
+    trainer = SFTTrainer(
+        model=tiny_model(attn_implementation="eager"), args=arguments, train_dataset=dataset,
+        processing_class=_tokenizer(),
+    )  # fmt: skip
+    assert set(trainer.train_dataset.column_names) >= {"input_ids", "labels", "seq_lengths"}
+    starts = sum((batch["position_ids"] == 0).sum() for batch in trainer.get_train_dataloader())
+    assert starts == open_packed(supervised).manifest["segments"]
+    assert np.isfinite(trainer.train().training_loss)
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))  # noqa: S106
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="0")  # noqa: S106
+
+
+@pytest.fixture
+def _llamafactory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It imports torchaudio, which packed text never uses."""
+    audio = ModuleType("torchaudio")
+    audio.__spec__ = ModuleSpec("torchaudio", None)
+    monkeypatch.setitem(sys.modules, "torchaudio", audio)
+
+
+@pytest.mark.usefixtures("_llamafactory")
+def test_llamafactory_computes_the_losses_of_documents_alone(
+    supervised: Path, tmp_path: Path
+) -> None:
+    """Its own loader and collator; the mask they make keeps documents apart."""
+    utilities = import_module("llamafactory.data.data_utils")
+    misc = import_module("llamafactory.extras.misc")
+    collation = import_module("llamafactory.data.collator")
+    template = import_module("llamafactory.data.template").TEMPLATES["empty"]
+    path = export(supervised, "llamafactory", tmp_path / "out")
+    assert misc.has_tokenized_data(path)
+    saved = load_from_disk(path)
+    assert isinstance(saved, DatasetDict)
+    dataset = utilities.get_dataset_module(saved)["train_dataset"]
+    model, rows = tiny_model(attn_implementation="sdpa"), rows_of(supervised)
+    collator = collation.SFTDataCollatorWith4DAttentionMask(
+        template=template, model=model, tokenizer=_tokenizer(), pad_to_multiple_of=8,
+        label_pad_token_id=-100, block_diag_attn=True, neat_packing=True,
+        attn_implementation="sdpa", compute_dtype=torch.float32,
+    )  # fmt: skip
+    assert len(dataset) == len(rows)
+    for number in range(len(rows)):
+        batch = collator([dict(dataset[number])])
+        assert batch["input_ids"].shape == batch["position_ids"].shape == (1, L + 8)
+        assert model(**batch).loss.item() == pytest.approx(
+            loss_alone(model, rows[number]), rel=1e-4
+        )
+
+
+def test_megatron_indexes_the_documents(packed: Path, tmp_path: Path) -> None:
+    indexed = import_module("megatron.core.datasets.indexed_dataset")
+    folder = export(packed, "megatron", tmp_path / "out")
+    dataset = indexed.IndexedDataset(f"{folder}/documents")
+    documents = list(recover_documents(packed).values())
+    assert len(dataset) == len(documents)
+    assert dataset.document_indices.tolist() == list(range(len(documents) + 1))
+    for found, expected in zip(dataset, documents, strict=True):
+        assert np.array_equal(found, expected)
+
+
+def test_nanotron_reads_tokens_and_positions(packed: Path, tmp_path: Path) -> None:
+    """`TokenizedBytesFolderDataset` of nanotron is this class of datatrove."""
+    reader = import_module("datatrove.utils.dataset").DatatroveFolderDataset
+    folder = export(packed, "nanotron", tmp_path / "out")
+    documents = list(recover_documents(packed).values())
+    tokens = np.concatenate(documents)
+    positions = np.concatenate([np.arange(len(ids)) for ids in documents])
+    dataset = reader(
+        folder, seq_len=31, filename_pattern="*.ds", token_size=4, return_positions=True
+    )
+    assert len(dataset) == len(tokens) // 32
+    for item in range(len(dataset)):
+        window = slice(item * 32, item * 32 + 32)
+        assert dataset[item]["input_ids"].tolist() == tokens[window].tolist()
+        expected = positions[window] - positions[window][0]  # a cut document begins anew
+        edge = np.flatnonzero(positions[window] == 0)
+        if len(edge):
+            expected[edge[0] :] = positions[window][edge[0] :]
+        assert dataset[item]["positions"].tolist() == expected.tolist()
+
+
+def test_datasets_maps_what_was_unpacked(supervised: Path, tmp_path: Path) -> None:
+    dataset = load_from_disk(export(supervised, "unpacked", tmp_path / "out"))
+    documents = recover_documents(supervised)
+    assert dataset["input_ids"][:] == [ids.tolist() for ids in documents.values()]
+    assert dataset.map(lambda row: {"n": len(row["labels"])})["n"][:] == [
+        len(ids) for ids in documents.values()
+    ]
+
+
+def test_axolotl_finds_its_columns(supervised: Path, tmp_path: Path) -> None:
+    """What `_is_dataset_already_tokenized` of axolotl/utils/data/wrappers.py asks for."""
+    dataset = load_from_disk(export(supervised, "axolotl", tmp_path / "out"))
+    assert set(dataset.features) == {"input_ids", "attention_mask", "labels"}
+    segments = [segment for row in rows_of(supervised) for segment in row]
+    assert list(zip(dataset["input_ids"], dataset["labels"], strict=True)) == segments
+
+
+@pytest.fixture
+def bridge(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its data sets alone: the whole package needs transformer_engine, and that CUDA."""
+    (home,) = {
+        path for path in import_module("megatron").__path__ if (Path(path) / "bridge").is_dir()
+    }
+    tokenizer = "megatron.bridge.training.tokenizers.tokenizer"
+    names = ["megatron.bridge", *("megatron.bridge." + part for part in (
+        "training", "training.tokenizers", "training.tokenizers.tokenizer"))]  # fmt: skip
+    for name in names:
+        module = ModuleType(name)
+        module.__path__ = [f"{home}/bridge"] if name == "megatron.bridge" else []
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys.modules[tokenizer], "MegatronTokenizer", object, raising=False)
+    return import_module("megatron.bridge.data.datasets.sft").GPTSFTPackedDataset
+
+
+def test_megatron_bridge_collates_the_packed_rows(
+    supervised: Path, tmp_path: Path, bridge: Any
+) -> None:
+    """`collate_fn` of the real class; `GPTSFTPackedParquetDataset`, which is newer, inherits it."""
+    folder = Path(export(supervised, "megatron-bridge", tmp_path / "out"))
+    table = pq.read_table(sorted(folder.glob("*.idx.parquet"))).to_pylist()
+    dataset = bridge.__new__(bridge)  # whose __init__ opens an .npy file
+    vars(dataset).update(
+        tokenizer=SimpleNamespace(eos_id=VOCABULARY), answer_only_loss=True, pad_to_max_length=True,
+        max_seq_length=L, return_cu_seqlen=True, pad_cu_seqlens=False, _pad_seq_to_mult=1,
+        get_attention_mask_from_fusion=True,
+    )  # fmt: skip
+    for item, row in zip(table, rows_of(supervised), strict=True):
+        item["seq_boundaries"] = [*item["seq_start_id"], len(item["input_ids"])]
+        batch = dataset.collate_fn([item])
+        ids, lengths = [token for one, _ in row for token in one], [len(one) for one, _ in row]
+        assert batch["tokens"][0, : len(ids)].tolist() == ids
+        edges = batch["cu_seqlens"][0, : len(row) + 1]
+        assert edges.diff().tolist() == lengths
+        assert batch["position_ids"][0, : len(ids)].tolist() == [
+            place for length in lengths for place in range(length)
+        ]
+        labels = [label for _, own in row for label in own][1:]
+        targets = torch.where(batch["loss_mask"][0].bool(), batch["labels"][0], -100)
+        assert targets[: len(labels)].tolist() == labels
+        assert set(targets[len(labels) :].tolist()) <= {-100}

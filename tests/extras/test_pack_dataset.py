@@ -1,0 +1,189 @@
+"""`packer_cli.hf`: packed datasets in memory, and finished directories in the trainers' hands."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import packer
+from datasets import Dataset, load_from_disk
+from tokenizers import Tokenizer, models
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
+from trl import SFTConfig, SFTTrainer
+
+from packer_cli import pack_sequences, plan_packing
+from packer_cli.errors import DataError, UsageError
+from packer_cli.hf import pack_dataset, pack_dataset_from_result
+
+COLUMNS = ["input_ids", "attention_mask", "labels", "position_ids"]
+SEQUENCES = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
+VOCABULARY = 100
+
+
+def test_a_small_example() -> None:
+    dataset = pack_dataset(SEQUENCES, 8, strategy="next-fit")
+    assert dataset.column_names == COLUMNS
+    assert dataset.to_dict() == {
+        "input_ids": [[1, 2, 3, 4, 5, 0, 0, 0], [6, 7, 8, 9, 10, 11, 12, 0]],
+        "attention_mask": [[1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 0]],
+        "labels": [[-100, 2, 3, -100, 5, -100, -100, -100],
+                   [-100, 7, 8, 9, -100, 11, 12, -100]],
+        "position_ids": [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 0, 1, 2, 0]],
+    }  # fmt: skip
+
+
+def test_shifted_labels() -> None:
+    dataset = pack_dataset(SEQUENCES, 8, strategy="next-fit", label_shift="pre")
+    assert dataset["labels"][:] == [
+        [2, 3, -100, 5, -100, -100, -100, -100],
+        [7, 8, 9, -100, 11, 12, -100, -100],
+    ]
+
+
+def test_labels_and_options_are_those_of_pack_sequences() -> None:
+    labels = [[-100, -100, 3], [4, 5], [6, -100, -100, 9], [-100] * 3]
+    how: dict[str, Any] = {"strategy": "ff", "seed": 5, "pad_token_id": 99, "overlong": "split"}
+    expected = pack_sequences(SEQUENCES, 3, labels=labels, **how)
+    found = pack_dataset(SEQUENCES, 3, labels=labels, **how).with_format("numpy")[:]
+    for name in COLUMNS:
+        assert np.array_equal(found[name], getattr(expected, name)), name
+
+
+@pytest.mark.parametrize("kind", ["arrays", "tensors", "column", "sliced", "arrow", "chunks"])
+def test_every_kind_of_sequences(kind: str) -> None:
+    saved = Dataset.from_dict({"input_ids": [[99], *SEQUENCES]}).select(range(1, 5))
+    shuffled = Dataset.from_dict({"input_ids": SEQUENCES[::-1]}).select([3, 2, 1, 0])
+    arrow = saved.with_format("arrow")[:]["input_ids"]
+    given = {
+        "arrays": [np.array(one, np.uint16) for one in SEQUENCES],
+        "tensors": [torch.tensor(one) for one in SEQUENCES],
+        "column": shuffled["input_ids"],
+        "sliced": saved["input_ids"],
+        "arrow": arrow.combine_chunks(),
+        "chunks": arrow,
+    }[kind]
+    expected = pack_dataset(SEQUENCES, 8).to_dict()
+    assert pack_dataset(given, 8).to_dict() == expected
+    plan = plan_packing([len(one) for one in SEQUENCES], 8)
+    assert pack_dataset_from_result(plan, given).to_dict() == expected
+
+
+def test_no_sequences() -> None:
+    dataset = pack_dataset([], 8)
+    assert (len(dataset), dataset.column_names) == (0, COLUMNS)
+
+
+def test_a_plan_of_other_lengths_is_refused() -> None:
+    plan = plan_packing([3, 2, 4, 3], 8)
+    for wrong in (
+        SEQUENCES[:3],
+        [*SEQUENCES[:3], [1]],
+        [SEQUENCES[1], SEQUENCES[0], *SEQUENCES[2:]],
+    ):
+        with pytest.raises(DataError, match="not of the lengths of these sequences"):
+            pack_dataset_from_result(plan, wrong)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"label_shift": "post"}, UsageError, "label_shift: 'post' is not one of none, pre"),
+        ({"strategy": "tetris"}, UsageError, "'tetris' is not one of"),
+        ({"pad_token_id": -1}, UsageError, "the pad id -1 is not in"),
+        ({"labels": [[1]]}, DataError, "labels: 1 given for 4 sequences"),
+        ({"max_length": 3}, DataError, "document 2 has 4 tokens, max_length is 3"),
+    ],
+)
+def test_errors(how: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        pack_dataset(SEQUENCES, **{"max_length": 8, **how})
+
+
+def test_in_map(tmp_path: Path) -> None:
+    dataset = Dataset.from_dict({"input_ids": SEQUENCES * 50})
+    packed = dataset.with_format("arrow").map(
+        lambda table: pack_dataset(table["input_ids"], 8).data.table,
+        batched=True, batch_size=100, remove_columns=dataset.column_names,
+    )  # fmt: skip
+    packed = packed.with_format("torch")
+    assert packed.column_names == COLUMNS
+    assert packed[:]["attention_mask"].sum() == 50 * 12
+    twice = packed.map(lambda row: {"used": row["attention_mask"].sum()})
+    assert sum(twice["used"][:]) == 50 * 12
+
+
+def test_no_python_lists_of_tokens() -> None:
+    sequences = [np.arange(1000, dtype=np.int32)] * 2000
+    tracemalloc.start()
+    dataset = pack_dataset(sequences, 1000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(dataset) == 2000
+    assert peak < 2_000_000 * 60  # arrays of 64 bits; a list of ints would take 36 bytes more
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished directory with position_ids."""
+    folder, random = tmp_path_factory.mktemp("directory"), np.random.default_rng(1)
+    lines = (json.dumps({"input_ids": random.integers(0, VOCABULARY, n).tolist()})
+             for n in random.integers(5, 60, 100))  # fmt: skip
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    command = ["pack", folder / "data.jsonl", "-l", 64, "-o", folder / "out", "-q"]
+    assert packer(*command, "--position-ids").exit_code == 0
+    return folder / "out"
+
+
+def _model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_attention_heads=2, **sizes))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainer_trains_on_a_directory_as_it_is(directory: Path, tmp_path: Path) -> None:
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=4, use_cpu=True,
+        report_to="none", learning_rate=1e-2, logging_steps=1,
+    )  # fmt: skip
+    trainer = Trainer(_model(), arguments, train_dataset=load_from_disk(str(directory)))
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert {name: tuple(value.shape) for name, value in batch.items()} == dict.fromkeys(
+        COLUMNS, (4, 64)
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 4
+    assert losses[0] == pytest.approx(np.log(VOCABULARY), rel=0.1)  # every label is the next token
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sft_trainer_trains_on_a_directory_as_it_is(directory: Path, tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))  # noqa: S106
+    arguments = SFTConfig(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, use_cpu=True,
+        bf16=False, report_to="none", max_length=64,
+    )  # fmt: skip
+    dataset = load_from_disk(str(directory))
+    trainer = SFTTrainer(
+        _model(), arguments, train_dataset=dataset,
+        processing_class=PreTrainedTokenizerFast(
+            tokenizer_object=words, eos_token="1", pad_token="0"  # noqa: S106
+        ),
+    )  # fmt: skip
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert batch["input_ids"].shape == batch["labels"].shape == (4, 64)
+    trained = sum((b["labels"] != -100).sum().item() for b in trainer.get_train_dataloader())
+    assert trained == sum(label != -100 for row in dataset["labels"][:] for label in row)
+    assert np.isfinite(trainer.train().training_loss)

@@ -1,0 +1,167 @@
+"""Collators: names, types and values, spelled out on rows small enough to read."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import packer
+from transformers import DataCollatorWithFlattening
+
+from packer_cli.errors import UsageError
+from packer_cli.torch import (
+    PackedDataset,
+    block_mask_collate,
+    flash_attn_collate,
+    flex_block_mask,
+    padded_collate,
+    varlen_collate,
+)
+
+IDS, LABELS = "input_ids", "labels"
+INT32, INT64 = torch.int32, torch.int64
+COLLATORS = [varlen_collate, flash_attn_collate, padded_collate, block_mask_collate]
+
+
+def row(ids: list[int], *lengths: int) -> dict[str, torch.Tensor]:
+    """A row of documents of these lengths, the rest of `ids` padding."""
+    edges = torch.tensor([0, *lengths]).cumsum(0)
+    labels = torch.tensor(ids)
+    labels[edges[:-1]] = -100
+    labels[edges[-1] :] = -100
+    mask = torch.arange(len(ids)) < edges[-1]
+    return {
+        IDS: torch.tensor(ids, dtype=INT32),
+        LABELS: labels.int(),
+        "attention_mask": mask.byte(),
+        "cu_seqlens": edges.int(),
+    }
+
+
+#        a a a b b . . .                    c * 8
+ROWS = [row([1, 2, 3, 4, 5, 0, 0, 0], 3, 2), row([6, 7, 8, 9, 6, 7, 8, 9], 8)]
+
+
+def test_varlen() -> None:
+    batch = varlen_collate(ROWS)
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 0, 0, 0, 6, 7, 8, 9, 6, 7, 8, 9]]
+    assert batch["labels"].tolist() == [[
+        -100, 2, 3, -100, 5, -100, -100, -100, -100, 7, 8, 9, 6, 7, 8, 9
+    ]]  # fmt: skip
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7]]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 8, 16]  # 5..8: the padding
+    assert batch["cu_seq_lens_k"].tolist() == [0, 3, 5, 8, 16]
+    assert batch["max_length_q"] == batch["max_length_k"] == 8
+
+
+def test_varlen_has_the_names_shapes_and_types_of_transformers() -> None:
+    documents = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}]
+    theirs = DataCollatorWithFlattening(return_flash_attn_kwargs=True)(documents)
+    ours = varlen_collate([row([1, 2, 3, 4, 5], 3, 2)])
+    assert set(ours) == set(theirs)
+    for name, value in theirs.items():
+        assert type(ours[name]) is type(value), name
+        if isinstance(value, torch.Tensor):
+            assert (ours[name].dtype, ours[name].tolist()) == (value.dtype, value.tolist()), name
+        else:
+            assert ours[name] == value
+
+
+def test_flash_attn_has_its_own_names() -> None:
+    batch, same = flash_attn_collate(ROWS), varlen_collate(ROWS)
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    assert list(batch) == [IDS, LABELS, "position_ids", *names]
+    assert batch["cu_seqlens_q"].dtype == INT32
+    assert torch.equal(batch["cu_seqlens_q"], same["cu_seq_lens_q"])
+    assert batch["max_seqlen_k"] == 8
+
+
+def test_padded() -> None:
+    batch = padded_collate(ROWS)
+    assert batch["input_ids"].tolist() == [r["input_ids"].tolist() for r in ROWS]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]]
+    assert list(batch) == [IDS, LABELS, "position_ids"]
+
+
+SEEN = [
+    "1.......",
+    "11......",
+    "111.....",
+    "...1....",
+    "...11...",
+    ".....1..",
+    ".....11.",
+    ".....111",
+]
+
+
+def test_block_mask() -> None:
+    mask = block_mask_collate(ROWS)["attention_mask"]
+    assert (mask.shape, mask.dtype) == ((2, 1, 8, 8), torch.bool)
+    assert ["".join(".1"[int(seen)] for seen in line) for line in mask[0, 0]] == SEEN
+    assert torch.equal(mask[1, 0], torch.ones(8, 8).tril().bool())
+    added = block_mask_collate(ROWS, mask_dtype=torch.bfloat16)["attention_mask"]
+    assert torch.equal(added == 0, mask)
+    assert added.min() == torch.finfo(torch.bfloat16).min
+
+
+def test_document_ids_make_the_same_mask_for_flex() -> None:
+    batch = block_mask_collate(ROWS, form="documents")
+    assert batch["document_ids"].tolist() == [[0, 0, 0, 1, 1, 2, 2, 2], [0] * 8]
+    assert batch["document_ids"].dtype == INT32
+    block_mask = flex_block_mask(batch["document_ids"])
+    places = torch.arange(8)
+    seen = block_mask.mask_mod(0, 0, places[:, None], places[None])
+    assert ["".join(".1"[int(one)] for one in line) for line in seen] == SEEN
+
+
+@pytest.mark.parametrize("collate", COLLATORS)
+def test_half_the_bytes_for_to_device(collate: Any) -> None:
+    wide, narrow = collate(ROWS), partial(collate, dtype=INT32)(ROWS)
+    for name in (IDS, LABELS, "position_ids"):
+        assert (wide[name].dtype, narrow[name].dtype) == (INT64, INT32)
+        assert torch.equal(wide[name], narrow[name].long())
+
+
+def test_no_collator_gives_a_2d_attention_mask() -> None:
+    for collate in COLLATORS:
+        mask = collate(ROWS).get("attention_mask")
+        assert mask is None or mask.ndim == 4
+
+
+def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: Path) -> None:
+    lengths = [5, 9, 1, 16, 3, 7, 2]
+    lines = [json.dumps({"input_ids": list(range(1, n + 1))}) for n in lengths]
+    Path("data.jsonl").write_text("\n".join(lines))
+    for multiple in (1, 4):
+        out = f"out{multiple}"
+        result = packer(
+            "pack", "data.jsonl", "-l", 16, "-o", out, "-q", "--position-ids",
+            "--segment-multiple", multiple,
+        )  # fmt: skip
+        assert result.exit_code == 0, result.stderr
+        dataset = PackedDataset(out, ["input_ids", "position_ids", "cu_seqlens"])
+        rows = dataset.__getitems__(range(len(dataset)))
+        assert torch.equal(
+            padded_collate(rows, dtype=INT32)["position_ids"], rows.columns["position_ids"]
+        )
+        edges = varlen_collate(rows)["cu_seq_lens_q"]
+        assert edges.diff().sum() == 16 * len(dataset)
+        assert (edges % multiple == 0).all()
+
+
+def test_what_cannot_be_collated_is_named() -> None:
+    without = [{name: value for name, value in r.items() if name != "cu_seqlens"} for r in ROWS]
+    with pytest.raises(UsageError, match="rows without cu_seqlens") as caught:
+        varlen_collate(without)
+    assert "remove_unused_columns=False" in caught.value.tip
+    with pytest.raises(UsageError, match="rows without input_ids"):
+        padded_collate([{"cu_seqlens": ROWS[0]["cu_seqlens"]}])
+    with pytest.raises(UsageError, match="got no rows"):
+        varlen_collate([])
+    with pytest.raises(UsageError, match="form: 'masks' is not one of mask, documents"):
+        block_mask_collate(ROWS, form="masks")

@@ -1,0 +1,239 @@
+"""PackedDataset in DataLoaders: the rows of the shards, in any process, and errors in time."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import packer
+from torch.utils.data import DataLoader, Subset
+
+import packer_cli.torch
+from packer_cli import open_packed
+from packer_cli.errors import DataError, UsageError
+from packer_cli.packed import ragged_of, rows_of
+from packer_cli.torch import PackedDataset, padded_collate, varlen_collate
+
+L = 64
+FIXED = {
+    "input_ids": torch.int32,
+    "labels": torch.int32,
+    "attention_mask": torch.uint8,
+    "position_ids": torch.int32,
+}
+
+
+@pytest.mark.parametrize("name", packer_cli.torch.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    assert len(inspect.getdoc(getattr(packer_cli.torch, name)) or "") > 40
+
+
+def documents(count: int, longest: int = 90, seed: int = 0) -> str:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, longest, count)
+    return "\n".join(
+        json.dumps({"input_ids": random.integers(0, 50_000, n).tolist()}) for n in lengths
+    )
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 900 rows of 64 tokens in several shards."""
+    folder = tmp_path_factory.mktemp("packed")
+    (folder / "data.jsonl").write_text(documents(1200))
+    result = packer(
+        "pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q", "--position-ids",
+        "--unit-bytes", "100K",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert len(open_packed(folder / "out").manifest["shards"]) > 2
+    return folder / "out"
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    shutil.copytree(packed, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def stored(directory: Path) -> dict[str, Any]:
+    """Every row, by the reader of packer alone: name -> array, and the rows' boundaries."""
+    opened = open_packed(directory)
+    batches = [b for shard in opened.manifest["shards"] for b in opened.batches(shard)]
+    found: dict[str, Any] = {
+        name: np.concatenate([rows_of(batch.column(name)) for batch in batches]) for name in FIXED
+    }
+    found["cu_seqlens"] = []
+    for batch in batches:
+        values, edges = ragged_of(batch.column("cu_seqlens"))
+        found["cu_seqlens"] += np.split(values[: edges[-1]], edges[1:-1])
+    return found
+
+
+def test_rows_are_those_of_the_shards(packed: Path) -> None:
+    dataset, expected = PackedDataset(packed), stored(packed)
+    assert len(dataset) == len(expected["input_ids"]) > 500
+    assert dataset.max_length == L
+    for row in (0, 1, len(dataset) // 2, len(dataset) - 1, -1):
+        found = dataset[row]
+        assert set(found) == {*FIXED, "cu_seqlens"}
+        for name, values in found.items():
+            assert values.dtype == FIXED.get(name, torch.int32)
+            assert values.tolist() == expected[name][row].tolist()
+
+
+def test_a_batch_is_gathered_whole_and_its_tensors_may_be_written_to(packed: Path) -> None:
+    dataset, expected = PackedDataset(packed), stored(packed)
+    chosen = np.random.default_rng(1).permutation(len(dataset))
+    batch = dataset.__getitems__(chosen.tolist())
+    for name, values in batch.columns.items():
+        assert torch.equal(values, torch.from_numpy(expected[name][chosen]))
+        values.zero_()
+    for k, row in enumerate(batch):
+        assert row["cu_seqlens"].tolist() == expected["cu_seqlens"][chosen[k]].tolist()
+        row["cu_seqlens"].zero_()
+    assert torch.equal(dataset[0]["input_ids"], torch.from_numpy(expected["input_ids"][0]))
+
+
+@pytest.mark.parametrize("row", [10**6, -(10**6)])
+def test_a_row_that_is_not_there_is_an_index_error(packed: Path, row: int) -> None:
+    with pytest.raises(IndexError, match=f"row {row} of"):
+        PackedDataset(packed)[row]
+
+
+@pytest.mark.parametrize("how", ["no workers", "fork", "spawn"])
+def test_loaders_give_every_row_once_in_order(packed: Path, how: str) -> None:
+    dataset, expected = PackedDataset(packed), stored(packed)
+    workers: dict[str, Any] = {}
+    if how != "no workers":
+        workers = {"num_workers": 2, "multiprocessing_context": how}
+    batches = list(DataLoader(dataset, batch_size=7, collate_fn=padded_collate, **workers))
+    for name in ("input_ids", "labels", "position_ids"):
+        found = torch.cat([batch[name] for batch in batches])
+        assert torch.equal(found, torch.from_numpy(expected[name]).long())
+
+
+def test_chosen_columns_stack_by_the_default_collator_too(packed: Path) -> None:
+    dataset = PackedDataset(packed, ["labels", "input_ids"])
+    batch = next(iter(DataLoader(dataset, batch_size=3)))
+    assert list(batch) == ["labels", "input_ids"]
+    assert torch.equal(batch["labels"], torch.from_numpy(stored(packed)["labels"][:3]))
+
+
+def test_a_subset_is_a_dataset(packed: Path) -> None:
+    loader = DataLoader(
+        Subset(PackedDataset(packed), [5, 3]), batch_size=2, collate_fn=padded_collate
+    )
+    (batch,) = loader
+    assert torch.equal(batch["input_ids"].int(), torch.from_numpy(
+        stored(packed)["input_ids"][[5, 3]]
+    ))  # fmt: skip
+
+
+def test_it_pickles_as_its_path(packed: Path) -> None:
+    dataset = PackedDataset(packed)
+    dataset[0]
+    assert len(pickle.dumps(dataset)) < 1000
+    again = pickle.loads(pickle.dumps(dataset))  # noqa: S301
+    assert torch.equal(again[3]["input_ids"], dataset[3]["input_ids"])
+
+
+def test_shifted_labels_never_pass_as_labels(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(documents(50))
+    arguments = ["pack", tmp_path / "data.jsonl", "-l", L, "-q"]
+    for out, options in (("plain", []), ("shifted", ["--label-shift", "pre"])):
+        assert packer(*arguments, "-o", tmp_path / out, *options).exit_code == 0
+    plain, shifted = (PackedDataset(tmp_path / name) for name in ("plain", "shifted"))
+    assert "labels" not in shifted[0]
+    batch = varlen_collate(shifted.__getitems__(range(len(shifted))))
+    assert "labels" not in batch
+    expected = varlen_collate(plain.__getitems__(range(len(plain))))["labels"]
+    assert torch.equal(batch["shift_labels"][:, :-1], expected[:, 1:])
+
+
+def error_of(path: Path, **options: Any) -> DataError:
+    with pytest.raises(DataError) as caught:
+        PackedDataset(path, **options)
+    assert caught.value.tip
+    return caught.value
+
+
+def test_a_directory_still_being_written(copy: Path) -> None:
+    (copy / "manifest.json").unlink()
+    (copy / ".packer").mkdir()
+    assert "the run that writes it has not finished" in error_of(copy).message
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    assert "no such directory" in error_of(tmp_path / "nothing").message
+
+
+def test_a_missing_shard(copy: Path) -> None:
+    shard = sorted(copy.glob("*.arrow"))[1]
+    shard.unlink()
+    assert error_of(copy).message == f"{shard}: is missing"
+
+
+def test_a_shard_cut_short(copy: Path) -> None:
+    shard = sorted(copy.glob("*.arrow"))[-1]
+    size = shard.stat().st_size
+    with shard.open("r+b") as file:
+        file.truncate(size // 2)
+    message = error_of(copy).message
+    assert message == f"{shard}: has {size // 2} bytes, the manifest says {size}"
+
+
+def edit(copy: Path, **changes: Any) -> None:
+    path = copy / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_another_format_version(copy: Path) -> None:
+    edit(copy, format_version=99)
+    assert "format version 99, this packer reads 1" in error_of(copy).message
+
+
+def test_an_empty_data_set(copy: Path) -> None:
+    edit(copy, rows=0, shards=[])
+    assert "rows" in error_of(copy).message
+
+
+def test_another_tokenizer(folder: Path) -> None:
+    (folder / "data.jsonl").write_text('{"text": "one"}\n')
+    assert packer("pack", "data.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "-q").exit_code == 0
+    digest = open_packed("out").manifest["tokenizer"]["sha256"]
+    assert len(PackedDataset("out", tokenizer_sha256=digest.upper())) == 1
+    error = error_of(Path("out"), tokenizer_sha256="0" * 64)
+    assert error.message.startswith(f"out: was packed with bytes, sha256 {digest}; the trainer's")
+
+
+def test_token_ids_of_no_tokenizer(packed: Path) -> None:
+    assert "no tokenizer was named" in error_of(packed, tokenizer_sha256="0" * 64).message
+
+
+def test_a_column_that_is_not_there(packed: Path) -> None:
+    with pytest.raises(UsageError, match="columns: 'label' is not one of input_ids, labels"):
+        PackedDataset(packed, ["label"])
+
+
+def test_a_directory_that_changed_while_it_was_open(copy: Path) -> None:
+    pickled = pickle.dumps(PackedDataset(copy))
+    edit(copy, sha256="another")
+    with pytest.raises(DataError, match="changed since the dataset was opened"):
+        len(pickle.loads(pickled))  # noqa: S301
+
+
+def test_a_shard_lost_on_the_way_is_named_by_the_worker_that_wants_it(copy: Path) -> None:
+    dataset = PackedDataset(copy)
+    shutil.rmtree(copy)
+    loader = DataLoader(dataset, batch_size=2, collate_fn=padded_collate, num_workers=1)
+    with pytest.raises(DataError, match=r"shard-00000-000\.arrow: is missing"):
+        next(iter(loader))

@@ -1,0 +1,69 @@
+"""to_device: the same batches, wide, on a GPU where there is one and without a copy on a CPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from packer_cli.errors import UsageError
+from packer_cli.torch import PackingIterableDataset, to_device, varlen_collate
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+def batches(**options: Any) -> list[dict[str, Any]]:
+    rows = list(PackingIterableDataset([range(n) for n in range(1, 60)], 64, seed=None))
+    collate = partial(varlen_collate, **options)
+    return [collate(rows[k : k + 1 + k % 3]) for k in range(len(rows) - 3)]  # of several sizes
+
+
+def test_on_a_cpu_nothing_is_copied() -> None:
+    given = batches()
+    found = list(to_device(given, "cpu"))
+    assert len(found) == len(given)
+    for before, after in zip(given, found, strict=True):
+        assert list(before) == list(after)
+        for name, value in before.items():
+            assert after[name] is value
+
+
+def same(found: Any, expected: Any) -> bool:
+    if not torch.is_tensor(expected):
+        return bool(found == expected)
+    return found.dtype == expected.dtype and torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("depth", [2, 3, 100])
+@pytest.mark.parametrize("pinned", [False, pytest.param(True, marks=gpu)])
+def test_narrow_batches_become_the_wide_ones(device: str, depth: int, pinned: bool) -> None:
+    narrow = batches(dtype=torch.int32)
+    if pinned:
+        narrow = [
+            {name: v.pin_memory() if torch.is_tensor(v) else v for name, v in batch.items()}
+            for batch in narrow
+        ]
+    found = list(to_device(iter(narrow), torch.device(device), depth=depth))
+    for wide, batch in zip(batches(), found, strict=True):
+        assert all(same(batch[name], value) for name, value in wide.items())
+        assert batch["cu_seq_lens_q"].device.type == device
+
+
+@gpu
+def test_buffers_are_not_written_to_while_they_are_read() -> None:
+    """Thousands of batches through two buffers, each checked on the GPU after many more came."""
+    given = [{"input_ids": torch.full((1 << 18,), k, dtype=torch.int32)} for k in range(2000)]
+    wrong = [
+        (batch["input_ids"] != k).sum() for k, batch in enumerate(to_device(given, "cuda", depth=2))
+    ]
+    assert torch.stack(wrong).sum() == 0
+
+
+def test_bad_input() -> None:
+    with pytest.raises(UsageError, match="depth: 1 is less than 2"):
+        to_device([], "cpu", depth=1)
+    with pytest.raises(UsageError, match="meta is neither a CPU nor CUDA"):
+        to_device([], "meta")

@@ -1,0 +1,231 @@
+"""Packing while training reads: rows, batches of rows, and positions that can be gone back to."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from packer_cli import plan_packing
+from packer_cli.errors import DataError, UsageError
+from packer_cli.strategies import NAMES
+from packer_cli.torch import (
+    PackedBatch,
+    PackingIterableDataset,
+    pack_result_to_tensors,
+    packed_collate_fn,
+    padded_collate,
+    varlen_collate,
+)
+
+L = 32
+
+
+def documents(count: int, longest: int = L, seed: int = 0) -> list[Any]:
+    """Document k has the tokens 1000 k, 1000 k + 1, ...: every token is known again."""
+    lengths = np.random.default_rng(seed).integers(1, longest + 1, count)
+    return [np.arange(1000 * k, 1000 * k + n) for k, n in enumerate(lengths)]
+
+
+def tokens_of(rows: list[Any]) -> Counter[int]:
+    return Counter(
+        token for row in rows for token in row["input_ids"][row["attention_mask"] == 1].tolist()
+    )
+
+
+@pytest.mark.parametrize("strategy", NAMES)
+@pytest.mark.parametrize("longest", [L, 5 * L])
+def test_every_token_is_in_a_row_once(strategy: str, longest: int) -> None:
+    source = documents(300, longest)
+    rows = list(PackingIterableDataset(source, L, 20, strategy))
+    assert tokens_of(rows) == Counter(np.concatenate(source).tolist())
+    for row in rows:
+        assert row["input_ids"].shape == row["labels"].shape == (L,)
+        edges = row["cu_seqlens"].tolist()
+        for begin, end in pairwise(edges):
+            ids = row["input_ids"][begin:end]
+            assert (ids.diff() == 1).all()  # a piece of one document
+            assert row["labels"][begin:end].tolist() == [-100, *ids[1:].tolist()]
+
+
+def test_small_buffers_pack_almost_as_well() -> None:
+    source = documents(3000)
+    small = len(list(PackingIterableDataset(source, L, 500)))
+    assert small <= 1.02 * len(plan_packing([len(one) for one in source], L))
+
+
+def test_the_order_of_the_source_is_kept_where_the_strategy_keeps_it() -> None:
+    source = documents(200)
+    rows = list(PackingIterableDataset(source, L, 17, "next-fit"))
+    flat = [row["input_ids"][row["attention_mask"] == 1] for row in rows]
+    assert torch.cat(flat).tolist() == np.concatenate(source).tolist()
+    whole = list(PackingIterableDataset(source, L, 10_000, "next-fit"))
+    assert len(rows) == len(whole)
+
+
+def test_labels_come_along_also_through_the_row_that_waits() -> None:
+    source = [
+        {"input_ids": ids, "labels": np.where(ids % 3 == 0, ids, -100)} for ids in documents(200)
+    ]
+    for row in PackingIterableDataset(source, L, 10):
+        first = torch.zeros(L, dtype=torch.bool)
+        first[row["cu_seqlens"][:-1].long()] = True
+        trained = (row["input_ids"] % 3 == 0) & (row["attention_mask"] == 1) & ~first
+        assert torch.equal(row["labels"], torch.where(trained, row["input_ids"], -100))
+
+
+def same_rows(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(
+        torch.equal(x[name], y[name]) for x, y in zip(a, b, strict=True) for name in x
+    )
+
+
+@pytest.mark.parametrize("given", [0, 1, 7, 40, 10_000])
+@pytest.mark.parametrize("strategy", ["best-fit", "wrap"])
+def test_it_goes_on_after_any_row(given: int, strategy: str) -> None:
+    source = documents(150, 2 * L)
+    whole = list(PackingIterableDataset(source, L, 16, strategy))
+    dataset = PackingIterableDataset(source, L, 16, strategy)
+    before = list(islice(dataset, given))
+    state = json.loads(json.dumps(dataset.state_dict()))
+    again = PackingIterableDataset(source, L, 16, strategy)
+    again.load_state_dict(state)
+    after = list(again)
+    if given > len(whole):  # the end: the next epoch
+        assert same_rows(after, whole)
+    else:
+        assert same_rows(before + after, whole)
+    assert same_rows(list(again), whole)
+
+
+def test_a_position_of_other_options_is_refused() -> None:
+    state = PackingIterableDataset([], L, 16).state_dict()
+    with pytest.raises(DataError, match="the position has buffer_size 16, this data set 17"):
+        PackingIterableDataset([], L, 17).load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [0, 3, 11])
+def test_a_stateful_loader_goes_on_where_it_was(workers: int, steps: int) -> None:
+    def loader() -> Any:
+        dataset = PackingIterableDataset(documents(300), L, 16)
+        return StatefulDataLoader(dataset, 4, collate_fn=padded_collate, num_workers=workers)
+
+    whole = [batch["input_ids"] for batch in loader()]
+    first = loader()
+    found = [batch["input_ids"] for batch in islice(first, steps)]
+    again = loader()
+    again.load_state_dict(first.state_dict())
+    found += [batch["input_ids"] for batch in again]
+    assert torch.equal(torch.cat(found), torch.cat(whole))
+
+
+class OwnShare(IterableDataset):  # type: ignore[misc]
+    """A source that deals its documents out to workers itself, as those of `datasets` do."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        yield from documents(100)[info.id :: info.num_workers] if info else documents(100)
+
+
+@pytest.mark.parametrize("source", [documents(100), OwnShare()], ids=["list", "IterableDataset"])
+def test_workers_and_ranks_share_the_documents(source: Any) -> None:
+    rows = []
+    for rank in range(2):
+        dataset = PackingIterableDataset(source, L, 8, rank=rank, world_size=2)
+        rows += [row for (row,) in DataLoader(dataset, 1, num_workers=2, collate_fn=list)]
+    assert tokens_of(rows) == Counter(np.concatenate(documents(100)).tolist())
+
+
+@pytest.mark.parametrize("collate", [varlen_collate, padded_collate, packed_collate_fn])
+def test_rows_suit_every_collator(collate: Any) -> None:
+    loader = DataLoader(PackingIterableDataset(documents(50), L), 4, collate_fn=collate)
+    assert len(list(loader)) > 3
+
+
+def test_bad_input() -> None:
+    with pytest.raises(DataError, match="the source of documents is empty"):
+        next(iter(PackingIterableDataset([], L)))
+    with pytest.raises(UsageError, match="buffer_size: 0"):
+        PackingIterableDataset([], L, 0)
+    with pytest.raises(UsageError, match="max_length: 0"):
+        PackingIterableDataset([], 0)
+    with pytest.raises(UsageError, match="best-fitt"):
+        PackingIterableDataset([], L, strategy="best-fitt")
+    with pytest.raises(DataError, match="document 0 has 33 tokens, max_length is 32"):
+        next(iter(PackingIterableDataset([range(33)], L, overlong="error")))
+    with pytest.raises(DataError, match="sequence 1: expected a flat sequence of integers"):
+        next(iter(PackingIterableDataset([[1], [0.5]], L)))
+
+
+# --- PackedBatch ---
+
+FOUR = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
+EXPECTED = {
+    "input_ids": [[1, 2, 3, 4, 5, 0, 0, 0], [6, 7, 8, 9, 10, 11, 12, 0]],
+    "labels": [[-100, 2, 3, -100, 5, -100, -100, -100], [-100, 7, 8, 9, -100, 11, 12, -100]],
+    "position_ids": [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 0, 1, 2, 0]],
+    "attention_mask": [[1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 0]],
+}
+
+
+def assert_expected(batch: PackedBatch) -> None:
+    for name, values in EXPECTED.items():
+        assert getattr(batch, name).tolist() == values
+        assert getattr(batch, name).dtype == torch.int64
+    assert batch.cu_seqlens.tolist() == [0, 3, 5, 8, 12, 15, 16]
+    assert batch.cu_seqlens.dtype == torch.int32
+    assert batch.max_seqlen == 4
+    assert len(batch) == 2
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+def test_a_plan_and_its_documents_become_tensors(make: Any) -> None:
+    plan = plan_packing([3, 2, 4, 3], 8, strategy="next-fit")
+    batch = pack_result_to_tensors(plan, [make(one) for one in FOUR])
+    assert_expected(batch)
+    assert_expected(batch.to("cpu"))
+
+
+def test_given_labels() -> None:
+    plan = plan_packing([3, 2], 8, strategy="next-fit")
+    batch = pack_result_to_tensors(plan, FOUR[:2], labels=[[7, 7, -100], [7, 9]], pad_token_id=5)
+    assert batch.labels.tolist() == [[-100, 7, -100, -100, 9, -100, -100, -100]]
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 5, 5, 5]]
+
+
+@pytest.mark.parametrize("lengths", [[3, 2, 4], [2, 3, 4, 3], [3, 2, 4, 2], [3, 2, 4, 4]])
+def test_a_plan_of_other_documents(lengths: list[int]) -> None:
+    with pytest.raises(DataError, match="the plan is not of the lengths of these sequences"):
+        pack_result_to_tensors(plan_packing(lengths, 8), FOUR)
+
+
+def test_a_plan_with_padding_inside_its_rows() -> None:
+    with pytest.raises(UsageError, match="a plan with a segment multiple of 4"):
+        pack_result_to_tensors(plan_packing([3, 2, 4, 3], 8, segment_multiple=4), FOUR)
+
+
+@pytest.mark.parametrize("overlong", ["split", "truncate", "drop"])
+def test_a_plan_with_overlong_documents(overlong: str) -> None:
+    plan = plan_packing([3, 20, 5], 8, overlong=overlong)
+    batch = pack_result_to_tensors(plan, [range(1, 4), range(1, 21), range(1, 6)])
+    assert batch.attention_mask.sum() == {"split": 28, "truncate": 16, "drop": 8}[overlong]
+
+
+def test_documents_are_packed_by_the_collator() -> None:
+    collate = partial(packed_collate_fn, max_length=8, strategy="next-fit")
+    for examples in (FOUR, [{"input_ids": one} for one in FOUR]):
+        (batch,) = DataLoader(examples, batch_size=4, collate_fn=collate)
+        assert_expected(batch)
+    with pytest.raises(UsageError, match="got documents and no max_length"):
+        packed_collate_fn(FOUR)
