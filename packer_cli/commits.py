@@ -78,8 +78,9 @@ def rejected_name(unit: int) -> str:
     return f"rejected-{unit:05d}.jsonl"
 
 
-def write_unit(folder: Path, record: UnitRecord) -> None:
-    put_file(_unit_path(folder, record.unit), sealed(msgspec.json.encode(record)))
+def write_unit(folder: Path, record: UnitRecord, *, durable: bool = True) -> None:
+    content = sealed(msgspec.json.encode(record))
+    put_file(_unit_path(folder, record.unit), content, durable=durable)
 
 
 def write_input(folder: Path, file: int, size: int, sha256: str) -> None:

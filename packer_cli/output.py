@@ -312,15 +312,19 @@ def write_file(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def put_file(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, whatever happens."""
+def put_file(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a file that is there whole or not at all. `durable`: after a power loss, too."""
     part = path.with_name(path.name + ".part")
-    write_file(part, content)
     try:
+        if durable:
+            write_file(part, content)
+        else:
+            part.write_bytes(content)
         os.rename(part, path)
     except OSError as error:
         raise from_os_error(error, path, "write") from error
-    sync(path.parent)
+    if durable:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -9,6 +9,7 @@ other rows than packing everything anew, but holds the same documents, each once
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -55,10 +56,14 @@ class Update:
     changed: bool
 
     def keep(self, work: Path) -> None:
-        """Have the units that stand recorded, but for those packed anew by a run before."""
+        """Have the units that stand recorded, but for those packed anew by a run before.
+
+        Not down to the disk, which would take a million units an hour: the records of the
+        result stay where they are, and a record that a power loss has cost counts as none.
+        """
         for record in self.reused:
             if commits.read_unit(work, record.work_unit) is None:
-                commits.write_unit(work, record)
+                commits.write_unit(work, record, durable=False)
         for index, found in self.digests.items():
             commits.write_input(work, index, *found)
 
@@ -84,7 +89,7 @@ def plan_update(
     same = _same_inputs(directory, manifest, found, checksum)
     files = _numbered(manifest, found)
     records = _reusable(_records(directory, manifest), directory, same)
-    standing = {part[0] for record in records for part in record.slices}
+    standing = {index for record in records for index in _inputs(record)}
     rest = [file for file in files if file.format and file.index not in standing]
     new: list[WorkUnit] = []
     if rest:
@@ -180,22 +185,25 @@ def _records(directory: Path, manifest: dict[str, Any]) -> Iterator[UnitRecord]:
 
 def _reusable(records: Iterable[UnitRecord], directory: Path, same: set[int]) -> list[UnitRecord]:
     """Those whose files are there, and that read nothing but inputs all of whose units stand."""
-    usable, left, before = set(same), list[UnitRecord](), -1
+    usable, left = set(same), list[UnitRecord]()
+    beside = defaultdict[int, list[set[int]]](list)  # input -> those of each unit that reads it
     for record in records:
         if commits.files_are_there(record, directory):
             left.append(record)
+            for index in _inputs(record):
+                beside[index].append(_inputs(record))
         else:
-            usable -= {part[0] for part in record.slices}
-    while len(left) != before:
-        before, stands = len(left), list[UnitRecord]()
-        for record in left:
-            inputs = {part[0] for part in record.slices}
-            if inputs <= usable:
-                stands.append(record)
-            else:
-                usable -= inputs
-        left = stands
-    return left
+            usable -= _inputs(record)
+    lost = [index for index in beside if index not in usable]
+    while lost:
+        for inputs in beside.pop(lost.pop(), ()):
+            lost += inputs & usable
+            usable -= inputs
+    return [record for record in left if _inputs(record) <= usable]
+
+
+def _inputs(record: UnitRecord) -> set[int]:
+    return {part[0] for part in record.slices}
 
 
 def _free(taken: set[int]) -> Iterator[int]:

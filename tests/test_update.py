@@ -246,3 +246,26 @@ def test_another_tokenizer_without_files_is_refused(folder: Path) -> None:
     assert_error(done, 2, "the tokenizer was not given, is now bytes")
     assert packer(*arguments).exit_code == 0
     assert packer("verify", "out", "-q").exit_code == 0
+
+
+def test_inputs_that_hang_together_by_their_units(folder: Path) -> None:
+    """Every unit reads the end of one input and the beginning of the next: all go, or none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = [f"{i}.parquet" for i in range(6)]
+    for seed, name in enumerate(names):
+        pq.write_table(
+            pa.table({"text": texts(seed, 30)}), name, row_group_size=10, compression="none"
+        )
+    options = ["-l", 64, "-t", "bytes", "--unit-bytes", 2500]
+    assert packer("pack", *names, *options, "-o", "out").exit_code == 0
+    units = json.loads(Path("out/manifest.json").read_bytes())["units"]
+    assert sum(len({part[0] for part in unit["slices"]}) > 1 for unit in units) > 2
+    pq.write_table(
+        pa.table({"text": texts(9, 30)}), names[-1], row_group_size=10, compression="none"
+    )
+    assert packer("pack", *names, *options, "--update", "-o", "out").exit_code == 0
+    expected = [t for seed in (0, 1, 2, 3, 4, 9) for t in texts(seed, 30)]
+    assert sorted(recover_texts("out")) == sorted(expected)
+    assert packer("verify", "out", "-q").exit_code == 0
