@@ -25,7 +25,7 @@ from packer_cli import commits, manifest, output
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.discovery import find_inputs, plan_units
 from packer_cli.early import EarlyReference
-from packer_cli.errors import Interrupted, PackerError, UsageError
+from packer_cli.errors import InputChangedError, Interrupted, PackerError, UsageError
 from packer_cli.finalize import finalize
 from packer_cli.progress import Progress
 from packer_cli.ranks import finalize_if_last
@@ -108,7 +108,7 @@ def pack(
         try:
             _pack_rest(run, chosen, claim.work, options, notify, stop, early)
         except PackerError as error:
-            raise _with_progress(error, run, claim.work) from error
+            raise _with_progress(error, run, claim.work, may_replace) from error
         if options.rank is None:
             return finalize(run, destination)
     return finalize_if_last(destination, notify)
@@ -173,12 +173,14 @@ def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
     return progress
 
 
-def _with_progress(error: PackerError, run: Run, work: Path) -> PackerError:
+def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) -> PackerError:
     """The error, with what is kept of the run."""
     done = sum(1 for _ in work.glob(output.UNIT_RECORDS)) if run.resumable else 0
     kept = f"{done} of {len(run.units)} units are packed; run the same command again to go on"
     if isinstance(error, Interrupted):
         tip = kept if done else "run the same command again to start over"
+    elif isinstance(error, InputChangedError):  # the units would be refused as those of others
+        tip = error.tip if may_replace or not done else f"{error.tip}, with --overwrite"
     else:
         tip = f"{error.tip}; {kept}" if done else error.tip
     return type(error)(error.message, tip)

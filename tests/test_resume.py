@@ -358,3 +358,27 @@ def test_an_update_throws_no_other_run_away(interrupted: Path) -> None:
     assert packer(*arguments("out", "--update")).exit_code == 0
     assert packer(*arguments("fresh")).exit_code == 0
     assert contents("out") == contents("fresh")
+
+
+def test_an_input_that_changes_is_not_to_be_gone_on_with(inputs: Path) -> None:
+    """The same command again would be refused: it is another run."""
+    changing = """
+import os
+from packer_cli import cli
+rename, left = os.rename, [5]
+def renamed(a, b):
+    rename(a, b)
+    left[0] -= "unit-" in str(b)
+    if left == [0]:
+        os.truncate("a.jsonl", 1000)
+os.rename = renamed
+cli.main()
+"""
+    command = [sys.executable, "-c", changing, *arguments("out", "--workers", "1")]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert failed.returncode == 1
+    message, tip = failed.stderr.splitlines()
+    assert message.startswith("error: a.jsonl: changed while it was read (")
+    assert tip.endswith("then run again, with --overwrite")
+    assert_error(packer(*arguments("out")), 2, "a.jsonl was written to")
+    assert packer(*arguments("out", "--overwrite", "--on-error", "skip")).exit_code == 0
