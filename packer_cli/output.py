@@ -38,7 +38,8 @@ _LOCK = "lock"
 _RANK_LOCK = "rank-{}-of-{}." + _LOCK
 _TRIES, _SECONDS = 100, 0.05  # to join other ranks: who ends one keeps all out for a moment
 _OURS = (
-    "shard-*-*.arrow", MANIFEST, INCOMPLETE, "state.json", "dataset_info.json", "rejected.jsonl",
+    f"shard-{'[0-9]' * 5}*-{'[0-9]' * 3}*.arrow",
+    MANIFEST, INCOMPLETE, "state.json", "dataset_info.json", "rejected.jsonl",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
     "units.jsonl", INPUT_TIMES,
 )  # fmt: skip

@@ -20,14 +20,15 @@ from packer_cli.run import RUN, Run, load_run
 from packer_cli.worker import shared_inputs
 
 _AUTO = "auto"
-# (rank, world size, rank of the first) as job schedulers and launchers say them.
+# (rank, world size, rank of the first, step) as job schedulers and launchers say them.
 _VARIABLES = (
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
-    ("SLURM_PROCID", "SLURM_NTASKS", ""),
-    ("RANK", "WORLD_SIZE", ""),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ""),
-    ("JOB_COMPLETION_INDEX", "", ""),
-)
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN",
+     "SLURM_ARRAY_TASK_STEP"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "", ""),
+    ("RANK", "WORLD_SIZE", "", ""),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "", ""),
+    ("JOB_COMPLETION_INDEX", "", "", ""),
+)  # fmt: skip
 
 
 def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]:
@@ -51,6 +52,8 @@ def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]
         found[name] = _from_environment(known[0][place])
         if name == "rank" and known[0][2] in os.environ:
             found[name] = _from_environment(known[0][place]) - _from_environment(known[0][2])
+        if name == "rank" and known[0][3] in os.environ:  # --array=0-6:2
+            found[name] = (found[name] or 0) // max(1, _from_environment(known[0][3]))
     return found
 
 

@@ -106,6 +106,15 @@ def test_ranks_must_agree() -> None:
             },
             ["--world-size", "auto"],
         ),
+        (
+            {
+                "SLURM_ARRAY_TASK_ID": "12",
+                "SLURM_ARRAY_TASK_COUNT": "2",
+                "SLURM_ARRAY_TASK_MIN": "7",
+                "SLURM_ARRAY_TASK_STEP": "5",
+            },
+            ["--rank", "auto", "--world-size", "auto"],
+        ),
         ({"RANK": "1", "WORLD_SIZE": "2"}, ["--rank", "auto", "--world-size", "auto"]),
         ({"JOB_COMPLETION_INDEX": "1"}, ["--world-size", "2"]),
     ],

@@ -382,3 +382,10 @@ cli.main()
     assert tip.endswith("then run again, with --overwrite")
     assert_error(packer(*arguments("out")), 2, "a.jsonl was written to")
     assert packer(*arguments("out", "--overwrite", "--on-error", "skip")).exit_code == 0
+
+
+def test_files_named_nearly_like_shards_are_not_removed(inputs: Path) -> None:
+    assert packer(*arguments("out")).exit_code == 0
+    Path("out/shard-my-notes.arrow").write_bytes(b"mine")
+    assert packer(*arguments("out", "--overwrite", "-l", "128")).exit_code == 0
+    assert Path("out/shard-my-notes.arrow").read_bytes() == b"mine"
