@@ -70,9 +70,8 @@ def _number(name: str, text: str) -> int:
 def finalize_if_last(destination: Path, notify: Callable[[str], None]) -> dict[str, Any] | None:
     """The manifest, when no other rank is at work any more and all units are packed."""
     work = destination / output.WORK
-    run = load_run(work / RUN)
-    # before the claim, which would keep those out that begin now
-    if run is not None and (missing := _missing(run, work)):
+    # before it is locked, or a rank that begins now would find it locked
+    if (run := load_run(work / RUN)) and (missing := _missing(run, work)):
         notify(f"{destination}: {missing} are still to be packed by other ranks")
         return None
     try:
