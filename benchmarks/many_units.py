@@ -22,7 +22,7 @@ from packer_cli.cli import default_output
 from packer_cli.config import PackConfig
 from packer_cli.finalize import finalize
 from packer_cli.records import InputFile, Slice, WorkUnit
-from packer_cli.run import RUN, Run
+from packer_cli.run import RUN, Run, sealed
 from packer_cli.shapes import Shape
 
 UNITS = 1_000_000
@@ -61,7 +61,7 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> Run:
             counts=counts | {"files": [[unit.index, *record.counts["files"][0][1:]]]},
             inputs=[(unit.index, size, "0" * 64)],
         )
-        (work / f"unit-{unit.index:05d}.json").write_bytes(msgspec.json.encode(found))
+        (work / f"unit-{unit.index:05d}.json").write_bytes(sealed(msgspec.json.encode(found)))
         (work / name).write_bytes(b"0")
     return made
 

@@ -511,12 +511,7 @@ def pack(
         )
         if manifest is None:  # there is more for other ranks to do
             return
-        _print_report(destination, manifest, as_json=as_json, detail=False)
-        if "incomplete" in manifest:
-            raise ThresholdMissed(
-                f"{destination}: {manifest['incomplete']}",
-                f"the output is {kept}; see --overlong and --max-length",
-            )
+        _print_packed(destination, manifest, as_json=as_json, kept=kept)
 
 
 @app.command(no_args_is_help=True)
@@ -536,7 +531,7 @@ def finalize(
         from packer_cli.storage import local
 
         directory = local(name, "ranks only share local directories")
-        _print_report(directory, ranks.finalize_now(directory), as_json=as_json, detail=False)
+        _print_packed(directory, ranks.finalize_now(directory), as_json=as_json)
 
 
 @app.command(no_args_is_help=True)
@@ -738,6 +733,22 @@ def export(
             print(json.dumps({"output": str(output), "format": to} | counts, indent=1))
         else:
             print(f"{output}: {', '.join(f'{n:,} {key}' for key, n in counts.items())}, as {to}")
+
+
+def _print_packed(
+    directory: Path | str,
+    manifest: dict[str, Any],
+    *,
+    as_json: bool,
+    kept: str = "kept, marked incomplete",
+) -> None:
+    """The report at the end of a run. Raises ThresholdMissed when its result is incomplete."""
+    _print_report(directory, manifest, as_json=as_json, detail=False)
+    if "incomplete" in manifest:
+        raise ThresholdMissed(
+            f"{directory}: {manifest['incomplete']}",
+            f"the output is {kept}; see --overlong and --max-length",
+        )
 
 
 def _print_report(

@@ -1,5 +1,7 @@
 """Commit records: a unit is done if and only if its record exists and its files match.
 
+Each is sealed: one that is damaged counts as none, and its unit is packed again.
+
 .packer/unit-00005.json   written once all files of unit 5 are on the disk
 .packer/input-00003.json  the digest of an input that several units read
 units.jsonl               the units' records of a finished result, which `--update` reads
@@ -16,9 +18,10 @@ import msgspec
 from msgspec.structs import replace
 
 from packer_cli.counts import Counts
-from packer_cli.errors import InternalError, from_os_error
+from packer_cli.errors import DataError, InternalError, from_os_error
 from packer_cli.output import put_file
 from packer_cli.records import Slice, WorkUnit
+from packer_cli.run import sealed, unsealed
 from packer_cli.shards import Shard
 
 UNITS = "units.jsonl"
@@ -49,7 +52,12 @@ class UnitRecord(msgspec.Struct, frozen=True):
     rejected_from: int = 0
 
     def is_of(self, unit: WorkUnit) -> bool:
-        return self.unit == unit.index and self.slices == slices_of(unit)
+        own = [f"shard-{unit.index:05d}-{part:03d}.arrow" for part in range(len(self.shards))]
+        return (
+            (self.unit, self.slices) == (unit.index, slices_of(unit))
+            and [shard.file for shard in self.shards] == own
+            and all(shard.unit == self.unit for shard in self.shards)
+        )
 
     @property
     def work_unit(self) -> WorkUnit:
@@ -70,12 +78,14 @@ def rejected_name(unit: int) -> str:
     return f"rejected-{unit:05d}.jsonl"
 
 
-def write_unit(folder: Path, record: UnitRecord) -> None:
-    put_file(_unit_path(folder, record.unit), msgspec.json.encode(record))
+def write_unit(folder: Path, record: UnitRecord, *, durable: bool = True) -> None:
+    content = sealed(msgspec.json.encode(record))
+    put_file(_unit_path(folder, record.unit), content, durable=durable)
 
 
 def write_input(folder: Path, file: int, size: int, sha256: str) -> None:
-    put_file(_input_path(folder, file), msgspec.json.encode(_InputRecord(size, sha256)))
+    content = msgspec.json.encode(_InputRecord(size, sha256))
+    put_file(_input_path(folder, file), sealed(content))
 
 
 def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
@@ -110,10 +120,14 @@ def require_unit(folder: Path, unit: WorkUnit) -> UnitRecord:
 
 
 def counts_of(record: UnitRecord) -> Counts:
+    """Raises DataError when they cannot be counts."""
     try:
         return Counts.from_json(record.counts)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InternalError(f"the record of unit {record.unit} is damaged: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"the record of unit {record.unit} is damaged: {error}",
+            "to pack everything anew, --overwrite",
+        ) from error
 
 
 def as_line(record: UnitRecord) -> bytes:
@@ -148,6 +162,6 @@ def _size(path: Path) -> int:
 
 def _decoded(path: Path, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, ValueError):
+        return msgspec.json.decode(unsealed(path.read_bytes()), type=kind)
+    except (OSError, ValueError, RecursionError):
         return None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from packer_cli.config import MAX_LENGTH_LIMIT
 from packer_cli.fitting import Loss
 from packer_cli.records import Int32, Int64
 
@@ -82,6 +83,8 @@ def _unpacked(text: str) -> Int64:
         steps, counts = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").reshape(2, -1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
+    if steps.min(initial=0) < 0 or steps.sum() > MAX_LENGTH_LIMIT:
+        raise ValueError("lengths beyond any row")
     out = np.zeros(int(steps.sum()) + 1, np.int64)
     out[np.cumsum(steps)] = counts
     return out
@@ -185,8 +188,10 @@ class Counts:
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> Counts:
         """Of what `as_json` gave. Raises ValueError or TypeError for anything else."""
-        counts = cls()
+        counts, known = cls(), {item.name for item in fields(cls)}
         for name, value in said.items():
+            if name not in known:
+                raise ValueError(f"{name} is no count")
             mine = getattr(counts, name)
             if name == "files":
                 value = {index: FileCounts(*figures) for index, *figures in value}  # noqa: PLW2901
@@ -194,8 +199,12 @@ class Counts:
                 value = _unpacked(value)  # noqa: PLW2901
             elif isinstance(mine, np.ndarray):
                 value = np.array(value, np.int64)  # noqa: PLW2901
+                if value.shape != mine.shape:
+                    raise ValueError(f"{name} has {value.size} figures, not {mine.size}")
             elif isinstance(mine, AttentionCost):
                 value = AttentionCost(*value)  # noqa: PLW2901
+            elif not isinstance(value, int):
+                raise TypeError(f"{name} is {value!r}")
             setattr(counts, name, value)
         return counts
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from packer_cli import storage
 from packer_cli.config import GIB, MIB, PackConfig
-from packer_cli.errors import DataError, UsageError, from_os_error
+from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
 from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
 from packer_cli.readers import reader_for
 from packer_cli.readers.byte_streams import COMPRESSIONS, STDIN
@@ -239,7 +239,7 @@ def check_unchanged(file: InputFile) -> None:
     except OSError as error:
         raise from_os_error(error, file.path, "read") from error
     if (found.size, found.version) != (file.size, file.mtime_ns):
-        raise DataError(
+        raise InputChangedError(
             f"{file.path}: changed while it was read ({file.size} bytes, now {found.size})",
             "wait until nothing writes to it, then run again",
         )

@@ -32,6 +32,10 @@ class DataError(PackerError):
     exit_code = 1
 
 
+class InputChangedError(DataError):
+    """An input is not what it was when the run began: what is packed of it is of no use."""
+
+
 class ThresholdMissed(PackerError):
     """A limit that the user set was not met (exit 1)."""
 

@@ -124,6 +124,11 @@ def _join(rejected: list[UnitRecord], destination: Path) -> None:
                 while data := part.read(min(left, _COPY_BYTES)):
                     whole.write(data)
                     left -= len(data)
+            if left:
+                raise DataError(
+                    f"{destination}: the rejected records of unit {record.unit} are cut short",
+                    "to pack everything anew, --overwrite",
+                )
 
 
 def _for_datasets(shards: list[Shard]) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -35,8 +36,11 @@ UNIT_RECORDS = "unit-*.json"
 REPLACING = "replacing.json"
 INPUT_TIMES = "input_times.json"
 _LOCK = "lock"
+_RANK_LOCK = "rank-{}-of-{}." + _LOCK
+_TRIES, _SECONDS = 100, 0.05  # to join other ranks: who ends one keeps all out for a moment
 OURS = (
-    "shard-*-*.arrow", MANIFEST, INCOMPLETE, "state.json", "dataset_info.json", "rejected.jsonl",
+    f"shard-{'[0-9]' * 5}*-{'[0-9]' * 3}*.arrow",
+    MANIFEST, INCOMPLETE, "state.json", "dataset_info.json", "rejected.jsonl",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
     "units.jsonl", INPUT_TIMES,
 )  # fmt: skip
@@ -57,7 +61,6 @@ class Claim:
 
     output: Path
     work: Path
-    may_replace: bool
     notify: Callable[[str], None]
     ended: Run | None
     shared: bool
@@ -70,31 +73,37 @@ def claimed(
     *,
     may_replace: bool,
     notify: Callable[[str], None],
-    rank: int | None = None,
+    rank: tuple[int, int] | None = None,
 ) -> Iterator[Claim]:
     """Make `output` ours, with the units that an interrupted run has packed.
 
     They stay there when this one fails, too, for the next; whatever else is left goes.
-    `may_replace`: an earlier result. `rank`: others may pack units of the same run meanwhile.
-    Raises UsageError when the directory holds something that must not be replaced, InUseError
-    when another run is writing to it.
+    `may_replace`: an earlier result. `rank`: and how many there are: others may pack units of the
+    same run meanwhile, or have finished it, which is theirs to look at. Raises UsageError when the
+    directory holds something that must not be replaced, InUseError when another run is writing
+    to it.
     """
     refuse_inputs_inside(output, files)
     try:
-        work, created, ended = output / WORK, not output.exists(), None
+        work, created, shared = output / WORK, not output.exists(), rank is not None
         if not (work / REPLACING).exists():
-            _refuse_foreign(output, may_replace)
-        shared = rank is not None
-        with _locked(work, _LOCK, notify, shared=shared), ExitStack() as stack:
+            _refuse_foreign(output, may_replace or shared)
+        with ExitStack() as stack:
+            if shared:
+                stack.callback(_clean, output)
+            stack.enter_context(_locked(work, _LOCK, notify, shared=shared))
             try:
-                if shared:
-                    stack.enter_context(_locked(work, f"rank-{rank}.{_LOCK}", notify))
-                if (work / REPLACING).exists():
-                    ended = load_run(work / REPLACING)
-                    _put_in_place(output)
-                else:
-                    _refuse_foreign(output, may_replace)  # now that nobody else can change it
-                yield Claim(output, work, may_replace, notify, ended, shared)
+                if rank is not None:
+                    number, size = rank
+                    own = _locked(work, _RANK_LOCK.format(number, size), notify)
+                    stack.enter_context(own)
+                with _waiting_for(work / f"begin.{_LOCK}"):  # ranks begin at the same time
+                    if rank is not None:
+                        _refuse_other_ranks(work, size)
+                    ended = _ended(output)
+                if ended is None:  # now that nobody else can change it
+                    _refuse_foreign(output, may_replace or shared)
+                yield Claim(output, work, notify, ended, shared)
             finally:
                 if not (shared or is_begun(work) or (work / REPLACING).exists()):
                     _remove(output, created)
@@ -102,29 +111,33 @@ def claimed(
         raise from_os_error(error, error.filename or output, "write") from error
 
 
-def begin(claim: Claim, run: Run, side_files: dict[str, bytes]) -> bool:
+def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: bool) -> bool:
     """Make the work folder that of `run`, with the units that it has already; False when its
     result is in place. Raises UsageError for units or a result that may not be thrown away.
 
-    `side_files`: those of `run`, by name.
+    `side_files`: those of `run`, by name. `may_replace`: what another run has packed.
     """
     with _waiting_for(claim.work / f"begin.{_LOCK}"):  # ranks begin at the same time
-        return _begin(claim, run, side_files)
+        return _begin(claim, run, side_files, may_replace)
 
 
-def _begin(claim: Claim, run: Run, side_files: dict[str, bytes]) -> bool:
+def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bool) -> bool:
     output, work = claim.output, claim.work
     if claim.ended is not None:
         if not differences(claim.ended, run):
             return False
-        _refuse_foreign(output, claim.may_replace)
+        _refuse_foreign(output, may_replace)
     if run.resumable and (is_begun(work) or (claim.shared and (work / RUN).exists())):
         earlier = load_run(work / RUN)
-        differ = ["another packer began it"] if earlier is None else differences(earlier, run)
+        differ = (
+            ["it is damaged, or of another packer"]
+            if earlier is None
+            else differences(earlier, run)
+        )
         if not differ:
             put_file(work / RUN, run.to_bytes())  # its limits may be others
             return True
-        if not claim.may_replace:
+        if not may_replace:
             raise UsageError(
                 f"{output}: holds an unfinished run that differs: {'; '.join(differ)}",
                 "to go on with it, give its options and inputs; to start over, --overwrite",
@@ -136,7 +149,40 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes]) -> bool:
     for name, content in side_files.items():
         write_file(work / name, content)
     put_file(work / RUN, run.to_bytes())
+    sync(output)
+    if os.access(output.parent, os.R_OK):
+        sync(output.parent)  # or a power loss takes all of it, however complete
     return True
+
+
+def _ended(output: Path) -> Run | None:
+    """The run that was interrupted while putting its result in place, which is done now."""
+    work = output / WORK
+    if not (work / REPLACING).exists():
+        return None
+    ended = load_run(work / REPLACING)
+    return ended if _put_in_place(output) else None
+
+
+def _clean(output: Path) -> None:
+    """Remove the locks of ranks from a result, if this was the last of them."""
+    if (output / WORK).is_dir() and holds_result(output):
+        with suppress(InUseError), claimed(output, [], may_replace=True, notify=lambda line: None):
+            pass
+
+
+def _refuse_other_ranks(work: Path, size: int) -> None:
+    """InUseError when ranks of another world size are at work: both would pack some units."""
+    for path in work.glob(_RANK_LOCK.format("*", "*")):
+        if not path.match(_RANK_LOCK.format("*", size)):
+            with open(path) as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise InUseError(
+                        f"{work.parent}: ranks of another --world-size than {size} are at work",
+                        "give that --world-size, or wait for them to end",
+                    ) from None
 
 
 def forget(work: Path) -> None:
@@ -153,18 +199,27 @@ def _locked(
     work: Path, name: str, notify: Callable[[str], None], *, shared: bool = False
 ) -> IO[str]:
     """Make the work folder and open a lock in it, held until closed or until the process ends."""
-    for _ in range(100):
+    for attempt in range(_TRIES):
         try:
             work.mkdir(parents=True, exist_ok=True)
-            lock = open(work / name, "w")  # noqa: SIM115
+            # network file systems want what is locked by several to be open for reading, too
+            lock = open(work / name, "w+")  # noqa: SIM115
         except FileNotFoundError:
             continue  # a run that ended just now took its folder with it
         try:
             fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            break
+            if not shared or attempt == _TRIES - 1:
+                break
+            time.sleep(_SECONDS)
+            continue
         except OSError as error:  # some network file systems have no locks
+            if shared:
+                raise DataError(
+                    f"{work}: cannot be locked: {error.strerror}; ranks need it to tell the last",
+                    "choose an --output on another file system, or leave out --rank",
+                ) from error
             notify(f"{work} cannot be locked ({error.strerror}); let no other run write there")
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock.fileno()), os.stat(work / name)):
@@ -178,7 +233,7 @@ def _locked(
 
 @contextmanager
 def _waiting_for(path: Path) -> Iterator[None]:
-    with open(path, "w") as lock:
+    with open(path, "w+") as lock:
         with suppress(OSError):  # said before
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -199,6 +254,14 @@ def refuse_inputs_inside(output: str | Path, files: Sequence[InputFile]) -> None
             )
 
 
+def finished(output: Path) -> UsageError:
+    """The error for a result that is not to be replaced."""
+    return UsageError(
+        f"{output}: holds a finished result",
+        "choose another --output, or replace it with --overwrite",
+    )
+
+
 def _refuse_foreign(output: Path, overwrite: bool) -> None:
     if output.exists() and not output.is_dir():
         raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
@@ -206,10 +269,7 @@ def _refuse_foreign(output: Path, overwrite: bool) -> None:
         return
     if holds_result(output):
         if not overwrite:
-            raise UsageError(
-                f"{output}: holds a finished result",
-                "choose another --output, or replace it with --overwrite",
-            )
+            raise finished(output)
     elif not (output / WORK).is_dir():
         raise UsageError(
             f"{output}: is not empty, and not a result of packer",
@@ -255,15 +315,19 @@ def write_file(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def put_file(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, whatever happens."""
+def put_file(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a file that is there whole or not at all. `durable`: after a power loss, too."""
     part = path.with_name(path.name + ".part")
-    write_file(part, content)
     try:
+        if durable:
+            write_file(part, content)
+        else:
+            part.write_bytes(content)
         os.rename(part, path)
     except OSError as error:
         raise from_os_error(error, path, "write") from error
-    sync(path.parent)
+    if durable:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:
@@ -291,6 +355,7 @@ def replace(output: Path) -> None:
     """
     work = output / WORK
     try:
+        sync(work)  # first: what is being put in place must be there
         os.rename(work / RUN, work / REPLACING)
         sync(work)
         _put_in_place(output)
@@ -298,12 +363,13 @@ def replace(output: Path) -> None:
         raise from_os_error(error, error.filename or output, "write") from error
 
 
-def _put_in_place(output: Path) -> None:
+def _put_in_place(output: Path) -> bool:
     """What `replace` does, from wherever it ended. The old manifest goes first: whatever moment
-    this ends at, a directory with a manifest is complete.
+    this ends at, a directory with a manifest is complete. False when the new one is damaged or
+    gone: the run is then an unfinished one again.
     """
     work = output / WORK
-    if (work / MANIFEST).exists():
+    if is_manifest(work / MANIFEST):
         new = msgspec.json.decode((work / MANIFEST).read_bytes())
         names = {INPUT_TIMES, *new["side_files"], *(shard["file"] for shard in new["shards"])}
         for manifest in (MANIFEST, INCOMPLETE):
@@ -321,4 +387,8 @@ def _put_in_place(output: Path) -> None:
         # a result that missed --max-loss gets a name that says so
         os.replace(work / MANIFEST, output / (INCOMPLETE if "incomplete" in new else MANIFEST))
         sync(output)
+    elif (work / MANIFEST).exists() or not holds_result(output):
+        os.rename(work / REPLACING, work / RUN)
+        return False
     _empty(work)
+    return True

@@ -26,14 +26,14 @@ from packer_cli import commits, manifest, output, storage
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.discovery import find_inputs, plan_units
 from packer_cli.early import EarlyReference
-from packer_cli.errors import Interrupted, PackerError, UsageError
+from packer_cli.errors import InputChangedError, Interrupted, PackerError, UsageError
 from packer_cli.finalize import finalize
 from packer_cli.progress import Progress
 from packer_cli.publish import check_options, publish
 from packer_cli.ranks import finalize_if_last
 from packer_cli.readers import detect_shape
-from packer_cli.readers.byte_streams import begin_stdin
-from packer_cli.records import WorkUnit
+from packer_cli.readers.byte_streams import STDIN, begin_stdin
+from packer_cli.records import InputFile, WorkUnit
 from packer_cli.run import Run
 from packer_cli.source import Chosen, choose_encoding
 from packer_cli.threads import Task, run_all
@@ -70,6 +70,7 @@ def pack(
     stop = threading.Event()
     begin_stdin(stop.is_set)
     files = find_inputs(inputs, config, notify)
+    _refuse_shared_stdin(files, options)
     shape = detect_shape(files, config)
     config = config.for_shape(shape)
     chosen = choose_encoding(shape, config, tokenizer_name, notify)
@@ -89,20 +90,27 @@ def pack(
             overwrite=options.overwrite, notify=notify, show_progress=options.progress,
         )  # fmt: skip
     destination = Path(destination)
+    rank = None
+    if options.rank is not None and options.world_size is not None:
+        rank = options.rank, options.world_size
     may_replace = options.overwrite or options.update
     with output.claimed(
-        destination, files, may_replace=may_replace, notify=notify, rank=options.rank
+        destination, files, may_replace=may_replace, notify=notify, rank=rank
     ) as claim:
         update = None
-        if options.update and output.holds_result(destination):
+        if (options.update or rank) and output.holds_result(destination):
             earlier = manifest.load(destination, incomplete_too=True)
             update = plan_update(
-                destination, earlier, files, shape, config, hashes, checksum=options.checksum
-            )
+                destination, earlier, files, shape, config, chosen.name, hashes,
+                checksum=options.checksum,
+            )  # fmt: skip
             if not update.changed:
-                notify(f"{destination}: up to date")
-                output.forget(claim.work)
+                notify(f"{destination}: {'finished already' if rank else 'up to date'}")
+                if not rank:
+                    output.forget(claim.work)
                 return earlier
+            if rank:
+                raise output.finished(destination)
         run = Run(
             config,
             shape,
@@ -128,7 +136,9 @@ def _pack_claimed(
     early: EarlyReference | None,
 ) -> dict[str, Any] | None:
     """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
-    if not output.begin(claim, run, chosen.side_files):
+    # an update of nothing is a run like any other: it throws no other's units away
+    may_replace = options.overwrite or update is not None
+    if not output.begin(claim, run, chosen.side_files, may_replace=may_replace):
         notify(f"{claim.output}: was complete but for its last step")
         return manifest.load(claim.output, incomplete_too=True)
     if update is not None:
@@ -136,7 +146,7 @@ def _pack_claimed(
     try:
         _pack_rest(run, chosen, claim.work, options, notify, stop, early)
     except PackerError as error:
-        raise _with_progress(error, run, claim.work) from error
+        raise _with_progress(error, run, claim.work, may_replace) from error
     return finalize(run, claim.output) if options.rank is None else None
 
 
@@ -199,15 +209,31 @@ def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
     return progress
 
 
-def _with_progress(error: PackerError, run: Run, work: Path) -> PackerError:
+def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) -> PackerError:
     """The error, with what is kept of the run."""
     done = sum(1 for _ in work.glob(output.UNIT_RECORDS)) if run.resumable else 0
     kept = f"{done} of {len(run.units)} units are packed; run the same command again to go on"
     if isinstance(error, Interrupted):
         tip = kept if done else "run the same command again to start over"
+    elif isinstance(error, InputChangedError):  # the units would be refused as those of others
+        tip = error.tip if may_replace or not done else f"{error.tip}, with --overwrite"
     else:
         tip = f"{error.tip}; {kept}" if done else error.tip
     return type(error)(error.message, tip)
+
+
+def _refuse_shared_stdin(files: list[InputFile], options: RunOptions) -> None:
+    """UsageError where others cannot read what we would: each would take the run for its own."""
+    if any(file.path == STDIN for file in files):
+        for option, given in (
+            ("--rank", options.rank is not None),
+            ("--engine ray", options.engine == "ray"),
+        ):
+            if given:
+                raise UsageError(
+                    f"{option}: does not go with stdin, which only one process can read",
+                    "write the data to a file, and name that",
+                )
 
 
 def _refuse_other_than_utf8(config: PackConfig, tokenizer: str | None) -> None:

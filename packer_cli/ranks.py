@@ -20,14 +20,15 @@ from packer_cli.run import RUN, Run, load_run
 from packer_cli.worker import shared_inputs
 
 _AUTO = "auto"
-# (rank, world size, rank of the first) as job schedulers and launchers say them.
+# (rank, world size, rank of the first, step) as job schedulers and launchers say them.
 _VARIABLES = (
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
-    ("SLURM_PROCID", "SLURM_NTASKS", ""),
-    ("RANK", "WORLD_SIZE", ""),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ""),
-    ("JOB_COMPLETION_INDEX", "", ""),
-)
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN",
+     "SLURM_ARRAY_TASK_STEP"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "", ""),
+    ("RANK", "WORLD_SIZE", "", ""),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "", ""),
+    ("JOB_COMPLETION_INDEX", "", "", ""),
+)  # fmt: skip
 
 
 def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]:
@@ -51,6 +52,8 @@ def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]
         found[name] = _from_environment(known[0][place])
         if name == "rank" and known[0][2] in os.environ:
             found[name] = _from_environment(known[0][place]) - _from_environment(known[0][2])
+        if name == "rank" and known[0][3] in os.environ:  # --array=0-6:2
+            found[name] = (found[name] or 0) // max(1, _from_environment(known[0][3]))
     return found
 
 
@@ -76,7 +79,7 @@ def finalize_if_last(destination: Path, notify: Callable[[str], None]) -> dict[s
             run = load_run(claim.work / RUN)
             if run is None:  # another rank was the last
                 return manifest.load(destination, incomplete_too=True)
-            return finalize(run, destination)
+            return None if _missing(run, claim.work) else finalize(run, destination)
     except output.InUseError:
         notify(f"{destination}: other ranks are at work; the last one finishes")
         return None
@@ -84,10 +87,13 @@ def finalize_if_last(destination: Path, notify: Callable[[str], None]) -> dict[s
 
 def finalize_now(destination: Path) -> dict[str, Any]:
     """The manifest of what ranks have packed. Raises DataError when units are missing."""
-    if not (destination / output.WORK / RUN).is_file():
+    work = destination / output.WORK
+    if not ((work / RUN).is_file() or (work / output.REPLACING).is_file()):
         manifest.load(destination, incomplete_too=True)  # says what is wrong, if anything is
         raise UsageError(f"{destination}: is finished already", "see packer stats")
     with output.claimed(destination, [], may_replace=True, notify=lambda message: None) as claim:
+        if claim.ended is not None:
+            return manifest.load(destination, incomplete_too=True)
         run = load_run(claim.work / RUN)
         if run is None:
             raise DataError(

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import packer_cli
 from packer_cli.config import RunOptions
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError
 from packer_cli.progress import Progress
@@ -117,6 +118,11 @@ def _pack_all(
                     ) from error
                 except ray.exceptions.RayTaskError as error:
                     raise (error.cause if isinstance(error.cause, PackerError) else error) from None
+                except ray.exceptions.RayError as error:  # memory ran out, a machine was lost, ...
+                    raise DataError(
+                        f"unit {unit.index}: Ray could not run it: {str(error).splitlines()[0]}",
+                        "see Ray's logs for why; run the same command again to go on",
+                    ) from error
                 progress.read(sum(part.weight for part in unit.slices), documents)
                 progress.wrote(tokens, slots)
     except BaseException as error:
@@ -127,31 +133,38 @@ def _pack_all(
         raise
 
 
-_workers: dict[str, Worker] = {}
+_Told = tuple[str, str, str, str]  # the run's digest, work folder, current directory, backend
+_workers: dict[_Told, Worker] = {}
 
 
-def _pack_unit(told: tuple[str, str, str, str], unit: WorkUnit) -> tuple[int, int, int]:
+def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
     """In a Ray worker: (documents, tokens, places for tokens) of the unit it has packed.
 
     The worker's process keeps the loaded tokenizer for the units to come.
     """
     key, folder, directory, backend = told
-    if key not in _workers:
+    if told not in _workers:
         os.chdir(directory)  # the inputs are named from there
         run = load_run(Path(folder) / RUN)
-        if run is None:
+        # nor that of an earlier run, which a network file system may still show
+        if run is None or hashlib.sha256(run.to_bytes()).hexdigest() != key:
             raise DataError(
                 f"{folder}/{RUN}: cannot be read by this worker",
                 "the output must be a directory that all machines see, and their packer the same",
             )
+        if run.packer_version != packer_cli.__version__:
+            raise DataError(
+                f"this worker has packer {packer_cli.__version__}, the run {run.packer_version}",
+                "install the same packer on all machines",
+            )
         for old in list(_workers):
             _workers.pop(old).close()
         options = RunOptions(workers=1, tokenizer_backend=backend, progress=False)
-        _workers[key] = Worker(
+        _workers[told] = Worker(
             run, chosen_for(run, Path(folder)), [unit], Path(folder), options,
             lambda message: None, threading.Event(), Progress(0, show=False),
         )  # fmt: skip
-    result = _workers[key].pack(unit)
-    _workers[key].commit(result)
+    result = _workers[told].pack(unit)
+    _workers[told].commit(result)
     counts = result.counts
-    return counts.documents, counts.tokens, counts.rows * _workers[key].max_length
+    return counts.documents, counts.tokens, counts.rows * _workers[told].max_length

@@ -8,6 +8,7 @@ from an equal Run, or is told in which way the two differ.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import msgspec
 
 import packer_cli
 from packer_cli.config import PackConfig
+from packer_cli.errors import UsageError
 from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.shapes import Shape
@@ -51,15 +53,28 @@ class Run:
         return all(file.path != STDIN for file in self.files)
 
     def to_bytes(self) -> bytes:
-        return msgspec.json.encode(self)
+        return sealed(msgspec.json.encode(self))
 
 
 def load_run(path: Path) -> Run | None:
     """What `to_bytes` wrote; None when there is none, or none that this packer can read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Run)
-    except (OSError, ValueError, TypeError):  # msgspec's and our own errors are ValueErrors
+        return msgspec.json.decode(unsealed(path.read_bytes()), type=Run)
+    except (OSError, ValueError, TypeError, RecursionError, UsageError):
         return None
+
+
+def sealed(content: bytes) -> bytes:
+    """With a first line that tells whether it is still what was written."""
+    return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+
+
+def unsealed(data: bytes) -> bytes:
+    """What was sealed. Raises ValueError when it is not that any more."""
+    seal, _, content = data.partition(b"\n")
+    if seal != hashlib.sha256(content).hexdigest().encode():
+        raise ValueError("not what was written")
+    return content
 
 
 def differences(old: Run, new: Run) -> list[str]:
@@ -70,9 +85,7 @@ def differences(old: Run, new: Run) -> list[str]:
     found += differing_options(old.config, new.config)
     if old.shape != new.shape:
         found.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
-    if old.tokenizer != new.tokenizer and old.side_files == new.side_files == {}:
-        found.append(f"the tokenizer was {old.tokenizer}, is now {new.tokenizer}")
-    found += differing_side_files(old.side_files, new.side_files)
+    found += differing_tokenizers(old.tokenizer, old.side_files, new.tokenizer, new.side_files)
     found += _differing_files(old.files, new.files)
     if not found and old.units != new.units:
         found.append("the work units are cut in another way")
@@ -92,10 +105,18 @@ def differing_options(old: PackConfig, new: PackConfig) -> list[str]:
     return found
 
 
-def differing_side_files(old: dict[str, str], new: dict[str, str]) -> list[str]:
-    """The files of the tokenizer, and the template, that differ."""
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    return [f"another tokenizer: {' and '.join(names)} differ"] if names else []
+def differing_tokenizers(
+    old: str | None, old_files: dict[str, str], new: str | None, new_files: dict[str, str]
+) -> list[str]:
+    """Whether there are others: by the files of tokenizer and template, whatever their names."""
+    names = old_files.keys() | new_files.keys()
+    differ = sorted(name for name in names if old_files.get(name) != new_files.get(name))
+    if differ:
+        return [f"another tokenizer: {' and '.join(differ)} differ"]
+    # with no files of its own, it is known by its name
+    if old != new and "tokenizer.json" not in new_files:
+        return [f"the tokenizer was {_shown(old)}, is now {_shown(new)}"]
+    return []
 
 
 def _shown(value: object) -> str:

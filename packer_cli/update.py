@@ -9,7 +9,7 @@ other rows than packing everything anew, but holds the same documents, each once
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -26,12 +26,16 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.manifest_check import config_of
 from packer_cli.output import INPUT_TIMES
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.run import differing_options, differing_side_files
+from packer_cli.run import differing_options, differing_tokenizers
 from packer_cli.shapes import Shape
 from packer_cli.shards import digest
 
 _NOT_OF_TOKENIZER = {"state.json", "dataset_info.json", "rejected.jsonl", UNITS}
 _ANEW = "to pack everything anew, --overwrite"
+
+
+class _Times(msgspec.Struct):
+    mtime_ns: list[int]
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,14 @@ class Update:
     changed: bool
 
     def keep(self, work: Path) -> None:
-        """Have the units that stand recorded, but for those packed anew by a run before."""
+        """Have the units that stand recorded, but for those packed anew by a run before.
+
+        Not down to the disk, which would take a million units an hour: the records of the
+        result stay where they are, and a record that a power loss has cost counts as none.
+        """
         for record in self.reused:
             if commits.read_unit(work, record.work_unit) is None:
-                commits.write_unit(work, record)
+                commits.write_unit(work, record, durable=False)
         for index, found in self.digests.items():
             commits.write_input(work, index, *found)
 
@@ -66,6 +74,7 @@ def plan_update(
     found: list[InputFile],
     shape: Shape,
     config: PackConfig,
+    tokenizer: str | None,
     side_files: dict[str, str],
     *,
     checksum: bool,
@@ -76,11 +85,11 @@ def plan_update(
     Raises UsageError when the options or the tokenizer are others, DataError when the result
     lacks what is needed.
     """
-    _refuse_other_options(directory, manifest, shape, config, side_files)
+    _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
     same = _same_inputs(directory, manifest, found, checksum)
     files = _numbered(manifest, found)
-    records = _reusable(_records(directory), directory, same)
-    standing = {part[0] for record in records for part in record.slices}
+    records = _reusable(_records(directory, manifest), directory, same)
+    standing = {index for record in records for index in _inputs(record)}
     rest = [file for file in files if file.format and file.index not in standing]
     new: list[WorkUnit] = []
     if rest:
@@ -102,16 +111,16 @@ def _refuse_other_options(
     manifest: dict[str, Any],
     shape: Shape,
     config: PackConfig,
+    tokenizer: str | None,
     side_files: dict[str, str],
 ) -> None:
     try:
         differ = differing_options(config_of(manifest), replace(config, shape=shape.kind))
     except ValueError as error:
         raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
-    kept = manifest["side_files"].items()
-    differ += differing_side_files(
-        {n: s for n, s in kept if n not in _NOT_OF_TOKENIZER}, side_files
-    )
+    kept = {n: s for n, s in manifest["side_files"].items() if n not in _NOT_OF_TOKENIZER}
+    said = manifest["tokenizer"]
+    differ += differing_tokenizers(said and said["source"], kept, tokenizer, side_files)
     if differ:
         raise UsageError(
             f"{directory}: was packed with other options: {'; '.join(differ)}",
@@ -126,19 +135,22 @@ def _same_inputs(
     times: list[int] = []
     if not checksum:
         try:
-            times = json.loads((directory / INPUT_TIMES).read_bytes())["mtime_ns"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            said = msgspec.json.decode((directory / INPUT_TIMES).read_bytes(), type=_Times)
+            if len(said.mtime_ns) != len(manifest["inputs"]):
+                raise ValueError(f"it holds {len(said.mtime_ns)} times")
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(
                 f"{directory / INPUT_TIMES}: cannot be used: {error}",
                 "compare the contents of the inputs instead, with --checksum",
             ) from error
+        times = said.mtime_ns
     now = {file.path: file for file in found}
     same = set()
-    for index, said in enumerate(manifest["inputs"]):
-        file = now.get(said["path"])
-        if file is None or said.get("removed") or file.size != said["size"]:
+    for index, one in enumerate(manifest["inputs"]):
+        file = now.get(one["path"])
+        if file is None or one.get("removed") or file.size != one["size"]:
             continue
-        if digest(file.path)[1] == said["sha256"] if checksum else file.mtime_ns == times[index]:
+        if digest(file.path)[1] == one["sha256"] if checksum else file.mtime_ns == times[index]:
             same.add(index)
     return same
 
@@ -157,35 +169,41 @@ def _numbered(manifest: dict[str, Any], found: list[InputFile]) -> list[InputFil
     ]
 
 
-def _records(directory: Path) -> Iterator[UnitRecord]:
+def _records(directory: Path, manifest: dict[str, Any]) -> Iterator[UnitRecord]:
     """The records of the result's units, as parts of it."""
+    # a record more or less would be documents twice or never, and nothing else would tell
+    if digest(directory / UNITS)[1] != manifest["side_files"].get(UNITS):
+        raise DataError(f"{directory / UNITS}: damaged: not what the manifest says", _ANEW)
     rejected_from = 0
     try:
         for record in commits.read_units(directory / UNITS):
             yield msgspec.structs.replace(record, reused=True, rejected_from=rejected_from)
             rejected_from += record.rejected
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{directory / UNITS}: damaged: {error}", _ANEW) from error
 
 
 def _reusable(records: Iterable[UnitRecord], directory: Path, same: set[int]) -> list[UnitRecord]:
     """Those whose files are there, and that read nothing but inputs all of whose units stand."""
-    usable, left, before = set(same), list[UnitRecord](), -1
+    usable, left = set(same), list[UnitRecord]()
+    beside = defaultdict[int, list[set[int]]](list)  # input -> those of each unit that reads it
     for record in records:
         if commits.files_are_there(record, directory):
             left.append(record)
+            for index in _inputs(record):
+                beside[index].append(_inputs(record))
         else:
-            usable -= {part[0] for part in record.slices}
-    while len(left) != before:
-        before, stands = len(left), list[UnitRecord]()
-        for record in left:
-            inputs = {part[0] for part in record.slices}
-            if inputs <= usable:
-                stands.append(record)
-            else:
-                usable -= inputs
-        left = stands
-    return left
+            usable -= _inputs(record)
+    lost = [index for index in beside if index not in usable]
+    while lost:
+        for inputs in beside.pop(lost.pop(), ()):
+            lost += inputs & usable
+            usable -= inputs
+    return [record for record in left if _inputs(record) <= usable]
+
+
+def _inputs(record: UnitRecord) -> set[int]:
+    return {part[0] for part in record.slices}
 
 
 def _free(taken: set[int]) -> Iterator[int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,15 @@ def test_ranks_must_agree() -> None:
             },
             ["--world-size", "auto"],
         ),
+        (
+            {
+                "SLURM_ARRAY_TASK_ID": "12",
+                "SLURM_ARRAY_TASK_COUNT": "2",
+                "SLURM_ARRAY_TASK_MIN": "7",
+                "SLURM_ARRAY_TASK_STEP": "5",
+            },
+            ["--rank", "auto", "--world-size", "auto"],
+        ),
         ({"RANK": "1", "WORLD_SIZE": "2"}, ["--rank", "auto", "--world-size", "auto"]),
         ({"JOB_COMPLETION_INDEX": "1"}, ["--world-size", "2"]),
     ],
@@ -144,6 +155,105 @@ def test_the_same_rank_twice_is_refused() -> None:
     import fcntl
 
     assert packer(*rank(0, 2)).exit_code == 0
-    with open("out/.packer/rank-1.lock", "w") as lock:
+    with open("out/.packer/rank-1-of-2.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert_error(packer(*rank(1, 2)), 1, "out: another run is writing there")
+
+
+def test_ranks_of_another_world_size_are_refused_meanwhile() -> None:
+    """Both would write the shards of some units at the same time."""
+    import fcntl
+
+    assert packer(*rank(0, 2)).exit_code == 0
+    with open("out/.packer/rank-1-of-2.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = packer(*rank(0, 1))
+        assert_error(done, 1, "out: ranks of another --world-size than 1 are at work")
+    assert packer(*rank(0, 1)).exit_code == 0
+    assert contents("out") == contents("whole")
+
+
+def test_a_rank_that_comes_late_has_nothing_to_do() -> None:
+    names = ["b.jsonl", "--rank", "0", "--world-size", "2"]
+    assert packer("pack", *OPTIONS, "-o", "out", *names).exit_code == 0
+    before = contents("out")
+    names[2] = "1"
+    done = packer("pack", *OPTIONS, "-o", "out", *names)
+    assert done.exit_code == 0
+    assert "out: finished already" in done.stderr
+    assert contents("out") == before
+    assert not Path("out/.packer").exists()
+    Path("b.jsonl").write_bytes(jsonl("other"))
+    assert_error(packer("pack", *OPTIONS, "-q", "-o", "out", *names), 2, "holds a finished result")
+    done = packer("pack", *OPTIONS, "-q", "-o", "out", *names, "-l", "32")
+    assert_error(done, 2, "--max-length was 64, is now 32")
+    assert contents("out") == before
+    assert not Path("out/.packer").exists()
+
+
+def test_stdin_is_not_for_ranks() -> None:
+    for options in (["--rank", "0", "--world-size", "2"], ["--engine", "ray"]):
+        done = packer("pack", "-", "--shape", "text", *OPTIONS, "-o", "out", *options)
+        assert_error(done, 2, "does not go with stdin")
+        assert not Path("out").exists()
+
+
+CRASHING = """
+import os
+from packer_cli import cli
+rename = os.rename
+def renamed(a, b):
+    rename(a, b)
+    if str(a).endswith("run.json"):
+        os.kill(os.getpid(), 9)
+os.rename = renamed
+cli.main()
+"""
+
+
+@pytest.fixture
+def ended(inputs: None) -> Path:
+    """An output whose last rank was killed while putting the result in place."""
+    assert packer(*rank(0, 2)).exit_code == 0
+    command = [sys.executable, "-c", CRASHING, *rank(1, 2)]
+    killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert Path("out/.packer/replacing.json").exists()
+    return Path("out")
+
+
+def test_killed_while_putting_the_result_in_place(ended: Path) -> None:
+    subprocess.run(["cp", "-a", "out", "copy"], check=True)
+    assert packer("finalize", "copy").exit_code == 0
+    assert contents("copy") == contents("whole")
+    assert packer(*rank(0, 2)).exit_code == 0
+    assert contents("out") == contents("whole")
+
+
+def test_all_come_back_after_that(ended: Path) -> None:
+    """Only one of them may put the result in place."""
+    for attempt in range(3):
+        out = f"again{attempt}"
+        subprocess.run(["cp", "-a", "out", out], check=True)
+        ranks = [
+            subprocess.Popen(
+                [packer_script(), *rank(number, 4, out)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(4)
+        ]
+        said = [process.communicate(timeout=60)[1] for process in ranks]
+        assert [process.returncode for process in ranks] == [0] * 4, said
+        assert contents(out) == contents("whole")
+
+
+def test_finalize_by_hand_keeps_to_max_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packer_cli.pipeline.finalize_if_last", lambda *arguments: None)
+    losing = ["--overlong", "drop", "--max-loss", "0.01"]
+    assert packer(*rank(0, 1, "out", *losing)).exit_code == 0
+    done = packer("finalize", "out")
+    assert done.exit_code == 1
+    assert "of the tokens were lost" in done.stderr
+    assert not Path("out/manifest.json").exists()

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -156,8 +157,9 @@ def interrupted(inputs: Path) -> Path:
 
 def test_going_on_is_said(interrupted: Path) -> None:
     loud = [argument for argument in arguments("out") if argument != "-q"]
+    packed = len(records(interrupted))
     done = packer(*loud)
-    assert f"packer: out: going on: 14 of {UNITS} units are packed already" in done.stderr
+    assert f"packer: out: going on: {packed} of {UNITS} units are packed already" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -229,14 +231,54 @@ def test_shards_that_were_damaged_meanwhile_are_packed_again(interrupted: Path) 
     assert contents("out") == contents("fresh")
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"documents":', b'"documents":1', 1),
+        lambda data: data[: len(data) // 2],
+        lambda data: b'{"unit":' + b"[" * 100_000,
+    ],
+)
+def test_records_that_were_damaged_meanwhile_count_as_none(
+    interrupted: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = interrupted / ".packer" / "unit-00003.json"
+    before = path.read_bytes()
+    path.write_bytes(damage(before))
+    assert path.read_bytes() != before
+    assert packer(*arguments("out")).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"max_length":256', b'"max_length":0'),
+        lambda data: b"[" * 100_000,
+        lambda data: b"",
+    ],
+)
+def test_a_run_that_cannot_be_read_is_refused(
+    interrupted: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = interrupted / ".packer" / "run.json"
+    path.write_bytes(damage(path.read_bytes()))
+    before = contents("out")
+    done = packer(*arguments("out"))
+    assert_error(done, 2, "out: holds an unfinished run that differs: it is damaged, or of another")
+    assert contents("out") == before
+    assert packer(*arguments("out", "--overwrite")).exit_code == 0
+
+
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_a_disk_that_fails(inputs: Path, call: str) -> None:
-    failure = f"raise OSError(5, 'I/O', 'out') if call.__name__ == {call!r} else SystemExit"
+    failure = "raise OSError(5, 'I/O', 'out')"
     for step in (5, 20, 40):
         out = f"out{step}"
-        code = CRASHING.format(step=step, failure=failure).replace(
-            "steps -= 1", f"steps -= call.__name__ == {call!r}"
-        )
+        code = CRASHING.format(step=step, failure=failure)
+        code = code.replace('("replace", "rename", "fsync")', f"({call!r},)")
+        code = code.replace("Path.unlink =", "_ =")  # cleaning up is no step
         command = [sys.executable, "-c", code, *arguments(out, "--workers", "1")]
         failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert failed.returncode == 1, failed.stderr
@@ -261,3 +303,89 @@ def test_too_many_bad_records(inputs: Path) -> None:
     assert json.loads(Path("out/manifest.json").read_bytes())["rejected_records"] == 25
     done = packer(*arguments("other", "--max-errors", "3"))
     assert_error(done, 2, "--max-errors: is for --on-error skip")
+
+
+REPLACING = """
+import os
+from packer_cli import cli
+rename = os.rename
+def renamed(a, b):
+    rename(a, b)
+    if str(a).endswith("run.json"):
+        os.kill(os.getpid(), 9)
+os.rename = renamed
+cli.main()
+"""
+
+
+@pytest.fixture
+def replacing(inputs: Path) -> Path:
+    """An output whose run was killed when all was packed and about to be put in place."""
+    command = [sys.executable, "-c", REPLACING, *arguments("out")]
+    killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (inputs / "out/.packer/replacing.json").exists()
+    return inputs / "out"
+
+
+def test_what_was_being_put_in_place_is_not_replaced(replacing: Path) -> None:
+    """Nor when it cannot be told any more which run it is of."""
+    (replacing / ".packer" / "replacing.json").write_bytes(b"{}")
+    done = packer("pack", "b.jsonl", *OPTIONS, "-o", "out")
+    assert_error(done, 2, "out: holds a finished result")
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{"])
+def test_a_manifest_that_was_lost_is_made_again(replacing: Path, content: bytes | None) -> None:
+    path = replacing / ".packer" / "manifest.json"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    kept = records(replacing)
+    assert len(kept) == UNITS
+    assert packer(*arguments("out")).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+def test_an_update_throws_no_other_run_away(interrupted: Path) -> None:
+    before = contents("out")
+    done = packer(*arguments("out", "--update", "-l", "128"))
+    assert_error(done, 2, "out: holds an unfinished run that differs: --max-length was 256")
+    assert contents("out") == before
+    assert packer(*arguments("out", "--update")).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+def test_an_input_that_changes_is_not_to_be_gone_on_with(inputs: Path) -> None:
+    """The same command again would be refused: it is another run."""
+    changing = """
+import os
+from packer_cli import cli
+rename, left = os.rename, [5]
+def renamed(a, b):
+    rename(a, b)
+    left[0] -= "unit-" in str(b)
+    if left == [0]:
+        os.truncate("a.jsonl", 1000)
+os.rename = renamed
+cli.main()
+"""
+    command = [sys.executable, "-c", changing, *arguments("out", "--workers", "1")]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert failed.returncode == 1
+    message, tip = failed.stderr.splitlines()
+    assert message.startswith("error: a.jsonl: changed while it was read (")
+    assert tip.endswith("then run again, with --overwrite")
+    assert_error(packer(*arguments("out")), 2, "a.jsonl was written to")
+    assert packer(*arguments("out", "--overwrite", "--on-error", "skip")).exit_code == 0
+
+
+def test_files_named_nearly_like_shards_are_not_removed(inputs: Path) -> None:
+    assert packer(*arguments("out")).exit_code == 0
+    Path("out/shard-my-notes.arrow").write_bytes(b"mine")
+    assert packer(*arguments("out", "--overwrite", "-l", "128")).exit_code == 0
+    assert Path("out/shard-my-notes.arrow").read_bytes() == b"mine"

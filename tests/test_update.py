@@ -211,3 +211,61 @@ cli.main()
         done = packer(*arguments, out)
         assert done.exit_code == 0, (step, done.stderr)
         assert contents(out) == contents("out"), (step, killed.returncode)
+
+
+def test_records_that_are_missing_are_noticed(result: Path) -> None:
+    """Their documents would be missing, too, from a result that looks complete."""
+    records = Path("out/units.jsonl").read_bytes().splitlines(keepends=True)
+    Path("out/units.jsonl").write_bytes(b"".join(records[:-1]))
+    Path("c.jsonl").write_bytes(jsonl(*texts(2)))
+    before = contents("out")
+    done = packer("pack", "a.jsonl", "b.jsonl", "c.jsonl", *OPTIONS, "--update", "-o", "out")
+    assert_error(done, 1, "out/units.jsonl: damaged: not what the manifest says")
+    assert "--overwrite" in done.stderr
+    assert contents("out") == before
+
+
+@pytest.mark.parametrize(
+    "times", ["", "[]", '{"mtime_ns": 5}', '{"mtime_ns": []}', '{"mtime_ns": {}}', "[" * 100_000]
+)
+def test_damaged_times_are_an_error(result: Path, times: str) -> None:
+    Path("out/input_times.json").write_text(times)
+    done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "out")
+    assert_error(done, 1, "out/input_times.json: cannot be used: ")
+    assert "--checksum" in done.stderr
+    assert "up to date" in update("a.jsonl", "b.jsonl", "--checksum")
+
+
+def test_another_tokenizer_without_files_is_refused(folder: Path) -> None:
+    """Without one, padding is id 0; the built-in one pads with an id of its own."""
+    for name in ("a.jsonl", "b.jsonl"):
+        Path(name).write_text('{"input_ids": [1, 2, 3]}\n' * 50)
+    assert packer("pack", "a.jsonl", "-l", 64, "-q", "-o", "out").exit_code == 0
+    arguments = ["pack", "a.jsonl", "b.jsonl", "-l", 64, "-q", "--update", "-o", "out"]
+    done = packer(*arguments, "-t", "bytes")
+    assert_error(done, 2, "the tokenizer was not given, is now bytes")
+    assert packer(*arguments).exit_code == 0
+    assert packer("verify", "out", "-q").exit_code == 0
+
+
+def test_inputs_that_hang_together_by_their_units(folder: Path) -> None:
+    """Every unit reads the end of one input and the beginning of the next: all go, or none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = [f"{i}.parquet" for i in range(6)]
+    for seed, name in enumerate(names):
+        pq.write_table(
+            pa.table({"text": texts(seed, 30)}), name, row_group_size=10, compression="none"
+        )
+    options = ["-l", 64, "-t", "bytes", "--unit-bytes", 2500]
+    assert packer("pack", *names, *options, "-o", "out").exit_code == 0
+    units = json.loads(Path("out/manifest.json").read_bytes())["units"]
+    assert sum(len({part[0] for part in unit["slices"]}) > 1 for unit in units) > 2
+    pq.write_table(
+        pa.table({"text": texts(9, 30)}), names[-1], row_group_size=10, compression="none"
+    )
+    assert packer("pack", *names, *options, "--update", "-o", "out").exit_code == 0
+    expected = [t for seed in (0, 1, 2, 3, 4, 9) for t in texts(seed, 30)]
+    assert sorted(recover_texts("out")) == sorted(expected)
+    assert packer("verify", "out", "-q").exit_code == 0
