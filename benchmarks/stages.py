@@ -21,7 +21,7 @@ from packer_cli._kernels import filling
 from runs import MAX_LENGTH
 from settings import Settings, from_environment
 
-from packer_cli import pipeline, shard_writer, source, threads, unit
+from packer_cli import pipeline, shard_writer, source, threads, unit, worker
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.readers.jsonl import JsonlReader
 from packer_cli.tokenization import Tokenizer
@@ -95,7 +95,7 @@ def _clocked_pipeline() -> Clocks:
         (shard_writer.ShardWriter, "write"), (shard_writer.ShardWriter, "close"), (os, "fsync"),
     ):  # fmt: skip
         clocks.wrap(WRITE, owner, name)
-    clocks.wrap(HASH, pipeline, "digest")
+    clocks.wrap(HASH, worker, "digest")
     return clocks
 
 
@@ -113,18 +113,18 @@ class _Inline(Executor):
 
 def _pin_workers() -> None:
     """The thread that packs keeps to one core; the process that checks it does not."""
-    pack_unit = pipeline.pack_unit
+    pack_unit = worker.pack_unit
 
     def pinned(*args: Any) -> Any:
         on_one_core()
         return pack_unit(*args)
 
-    pipeline.pack_unit = pinned
+    worker.pack_unit = pinned
 
 
 def _measure(settings: Settings, files: list[Path]) -> Counter[str]:
     _pin_workers()
-    pipeline.ThreadPoolExecutor = threads.ThreadPoolExecutor = _Inline
+    threads.ThreadPoolExecutor = _Inline
     os.sync()
     with inputs.Output(settings) as output:
         clocks = _clocked_pipeline()
