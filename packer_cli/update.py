@@ -185,21 +185,24 @@ def _records(directory: Path, manifest: dict[str, Any]) -> Iterator[UnitRecord]:
 
 def _reusable(records: Iterable[UnitRecord], directory: Path, same: set[int]) -> list[UnitRecord]:
     """Those whose files are there, and that read nothing but inputs all of whose units stand."""
-    usable, left = set(same), list[UnitRecord]()
-    beside = defaultdict[int, list[set[int]]](list)  # input -> those of each unit that reads it
+    usable, left, stale = set(same), list[UnitRecord](), set[int]()
+    units_of = defaultdict[int, list[int]](list)  # input -> places in `left` of those that read it
     for record in records:
         if commits.files_are_there(record, directory):
-            left.append(record)
             for index in _inputs(record):
-                beside[index].append(_inputs(record))
+                units_of[index].append(len(left))
+            left.append(record)
         else:
             usable -= _inputs(record)
-    lost = [index for index in beside if index not in usable]
-    while lost:
-        for inputs in beside.pop(lost.pop(), ()):
-            lost += inputs & usable
-            usable -= inputs
-    return [record for record in left if _inputs(record) <= usable]
+    lost = [index for index in units_of if index not in usable]
+    while lost:  # each unit is looked at once, however many small inputs it has
+        for place in units_of.pop(lost.pop(), ()):
+            if place not in stale:
+                stale.add(place)
+                inputs = _inputs(left[place]) & usable
+                usable -= inputs
+                lost += inputs
+    return [record for place, record in enumerate(left) if place not in stale]
 
 
 def _inputs(record: UnitRecord) -> set[int]:
