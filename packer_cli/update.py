@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+import packer_cli
 from packer_cli import commits
 from packer_cli.commits import UNITS, UnitRecord
 from packer_cli.config import PackConfig
@@ -26,7 +27,7 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.manifest_check import config_of
 from packer_cli.output import INPUT_TIMES
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.run import differing_options, differing_tokenizers
+from packer_cli.run import differing_options, differing_packers, differing_tokenizers
 from packer_cli.shapes import Shape
 from packer_cli.shards import digest
 
@@ -118,6 +119,7 @@ def _refuse_other_options(
         differ = differing_options(config_of(manifest), replace(config, shape=shape.kind))
     except ValueError as error:
         raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
+    differ = differing_packers(manifest["packer_version"], str(packer_cli.__version__)) + differ
     kept = {n: s for n, s in manifest["side_files"].items() if n not in _NOT_OF_TOKENIZER}
     said = manifest["tokenizer"]
     differ += differing_tokenizers(said and said["source"], kept, tokenizer, side_files)

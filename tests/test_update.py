@@ -165,6 +165,16 @@ def test_other_options_are_refused(result: Path, tmp_path: Path) -> None:
     assert contents("out") == before
 
 
+def test_a_result_of_another_version_is_refused(
+    result: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents("out")
+    monkeypatch.setattr("packer_cli.__version__", "9.9")
+    done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "out")
+    assert_error(done, 2, "is now 9.9")
+    assert contents("out") == before
+
+
 def test_options_that_cannot_be_had_together(result: Path) -> None:
     done = packer("pack", "a.jsonl", *OPTIONS, "--update", "--overwrite", "-o", "out")
     assert_error(done, 2, "--update and --overwrite")
