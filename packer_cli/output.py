@@ -140,7 +140,8 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bo
         if not may_replace:
             raise UsageError(
                 f"{output}: holds an unfinished run that differs: {'; '.join(differ)}",
-                "to go on with it, give its options and inputs; to start over, --overwrite",
+                "to go on with it, give its options and inputs; to start over, "
+                + (f"remove {work} when no rank is at work" if claim.shared else "--overwrite"),
             )
         claim.notify(f"{output}: the unfinished run is thrown away: {'; '.join(differ)}")
     elif not all(map(_is_lock, os.listdir(work))):

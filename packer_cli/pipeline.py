@@ -104,6 +104,8 @@ def pack(
                 destination, earlier, files, shape, config, chosen.name, hashes,
                 checksum=options.checksum,
             )  # fmt: skip
+            if update.gone and not rank:
+                notify(f"{destination}: inputs that are gone, with their documents: {update.gone}")
             if not update.changed:
                 notify(f"{destination}: {'finished already' if rank else 'up to date'}")
                 if not rank:
@@ -212,9 +214,10 @@ def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
 def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) -> PackerError:
     """The error, with what is kept of the run."""
     done = sum(1 for _ in work.glob(output.UNIT_RECORDS)) if run.resumable else 0
-    kept = f"{done} of {len(run.units)} units are packed; run the same command again to go on"
+    kept = f"{done} of {len(run.units)} units are packed and kept"
     if isinstance(error, Interrupted):
-        tip = kept if done else "run the same command again to start over"
+        tip = f"{kept}; run the same command again to go on"
+        tip = tip if done else "run the same command again to start over"
     elif isinstance(error, InputChangedError):  # the units would be refused as those of others
         tip = error.tip if may_replace or not done else f"{error.tip}, with --overwrite"
     else:

@@ -48,6 +48,7 @@ class Update:
     reused   records of those that stand
     digests  of the inputs that these read
     changed  whether anything is to be done
+    gone     how many inputs are not among those named any more
     """
 
     files: list[InputFile]
@@ -55,6 +56,7 @@ class Update:
     reused: list[UnitRecord]
     digests: dict[int, commits.Digest]
     changed: bool
+    gone: int
 
     def keep(self, work: Path) -> None:
         """Have the units that stand recorded, but for those packed anew by a run before.
@@ -99,12 +101,13 @@ def plan_update(
         new = [replace(unit, index=next(free)) for unit in weighed]
     units = sorted([*new, *(record.work_unit for record in records)], key=lambda unit: unit.index)
     there = {file.path for file in found}
-    gone = any(said["path"] not in there for said in manifest["inputs"] if not said.get("removed"))
+    said = (one for one in manifest["inputs"] if not one.get("removed"))
+    gone = sum(one["path"] not in there for one in said)
     digests = {
         index: (manifest["inputs"][index]["size"], manifest["inputs"][index]["sha256"])
         for index in standing - {index for record in records for index, *_ in record.inputs}
     }
-    return Update(files, units, records, digests, changed=bool(new) or gone)
+    return Update(files, units, records, digests, changed=bool(new or gone), gone=gone)
 
 
 def _refuse_other_options(

@@ -164,7 +164,7 @@ def _check_files(packed: PackedDirectory, findings: Findings) -> None:
     for name in sorted(names - known):
         findings.add(
             name,
-            "a run is writing here, or was killed: run it again or remove this directory"
+            f"a run is writing here, or was killed: run it again, or remove {WORK} alone"
             if name == WORK
             else "a foreign file: the manifest does not list it",
         )

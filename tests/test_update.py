@@ -93,7 +93,7 @@ def test_a_changed_input_is_packed_again(result: Path) -> None:
 
 
 def test_inputs_that_go_and_come_back(result: Path) -> None:
-    update("b.jsonl")
+    assert "out: inputs that are gone, with their documents: 1\n" in update("b.jsonl")
     assert sorted(recover_texts("out")) == sorted(texts(1))
     assert "a.jsonl" not in packer("stats", "out", "--by", "input").stdout
     assert "out: up to date" in update("b.jsonl")
