@@ -17,6 +17,7 @@ from packer_cli.commits import UnitRecord
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, InternalError, from_os_error
 from packer_cli.run import Run
+from packer_cli.saved_dataset import saved_dataset
 from packer_cli.shards import Shard, digest
 
 REJECTED = "rejected.jsonl"
@@ -46,7 +47,8 @@ def finalize(run: Run, destination: Path) -> dict[str, Any]:
         if file.index not in digests:
             digests[file.index] = commits.read_input(work, file.index) or (0, "")
     hashes = dict[str, str]()
-    for name, data in _for_datasets(shards).items():
+    identity = "".join(shard.sha256 for shard in shards)
+    for name, data in saved_dataset((shard.file for shard in shards), identity).items():
         output.write_file(work / name, data)
         hashes[name] = hashlib.sha256(data).hexdigest()
     hashes |= run.side_files
@@ -129,22 +131,3 @@ def _join(rejected: list[UnitRecord], destination: Path) -> None:
                     f"{destination}: the rejected records of unit {record.unit} are cut short",
                     "to pack everything anew, --overwrite",
                 )
-
-
-def _for_datasets(shards: list[Shard]) -> dict[str, bytes]:
-    """What makes the directory a `datasets.load_from_disk` directory."""
-    # datasets caches what it derives from a data set under its fingerprint
-    fingerprint = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
-    state: dict[str, object] = {
-        "_data_files": [{"filename": shard.file} for shard in shards],
-        "_fingerprint": fingerprint[:16],
-        "_format_columns": None,
-        "_format_kwargs": {},
-        "_format_type": None,
-        "_output_all_columns": False,
-        "_split": None,
-    }
-    return {
-        "state.json": json.dumps(state, indent=1).encode(),
-        "dataset_info.json": json.dumps({"description": "", "features": None}, indent=1).encode(),
-    }

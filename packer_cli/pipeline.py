@@ -12,7 +12,6 @@ hashing) frees the GIL.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packer_cli import commits, manifest, output, storage
+from packer_cli import manifest, output, storage
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.discovery import find_inputs, plan_units
 from packer_cli.early import EarlyReference
@@ -39,7 +38,7 @@ from packer_cli.source import Chosen, choose_encoding
 from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
 from packer_cli.update import Update, plan_update
-from packer_cli.worker import Worker, commit_input, shared_inputs
+from packer_cli.worker import Worker, commit_input, left_to_do
 
 Notify = Callable[[str], None]
 _WORKERS_PER_STORAGE_THREAD = 4  # a worker's shards take a fifth of its time to sync and hash
@@ -74,7 +73,7 @@ def pack(
     shape = detect_shape(files, config)
     config = config.for_shape(shape)
     chosen = choose_encoding(shape, config, tokenizer_name, notify)
-    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in chosen.side_files.items()}
+    hashes = chosen.hashes
     if url:
         run = Run(
             config, shape, tuple(files), tuple(plan_units(files, config)), chosen.name, hashes
@@ -163,13 +162,11 @@ def _pack_rest(
 ) -> None:
     """Pack the units, and hash the inputs, that have no record in the work folder."""
     ours = slice(options.rank, None, options.world_size)
-    mine = run.units[ours]
-    units = [unit for unit in mine if commits.read_unit(work, unit) is None]
-    shared = shared_inputs(run)[ours]
-    inputs = [file for file in shared if commits.read_input(work, file.index) is None]
-    if len(units) < len(mine):
-        done = len(mine) - len(units)
-        notify(f"{work.parent}: going on: {done} of {len(mine)} units are packed already")
+    units, inputs = left_to_do(run, work, ours)
+    mine = len(run.units[ours])
+    if len(units) < mine:
+        done = mine - len(units)
+        notify(f"{work.parent}: going on: {done} of {mine} units are packed already")
     tasks: list[Task] = [partial(commit_input, file, work, stop) for file in inputs]
     if not units:
         run_all(tasks, options.workers, stop)
@@ -190,15 +187,15 @@ def _pack_rest(
         else:
             # threads of their own bring shards to the disk and hash them, so that workers go on
             count = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
-            storage = stack.enter_context(ThreadPoolExecutor(count, "packer-storage"))
-            packing = [partial(_pack_then_commit, worker, unit, storage) for unit in units]
+            committing = stack.enter_context(ThreadPoolExecutor(count, "packer-storage"))
+            packing = [partial(_pack_then_commit, worker, unit, committing) for unit in units]
         run_all([*packing, *tasks], options.workers, stop)
 
 
 def _pack_then_commit(
-    worker: Worker, unit: WorkUnit, storage: ThreadPoolExecutor
+    worker: Worker, unit: WorkUnit, committing: ThreadPoolExecutor
 ) -> list[Future[Any]]:
-    return [storage.submit(worker.commit, worker.pack(unit))]
+    return [committing.submit(worker.commit, worker.pack(unit))]
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:

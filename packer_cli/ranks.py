@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from packer_cli import commits, manifest, output
+from packer_cli import manifest, output
 from packer_cli.errors import DataError, UsageError
 from packer_cli.finalize import finalize
 from packer_cli.run import RUN, Run, load_run
-from packer_cli.worker import shared_inputs
+from packer_cli.worker import left_to_do
 
 _AUTO = "auto"
 # (rank, world size, rank of the first, step) as job schedulers and launchers say them.
@@ -109,8 +109,7 @@ def finalize_now(destination: Path) -> dict[str, Any]:
 
 
 def _missing(run: Run, work: Path) -> str:
-    units = [unit for unit in run.units if commits.read_unit(work, unit) is None]
-    inputs = [file for file in shared_inputs(run) if commits.read_input(work, file.index) is None]
+    units, inputs = left_to_do(run, work)
     if units:
         return f"{len(units)} of {len(run.units)} units"
     return f"the digests of {len(inputs)} inputs" if inputs else ""

@@ -6,12 +6,13 @@ Loading them and all else, `prepare`, is left to those who have something to enc
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packer_cli.config import MIB, PackConfig, RunOptions
 from packer_cli.early import EarlyReference
@@ -59,6 +60,15 @@ class Chosen:
         if self.template is not None:
             found[TEMPLATE] = self.template[0].encode()
         return found
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The sha256 of each side file; that of tokenizer.json, megabytes, is known already."""
+        known = {} if self.files is None else {"tokenizer.json": self.files.sha256}
+        return {
+            name: known.get(name) or hashlib.sha256(content).hexdigest()
+            for name, content in self.side_files.items()
+        }
 
 
 def chosen_for(run: Run, work: Path) -> Chosen:
@@ -154,12 +164,9 @@ def _supervised(
 ) -> Source:
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
     from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
-    from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
 
     shape, config, located = run.shape, run.config, chosen.files
-    end_tokens = tuple(located.added_tokens) if located else ()
-    template = chosen.template[0] if chosen.template else None
-    parts = (shape, config, template, special_tokens(located), end_tokens)
+    parts = _composer_parts(shape, config, located, chosen.template)
 
     @cache
     def composer() -> Composer:
@@ -185,6 +192,20 @@ def _supervised(
         raise
     read = processes.read if processes else composer().read
     return Source(read, SupervisedEncoder(composer, tokenizer), tokenizer, processes)
+
+
+def _composer_parts(
+    shape: Shape,
+    config: PackConfig,
+    files: TokenizerFiles | None,
+    template: tuple[str, str] | None,
+) -> tuple[Any, ...]:
+    """The arguments of `make_composer`."""
+    from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
+
+    end_tokens = tuple(files.added_tokens) if files else ()
+    source = template[0] if template else None
+    return shape, config, source, special_tokens(files), end_tokens
 
 
 def _tokenizer(
@@ -221,12 +242,10 @@ def encode_again(
         return plain_encoder(tokenizer)
     from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
-    from packer_cli.supervised.templates import find_template, special_tokens  # noqa: PLC0415
+    from packer_cli.supervised.templates import find_template  # noqa: PLC0415
 
     found = find_template(config.chat_template, files)
-    end_tokens = tuple(files.added_tokens) if files else ()
-    template = found[0] if found else None
-    composer = make_composer(shape, config, template, special_tokens(files), end_tokens)
+    composer = make_composer(*_composer_parts(shape, config, files, found))
     encode = SupervisedEncoder(lambda: composer, tokenizer)
     return lambda records, file, counts: encode(composer.compose(records), file, counts)
 

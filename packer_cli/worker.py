@@ -165,6 +165,17 @@ def shared_inputs(run: Run) -> list[InputFile]:
     return [file for file in run.files if file.format and file.index not in alone]
 
 
+def left_to_do(
+    run: Run, work: Path, part: slice = slice(None)
+) -> tuple[list[WorkUnit], list[InputFile]]:
+    """The units, and the inputs to be hashed by themselves, that have no record yet. `part`: of
+    all such units and inputs.
+    """
+    units = [unit for unit in run.units[part] if commits.read_unit(work, unit) is None]
+    inputs = shared_inputs(run)[part]
+    return units, [file for file in inputs if commits.read_input(work, file.index) is None]
+
+
 def _place(unit: WorkUnit, files: Sequence[InputFile]) -> str:
     first = unit.slices[0]
     rest = f" and {len(unit.slices) - 1} more" if len(unit.slices) > 1 else ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ from packer_cli.export.rows import Rows
 from packer_cli.manifest import checksum
 from packer_cli.packed import PackedDirectory
 from packer_cli.records import Int32, Int64
+from packer_cli.saved_dataset import saved_dataset
 
 _PART_BYTES = 1 << 30
 
@@ -88,9 +87,7 @@ class SavedDataset(Writer):
         self._folder = folder / self.subfolder
         self._folder.mkdir(exist_ok=True)
         self._parts: Parts | None = None
-        said = f"{checksum(packed.manifest)}/{type(self).__name__}"
-        # datasets caches what it derives from a data set under its fingerprint
-        self._fingerprint = hashlib.sha256(said.encode()).hexdigest()[:16]
+        self._identity = f"{checksum(packed.manifest)}/{type(self).__name__}"
 
     @abstractmethod
     def columns(self, rows: Rows) -> dict[str, Any]:
@@ -106,18 +103,8 @@ class SavedDataset(Writer):
         if self._parts is None:
             return
         self._parts.close()
-        state: dict[str, object] = {
-            "_data_files": [{"filename": name} for name in self._parts.names],
-            "_fingerprint": self._fingerprint,
-            "_format_columns": None,
-            "_format_kwargs": {},
-            "_format_type": None,
-            "_output_all_columns": False,
-            "_split": None,
-        }
-        (self._folder / "state.json").write_text(json.dumps(state, indent=1))
-        info = {"description": "", "features": None}
-        (self._folder / "dataset_info.json").write_text(json.dumps(info, indent=1))
+        for name, content in saved_dataset(self._parts.names, self._identity).items():
+            (self._folder / name).write_bytes(content)
 
 
 def lists(offsets: Int64, values: Any) -> Any:
