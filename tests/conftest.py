@@ -116,6 +116,20 @@ def contents(directory: Path | str) -> dict[str, bytes]:
     }
 
 
+# A program that is packer, but is killed when all is packed and about to be put in place.
+KILLED_WHILE_REPLACING = """
+import os
+from packer_cli import cli
+rename = os.rename
+def renamed(a, b):
+    rename(a, b)
+    if str(a).endswith("run.json"):
+        os.kill(os.getpid(), 9)
+os.rename = renamed
+cli.main()
+"""
+
+
 def assert_error(result: Result, code: int, *parts: str, kind: str = "error") -> None:
     """One line that says what is wrong, with all of `parts`, and one that says what to do."""
     assert result.exit_code == code, result.stderr

@@ -10,7 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import assert_error, contents, jsonl, packer, packer_script
+from conftest import (
+    KILLED_WHILE_REPLACING,
+    assert_error,
+    contents,
+    jsonl,
+    packer,
+    packer_script,
+)
 
 OPTIONS = ["-l", "64", "-t", "bytes", "--unit-bytes", "5k"]
 
@@ -44,20 +51,25 @@ def test_one_after_the_other(order: tuple[int, ...]) -> None:
     assert contents("out") == contents("whole")
 
 
+def four_at_once(out: str) -> None:
+    """Run all ranks of four as processes; each must succeed."""
+    ranks = [
+        subprocess.Popen(
+            [packer_script(), *rank(number, 4, out)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    said = [process.communicate(timeout=60)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * 4, said
+
+
 def test_all_at_once() -> None:
     for attempt in range(5):
         out = f"out{attempt}"
-        ranks = [
-            subprocess.Popen(
-                [packer_script(), *rank(number, 4, out)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for number in range(4)
-        ]
-        said = [process.communicate(timeout=60)[1] for process in ranks]
-        assert [process.returncode for process in ranks] == [0] * 4, said
+        four_at_once(out)
         assert contents(out) == contents("whole")
 
 
@@ -198,24 +210,11 @@ def test_stdin_is_not_for_ranks() -> None:
         assert not Path("out").exists()
 
 
-CRASHING = """
-import os
-from packer_cli import cli
-rename = os.rename
-def renamed(a, b):
-    rename(a, b)
-    if str(a).endswith("run.json"):
-        os.kill(os.getpid(), 9)
-os.rename = renamed
-cli.main()
-"""
-
-
 @pytest.fixture
 def ended(inputs: None) -> Path:
     """An output whose last rank was killed while putting the result in place."""
     assert packer(*rank(0, 2)).exit_code == 0
-    command = [sys.executable, "-c", CRASHING, *rank(1, 2)]
+    command = [sys.executable, "-c", KILLED_WHILE_REPLACING, *rank(1, 2)]
     killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert Path("out/.packer/replacing.json").exists()
@@ -235,17 +234,7 @@ def test_all_come_back_after_that(ended: Path) -> None:
     for attempt in range(3):
         out = f"again{attempt}"
         subprocess.run(["cp", "-a", "out", out], check=True)
-        ranks = [
-            subprocess.Popen(
-                [packer_script(), *rank(number, 4, out)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for number in range(4)
-        ]
-        said = [process.communicate(timeout=60)[1] for process in ranks]
-        assert [process.returncode for process in ranks] == [0] * 4, said
+        four_at_once(out)
         assert contents(out) == contents("whole")
 
 

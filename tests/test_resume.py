@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import tiny_tokenizers as tiny
 from conftest import (
+    KILLED_WHILE_REPLACING,
     assert_error,
     check_directory,
     contents,
@@ -305,23 +306,10 @@ def test_too_many_bad_records(inputs: Path) -> None:
     assert_error(done, 2, "--max-errors: is for --on-error skip")
 
 
-REPLACING = """
-import os
-from packer_cli import cli
-rename = os.rename
-def renamed(a, b):
-    rename(a, b)
-    if str(a).endswith("run.json"):
-        os.kill(os.getpid(), 9)
-os.rename = renamed
-cli.main()
-"""
-
-
 @pytest.fixture
 def replacing(inputs: Path) -> Path:
     """An output whose run was killed when all was packed and about to be put in place."""
-    command = [sys.executable, "-c", REPLACING, *arguments("out")]
+    command = [sys.executable, "-c", KILLED_WHILE_REPLACING, *arguments("out")]
     killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (inputs / "out/.packer/replacing.json").exists()
