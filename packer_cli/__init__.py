@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from packer_cli.packing import plan_packing as plan_packing
     from packer_cli.sequences import PackedRows as PackedRows
     from packer_cli.sequences import pack_sequences as pack_sequences
+    from packer_cli.stream_packer import StreamPacker as StreamPacker
 
 _HOMES = {
     "PackMetrics": "packing",
@@ -24,6 +25,7 @@ _HOMES = {
     "plan_packing": "packing",
     "PackedRows": "sequences",
     "pack_sequences": "sequences",
+    "StreamPacker": "stream_packer",
     "PackedDirectory": "packed",
     "open_packed": "packed",
 }

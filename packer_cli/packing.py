@@ -296,7 +296,7 @@ def plan_packing(
     "error") overlong length, or one of 2**31 and more, naming the first.
     """
     name = canonical_name(strategy)
-    _check_max_length(max_length)
+    check_max_length(max_length)
     if seed is not None and not 0 <= seed < 1 << 63:
         raise UsageError(f"seed: {seed} is not between 0 and 2**63 - 1")
     if overlong not in OVERLONG_POLICIES:
@@ -338,7 +338,8 @@ def check_lengths(offsets: Int64, max_length: int) -> None:
         )
 
 
-def _check_max_length(max_length: int) -> None:
+def check_max_length(max_length: int) -> None:
+    """UsageError for a length that no row can have."""
     if not 1 <= max_length <= MAX_LENGTH_LIMIT:
         raise UsageError(f"max_length: {max_length} is not between 1 and {MAX_LENGTH_LIMIT}")
 

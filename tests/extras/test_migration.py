@@ -1,0 +1,112 @@
+"""docs/migration.md: both columns run, print the same, and make the same rows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "migration.md").read_text()
+_CELL = re.compile(r"<td>\n\n```python\n(.*?)```\n\n</td>", re.S)
+# (section, left, right) of each job, the section without its #
+JOBS = [
+    (section.splitlines()[0].strip("# "), *_CELL.findall(section))
+    for section in re.split(r"^(?=##)", PAGE, flags=re.M)
+    if "<table>" in section
+]
+pytestmark = pytest.mark.filterwarnings("ignore")  # the peers', about themselves
+
+Names = dict[str, Any]
+
+
+def run(code: str, capsys: pytest.CaptureFixture[str]) -> tuple[Names, str]:
+    names: Names = {"__name__": "page"}
+    capsys.readouterr()
+    exec(compile(code, "migration.md", "exec", dont_inherit=True), names)  # noqa: S102
+    return names, capsys.readouterr().out
+
+
+def in_order(left: Names, right: Names) -> None:
+    ours, theirs = right["rows"], left["rows"]
+    assert theirs["input_ids"] == ours.input_ids.tolist()
+    assert theirs["attention_mask"] == ours.attention_mask.tolist()
+    first = ours.position_ids == 0
+    assert np.where(first, -100, theirs["labels"]).tolist() == ours.labels.tolist()
+
+
+def with_an_eos(left: Names, right: Names) -> None:
+    ours, theirs = right["rows"], left["rows"]
+    assert (len(ours.input_ids), len(theirs["input_ids"])) == (13, 19)
+    assert ours.plan.metrics.lower_bound_rows == 13
+    found = np.sort(ours.input_ids[ours.attention_mask == 1])
+    ids, mask = (np.array(theirs[name]) for name in ("input_ids", "attention_mask"))
+    assert found.tolist() == np.sort(ids[mask == 1]).tolist()
+
+
+def energon(left: Names, right: Names) -> None:
+    def tokens(rows: Any) -> list[int]:
+        return sorted(t for row in rows for t in row.input_ids.tolist())
+
+    ours = [row.input_ids[: row.cu_seqlens[-1]] for row in right["rows"]]
+    assert sorted(t for ids in ours for t in ids.tolist()) == tokens(left["rows"])
+    assert max(map(len, ours)) <= 2048 < max(len(row.input_ids) for row in left["rows"])
+
+
+def wrapped(left: Names, right: Names) -> None:
+    theirs, ours = left["rows"]["input_ids"][:], right["rows"]["input_ids"][:]
+    whole = [row for row in theirs if len(row) == 64]
+    assert len(whole) in (len(theirs), len(theirs) - 1)
+    assert ours[:-1] == whole
+    if whole != theirs:
+        assert ours[-1][: len(theirs[-1])] == theirs[-1]
+
+
+COMPARE = {
+    "Rows in order": in_order,
+    "With an EOS after each": with_an_eos,
+    "megatron-energon": energon,
+    "group_texts": wrapped,
+    "TRL": wrapped,
+}
+
+
+def test_the_page_has_all_jobs() -> None:
+    assert [title for title, *_ in JOBS] == [
+        "Plans", "One at a time", "A data set", "Tensors", *COMPARE
+    ]  # fmt: skip
+    assert PAGE.count("```python") == 2 * len(JOBS)
+
+
+@pytest.mark.parametrize(("title", "left", "right"), JOBS, ids=[title for title, *_ in JOBS])
+def test_both_columns(
+    title: str, left: str, right: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "sample_data" in right:
+        shutil.copytree(ROOT / "sample_data", folder / "sample_data")
+        prepare = Path(sys.executable).with_name("energon"), "prepare"
+        subprocess.run([*prepare, "sample_data/documents.jsonl"], check=True, timeout=60)
+    ours, printed = run(right, capsys)
+    assert printed
+    if "seqpacker" in left:
+        assert printed == PRINTED_BY_SEQPACKER[title]
+        pytest.importorskip("seqpacker", reason="seqpacker does not install here")
+    theirs, expected = run(left, capsys)
+    assert printed == expected
+    if title in COMPARE:
+        COMPARE[title](theirs, ours)
+
+
+# What its documentation and its sources (0.1.3) say that the left column prints.
+PRINTED_BY_SEQPACKER = {
+    "Plans": "4 0.952\n8\n",
+    "One at a time": "[[0, 1], [2, 3], [4]]\n",
+    "A data set": "[6, 7, -100, 9, -100, -100, -100, -100]\n",
+    "Tensors": "[[1, 2, 3, 4, 5, 0, 0, 0], [6, 7, 8, 9, 10, 11, 12, 0]]\n",
+}
