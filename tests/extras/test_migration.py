@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ JOBS = [
 pytestmark = pytest.mark.filterwarnings("ignore")  # the peers', about themselves
 
 Names = dict[str, Any]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_shims() -> Iterator[None]:
+    """fast_axolotl, once imported, puts modules of its own in axolotl's place."""
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "axolotl"]:
+        del sys.modules[name]
 
 
 def run(code: str, capsys: pytest.CaptureFixture[str]) -> tuple[Names, str]:
