@@ -58,7 +58,7 @@ $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt test
 test-extras: $(EXTRAS)/.installed ## tests against the real datasets, transformers and torch
 	$(EXTRAS)/bin/pytest tests/extras $(ARGS)
 
-KERNEL_TESTS = tests/test_kernels.py tests/test_packing.py tests/test_sequences.py
+KERNEL_TESTS = tests/test_kernels.py tests/test_gathering.py tests/test_packing.py tests/test_sequences.py
 
 build/%/.installed: pyproject.toml setup.py $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py) $(VENV)/.testing
 	rm -rf build/$*
