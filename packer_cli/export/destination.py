@@ -71,7 +71,7 @@ def new_directory(
 def _settle(earlier: Path, real: Path) -> None:
     """Put an export that was being replaced back in its place, or remove it if it was replaced."""
     if earlier.exists():
-        shutil.rmtree(earlier) if real.exists() else earlier.rename(real)
+        shutil.rmtree(earlier, ignore_errors=True) if real.exists() else earlier.rename(real)
 
 
 def _refuse_taken(output: Path, overwrite: bool) -> None:
