@@ -615,6 +615,21 @@ def test_a_mount_point_is_refused_at_once(small: Path, small_disk: Path) -> None
         assert_error(result, 2, f"{output}: is a mount point")
 
 
+def test_a_parent_that_is_not_to_be_written_is_named(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the output, which may be there, empty and ours."""
+
+    def mkdir(path: Path, *arguments: object, **options: object) -> None:
+        if path.name == "out.packer-partial":
+            raise PermissionError(errno.EACCES, "no")
+
+    Path("out").mkdir()
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    result = packer("export", small, "--to", "trl", "-o", "out")
+    assert_error(result, 1, f"{Path.cwd()}: cannot write: Permission denied")
+
+
 def test_a_link_is_followed(small: Path) -> None:
     Path("link").symlink_to("place")
     for to in ("trl", "numpy"):

@@ -58,7 +58,8 @@ def new_directory(
                 if overwrite and real.exists():
                     real.rename(earlier)
                 work.rename(real)  # takes the place of an empty directory, and of no other
-                sync(real.parent)
+                if os.access(real.parent, os.R_OK):
+                    sync(real.parent)
             except BaseException:
                 shutil.rmtree(work, ignore_errors=True)
                 raise
@@ -116,6 +117,8 @@ def _claimed(work: Path, output: Path) -> Iterator[None]:
         free = True
     except FileExistsError:
         free = False
+    except PermissionError as error:
+        raise from_os_error(error, work.parent, "write") from error
     folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
