@@ -207,6 +207,27 @@ def test_axolotl(packed: Path, tmp_path: Path) -> None:
     assert table["attention_mask"] == [[1] * len(ids) for ids in table["input_ids"]]
 
 
+@pytest.mark.parametrize(
+    ("to", "read"),
+    [
+        ("trl", read_trl),
+        ("llamafactory", read_llamafactory),
+        ("megatron-bridge", read_megatron_bridge),
+    ],
+)
+def test_files_of_limited_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, to: str, read: Callable[[Path], Any]
+) -> None:
+    """Rows come in a record batch of a unit, and here each begins a file."""
+    monkeypatch.setattr("packer_cli.export.writing._PART_BYTES", 1)
+    Path("data.jsonl").write_text("\n".join('{"text": "some words"}' for _ in range(200)))
+    command = ["pack", "data.jsonl", "-l", L, "-t", "bytes", "-o", "packed", "-q"]
+    assert packer(*command, "--unit-bytes", "1K").exit_code == 0
+    out = export(Path("packed"), to, _alone("out"))
+    assert len([path for path in out.rglob("*") if "-0000" in path.name]) >= 4
+    assert read(out) == rows_of_segments(Path("packed"))
+
+
 def documents_of(directory: Path) -> list[list[int]]:
     """Tokens of every document in the order of the inputs; some begin in their middle."""
     manifest = open_packed(directory).manifest
