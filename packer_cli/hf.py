@@ -48,7 +48,8 @@ def pack_dataset(
     labels       per sequence, unshifted; -100 where not trained on. None: all are trained on
     label_shift  "none": for models that shift labels themselves, as those of transformers do;
                  "pre": each place has the label of the next token
-    The rest as in `packer_cli.pack_sequences`.
+    The rest as in `packer_cli.pack_sequences`. What `overlong` leaves out is the `loss` of a plan,
+    see `pack_dataset_from_result`.
 
     Works inside `Dataset.map(..., batched=True)`, which takes Arrow tables:
     `lambda batch: pack_dataset(batch["input_ids"], 4096).data.table`.
