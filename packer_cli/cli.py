@@ -712,6 +712,10 @@ def export(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="OUT", help="A new or empty directory.")
     ],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier export in the output.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -725,7 +729,11 @@ def export(
 
         if is_url(output):
             raise UsageError(f"--output: {output}: a URL", "write to a directory, then copy it")
-        manifest = write(local(name, _UNREAD), to, Path(output)).manifest
+        if output == "":
+            raise UsageError("--output: is empty", "is a variable of your script unset?")
+        manifest = write(
+            local(name, _UNREAD), to, Path(output), overwrite=overwrite, show_progress=not quiet
+        ).manifest
         counts = {key: manifest[key] for key in ("rows", "segments", "documents", "tokens")}
         if as_json:
             import json

@@ -10,26 +10,37 @@
 
     get_train_dataset(path, task_encoder=Encoder(), packing_buffer_size=1000, ...)
 
-Samples longer than a row are dealt with as soon as they are encoded, in a map of their own: energon
-restores what it buffers by running the maps again, so no later step may make new samples.
+Samples are cut when the rows of a buffer are chosen, and energon restores what it buffers by keys:
+that of a part says where it was cut.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from megatron.energon import MapDataset, Sample, edataclass, stateless
+from megatron.energon import Sample, edataclass, stateless
 from megatron.energon.errors import FatalSampleError
+from megatron.energon.flavors.base_dataset import add_sample_restore_key
+from megatron.energon.wrappers.base import BaseWrapperDataset
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import DataError
 from packer_cli.packing import PackPlan, plan_packing
+from packer_cli.records import wrong_ids
 from packer_cli.sequences import pack_sequences
-from packer_cli.strategies import canonical_name
 
 __all__ = ["BestFitPacking", "PackedSample", "TokenSample"]
+
+_COUNTS = (
+    "documents", "empty_documents", "tokens",
+    "truncated_documents", "truncated_tokens", "dropped_documents", "dropped_tokens",
+)  # fmt: skip
+_PROCESSES = 1 << 12
 
 
 @edataclass
@@ -42,6 +53,15 @@ class TokenSample(Sample):
 
     input_ids: torch.Tensor
     labels: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        # here energon skips this sample, later all that share its row
+        if self.labels is not None and len(self.labels) != len(self.input_ids):
+            raise DataError(
+                f"sample {self.__key__}: {len(self.labels)} labels for {len(self.input_ids)} tokens"
+            )
+        if wrong_ids(np.asarray(self.input_ids)).any():
+            raise DataError(f"sample {self.__key__}: ids that are not in 0..2**31-1")
 
 
 @edataclass
@@ -61,19 +81,48 @@ class PackedSample(Sample):
     cu_seqlens: torch.Tensor
 
 
+class _Cut:
+    """What the restore key of a part begins with, in front of its start and stop."""
+
+
+class _Parts(BaseWrapperDataset[Any, Any]):
+    """The samples that go into rows; of those that were cut there it restores the part."""
+
+    def __init__(self, dataset: Any, encoder: BestFitPacking, *, worker_config: Any) -> None:
+        super().__init__(dataset, worker_config=worker_config)
+        self._encoder = encoder
+
+    def __iter__(self) -> Iterator[Any]:
+        return filter(self._encoder._is_wanted, self.dataset)
+
+    def restore_sample(self, restore_key: Any) -> Any:
+        if restore_key[0] != _Cut.__name__:
+            return self.dataset.restore_sample(restore_key)
+        _, start, stop, *whole = restore_key
+        return self._encoder._part(self.dataset.restore_sample(tuple(whole)), start, stop)
+
+    def len_worker(self, worker_idx: int | None = None) -> int:
+        return int(self.dataset.len_worker(worker_idx))
+
+    def reset_state_own(self) -> None:
+        """There is none."""
+
+    def config(self) -> dict[str, Any]:
+        return {"type": type(self).__qualname__, "dataset": self.dataset.config()}
+
+
 class BestFitPacking:
     """A mixin for `megatron.energon.TaskEncoder`; name it before the encoder among the bases.
 
     max_length    tokens in a row
-    strategy      as in `packer_cli.plan_packing`, but for "wrap", which cuts samples where rows
-                  end and so has nothing that energon could restore
+    strategy      as in `packer_cli.plan_packing`; "wrap" cuts samples where rows end
     overlong      for samples longer than a row: "error", "split", "truncate" or "drop"
     seed          of the order of a buffer's rows, and of the samples in a row; None: as the
                   strategy makes them, the longest first
     pad_token_id  of the rows' padding
 
     `encode_sample` (or `preencode_sample`) gives `TokenSample`s. For samples of another kind
-    override `sample_length`, `cut_sample` (for "split" and "truncate") and
+    override `sample_length`, `cut_sample` (for "wrap", "split" and "truncate") and
     `pack_selected_samples`.
 
     Raises UsageError when made with options that cannot work. What "error" finds is energon's
@@ -88,46 +137,63 @@ class BestFitPacking:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if canonical_name(self.strategy) == "wrap":
-            raise UsageError("strategy: wrap cuts samples where rows end", "choose next-fit")
-        self._plan([])
+        self._wraps = self._plan([]).strategy == "wrap"
+        # of all workers: each adds to a row of its own, or sums would get lost
+        self._counts = torch.zeros(_PROCESSES, len(_COUNTS), dtype=torch.int64).share_memory_()
+
+    def packing_counts(self) -> dict[str, int]:
+        """What came of the samples that this rank's workers have read since the encoder was made.
+
+        documents    samples, of which empty_documents had no token
+        tokens       in rows
+        truncated_documents, truncated_tokens, dropped_documents, dropped_tokens
+                     left out by `overlong`
+        """
+        return dict(zip(_COUNTS, self._counts.sum(0).tolist(), strict=True))
 
     def sample_length(self, sample: Any) -> int:
         """Tokens of a sample."""
         return len(sample.input_ids)
 
     def cut_sample(self, sample: Any, start: int, stop: int) -> Any:
-        """The tokens start .. stop of a sample, as a sample with the same restore key."""
+        """The tokens start .. stop of a sample, as a new sample with the same restore key."""
         labels = None if sample.labels is None else sample.labels[start:stop]
         return dataclasses.replace(sample, input_ids=sample.input_ids[start:stop], labels=labels)
 
-    @stateless
-    def fit_sample(self, sample: Any) -> Iterator[Any]:
-        """The parts of a sample that go into rows, by the policy `overlong`."""
-        length = self.sample_length(sample)
-        if length <= self.max_length:
-            yield sample
-        elif self.overlong == "error":
-            raise FatalSampleError(
-                f"sample {sample.__key__} has {length} tokens, max_length is {self.max_length}; "
-                'choose overlong = "split", "truncate" or "drop", or a larger max_length'
-            )
-        elif self.overlong != "drop":
-            end = length if self.overlong == "split" else self.max_length
-            for start in range(0, end, self.max_length):
-                yield self.cut_sample(sample, start, min(start + self.max_length, end))
-
-    def build_encode_sample(self, dataset: Any, *, worker_config: Any) -> Any:
-        """The encoder's own step, and `fit_sample` after it."""
-        encoded = super().build_encode_sample(dataset, worker_config=worker_config)  # type: ignore[misc]
-        return MapDataset(
-            encoded, self.fit_sample, worker_config=worker_config, stateless_map_fn=True
+    def build_batch(
+        self,
+        dataset: Any,
+        *,
+        worker_config: Any,
+        packing_buffer_size: int | None = None,
+        **how: Any,
+    ) -> Any:
+        """The encoder's own step, of samples that go into rows and can be cut."""
+        if packing_buffer_size is not None:
+            dataset = _Parts(dataset, self, worker_config=worker_config)
+        return super().build_batch(  # type: ignore[misc]
+            dataset, worker_config=worker_config, packing_buffer_size=packing_buffer_size, **how
         )
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """The samples of every row; empty ones are in none."""
-        plan = self._plan([self.sample_length(sample) for sample in samples])
-        return [[samples[i] for i in row] for row in plan.rows()]
+        """The samples of every row, or the parts of them."""
+        lengths = [self.sample_length(sample) for sample in samples]
+        plan = self._plan(lengths)
+        self._count(
+            documents=len(samples), tokens=int(plan.pieces.length.sum()),
+            truncated_documents=plan.loss.truncated_documents,
+            truncated_tokens=plan.loss.truncated_tokens,
+        )  # fmt: skip
+        pieces = zip(
+            plan.pieces.document.tolist(), plan.pieces.start.tolist(), plan.pieces.length.tolist(),
+            strict=True,
+        )  # fmt: skip
+        parts = [
+            samples[i] if length == lengths[i] else self._part(samples[i], start, start + length)
+            for i, start, length in pieces
+        ]
+        rows = pairwise(plan.row_offsets.tolist())
+        return [[parts[i] for i in plan.order[begin:end].tolist()] for begin, end in rows]
 
     @stateless
     def pack_selected_samples(self, samples: list[TokenSample]) -> PackedSample:
@@ -153,6 +219,31 @@ class BestFitPacking:
             attention_mask=torch.as_tensor(rows.attention_mask[0]),
             cu_seqlens=torch.as_tensor(rows.cu_seqlens[0]),
         )
+
+    def _part(self, sample: Any, start: int, stop: int) -> Any:
+        return add_sample_restore_key(
+            self.cut_sample(sample, start, stop), start, stop, src=_Cut(), fail_otherwise=True
+        )
+
+    def _is_wanted(self, sample: Any) -> bool:
+        """Whether a sample goes into the buffer, where others would only take places."""
+        length = self.sample_length(sample)
+        if length == 0:
+            self._count(documents=1, empty_documents=1)
+            return False
+        if length <= self.max_length or self.overlong in ("split", "truncate") or self._wraps:
+            return True
+        if self.overlong == "error":
+            raise FatalSampleError(
+                f"sample {sample.__key__} has {length} tokens, max_length is {self.max_length}; "
+                'choose overlong = "split", "truncate" or "drop", or a larger max_length'
+            )
+        self._count(documents=1, dropped_documents=1, dropped_tokens=length)
+        return False
+
+    def _count(self, **counts: int) -> None:
+        own = self._counts[os.getpid() % _PROCESSES]
+        own += torch.tensor([counts.get(name, 0) for name in _COUNTS])
 
     def _plan(self, lengths: list[int]) -> PackPlan:
         return plan_packing(

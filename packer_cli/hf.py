@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from packer_cli.errors import one_of
+from packer_cli.errors import DataError, one_of
 from packer_cli.packing import PackPlan
 from packer_cli.records import IGNORED
 from packer_cli.sequences import PackedRows, fill_plan, pack_sequences
@@ -48,7 +48,8 @@ def pack_dataset(
     labels       per sequence, unshifted; -100 where not trained on. None: all are trained on
     label_shift  "none": for models that shift labels themselves, as those of transformers do;
                  "pre": each place has the label of the next token
-    The rest as in `packer_cli.pack_sequences`.
+    The rest as in `packer_cli.pack_sequences`. What `overlong` leaves out is the `loss` of a plan,
+    see `pack_dataset_from_result`.
 
     Works inside `Dataset.map(..., batched=True)`, which takes Arrow tables:
     `lambda batch: pack_dataset(batch["input_ids"], 4096).data.table`.
@@ -92,16 +93,24 @@ def _check_shift(label_shift: str) -> None:
 
 def _arrays(sequences: Any) -> Sequence[Any]:
     """A column as a list of views, one per row; anything else as it is."""
-    if hasattr(sequences, "source") and hasattr(sequences, "column_name"):  # dataset["input_ids"]
+    if isinstance(getattr(sequences, "source", None), Dataset):  # dataset["input_ids"]
         sequences = sequences.source.with_format("arrow")[:][sequences.column_name]
-    if isinstance(sequences, pa.ChunkedArray):
-        return [view for chunk in sequences.chunks for view in _arrays(chunk)]
-    if isinstance(sequences, pa.Array):
-        edges = np.cumsum(sequences.value_lengths().to_numpy(zero_copy_only=False))
-        views: list[Any] = np.split(sequences.flatten().to_numpy(), edges)[:-1]
-        return views
-    chosen: Sequence[Any] = sequences
-    return chosen
+    if not isinstance(sequences, pa.ChunkedArray | pa.Array):
+        chosen: Sequence[Any] = sequences
+        return chosen
+    if not hasattr(pa.array([], sequences.type), "value_lengths"):
+        raise DataError(f"a column of {sequences.type}, not of lists of token ids")
+    if sequences.null_count:
+        row = np.flatnonzero(sequences.is_null())[0]
+        raise DataError(f"sequence {row}: is null", "leave out such rows: Dataset.filter")
+    views: list[Any] = []
+    for chunk in getattr(sequences, "chunks", [sequences]):
+        edges, values = np.cumsum(chunk.value_lengths()), chunk.flatten()
+        if values.null_count:
+            row = len(views) + np.searchsorted(edges, np.flatnonzero(values.is_null())[0], "right")
+            raise DataError(f"sequence {row}: holds a null")
+        views += np.split(values.to_numpy(), edges)[:-1]
+    return views
 
 
 def _dataset(rows: PackedRows, label_shift: str) -> Dataset:

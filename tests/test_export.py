@@ -5,12 +5,16 @@ Formats are read here by their documented layout alone; tests/extras reads them 
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import pty
 import resource
 import signal
 import struct
 import subprocess
+import termios
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +27,7 @@ import pytest
 from conftest import (
     assert_error,
     check_directory,
+    contents,
     packer,
     packer_process,
     packer_script,
@@ -30,7 +35,10 @@ from conftest import (
 )
 
 from packer_cli import open_packed
+from packer_cli.errors import DataError
 from packer_cli.export import FORMATS
+from packer_cli.export.destination import MARKER
+from packer_cli.export.writing import lists
 from packer_cli.show import read_row
 
 # (ids, labels) of a segment or document
@@ -91,11 +99,16 @@ def export(directory: Path, to: str, output: Path) -> Path:
     return output
 
 
+def files_of(folder: Path) -> set[str]:
+    """Their names, without the one that packer itself goes by."""
+    return {path.name for path in folder.iterdir()} - {MARKER}
+
+
 def table_of(saved: Path) -> dict[str, Any]:
     """Columns of a directory made for load_from_disk."""
     state = json.loads((saved / "state.json").read_text())
     names = [file["filename"] for file in state["_data_files"]]
-    assert {*names, "state.json", "dataset_info.json"} == {path.name for path in saved.iterdir()}
+    assert {*names, "state.json", "dataset_info.json"} == files_of(saved)
     tables = [pa.ipc.open_stream(pa.memory_map(str(saved / name))).read_all() for name in names]
     return {name: pa.concat_tables(tables)[name].to_pylist() for name in tables[0].column_names}
 
@@ -194,6 +207,27 @@ def test_axolotl(packed: Path, tmp_path: Path) -> None:
     assert table["attention_mask"] == [[1] * len(ids) for ids in table["input_ids"]]
 
 
+@pytest.mark.parametrize(
+    ("to", "read"),
+    [
+        ("trl", read_trl),
+        ("llamafactory", read_llamafactory),
+        ("megatron-bridge", read_megatron_bridge),
+    ],
+)
+def test_files_of_limited_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, to: str, read: Callable[[Path], Any]
+) -> None:
+    """Rows come in a record batch of a unit, and here each begins a file."""
+    monkeypatch.setattr("packer_cli.export.writing._PART_BYTES", 1)
+    Path("data.jsonl").write_text("\n".join('{"text": "some words"}' for _ in range(200)))
+    command = ["pack", "data.jsonl", "-l", L, "-t", "bytes", "-o", "packed", "-q"]
+    assert packer(*command, "--unit-bytes", "1K").exit_code == 0
+    out = export(Path("packed"), to, _alone("out"))
+    assert len([path for path in out.rglob("*") if "-0000" in path.name]) >= 4
+    assert read(out) == rows_of_segments(Path("packed"))
+
+
 def documents_of(directory: Path) -> list[list[int]]:
     """Tokens of every document in the order of the inputs; some begin in their middle."""
     manifest = open_packed(directory).manifest
@@ -265,7 +299,7 @@ def shards_of(directory: Path) -> Any:
 
 def test_parquet(packed: Path, tmp_path: Path) -> None:
     folder, shards = export(packed, "parquet", tmp_path / "out"), shards_of(packed)
-    table = pa.concat_tables(pq.read_table(path) for path in sorted(folder.iterdir()))
+    table = pa.concat_tables(pq.read_table(folder / name) for name in sorted(files_of(folder)))
     assert table.schema.metadata == shards.schema.metadata
     assert table.schema.field("input_ids").type.list_size == L
     table = table.cast(shards.schema)  # Parquet calls the items of a list element
@@ -328,6 +362,15 @@ def test_what_a_format_needs(folder: Path, to: str) -> None:
     assert nothing_at("out")
 
 
+def test_a_mask_that_no_column_keeps_is_not_lost(folder: Path) -> None:
+    Path("data.jsonl").write_text('{"input_ids": [1, 2, 3], "labels": [-100, -100, 3]}')
+    columns = "input_ids,cu_seqlens,segments"
+    assert packer("pack", "data.jsonl", "-l", 8, "-q", "-o", "packed", "--columns", columns).stdout
+    result = packer("export", "packed", "--to", "unpacked", "-o", "out")
+    assert_error(result, 2, "1 of its tokens are not to be trained on, which --to unpacked cannot")
+    assert packer("export", "packed", "--to", "parquet", "-o", "out").exit_code == 0
+
+
 def test_unpacked_without_labels(small: Path) -> None:
     command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", "bare", "-q"]
     assert packer(*command, "--columns", "input_ids,cu_seqlens,segments").exit_code == 0
@@ -343,7 +386,7 @@ def _alone(name: str) -> Path:
 @pytest.mark.parametrize(
     ("output", "parts"),
     [
-        pytest.param("full", ["full: is not empty"], id="not empty"),
+        pytest.param("full", ["full: is not empty, and not an export"], id="not empty"),
         pytest.param("file", ["file: exists and is not a directory"], id="a file"),
         pytest.param("packed", ["packed: lies in the directory"], id="the source"),
         pytest.param("packed/inside", ["packed/inside: lies in"], id="inside the source"),
@@ -439,6 +482,25 @@ def test_a_full_disk_leaves_nothing(small: Path, to: str) -> None:
     assert nothing_at("out")
 
 
+@pytest.mark.parametrize("to", sorted({*FORMATS} - {"parquet", "megatron-bridge"}))
+def test_a_disk_that_fills_up_is_an_error(packed_mid: Path, small_disk: Path, to: str) -> None:
+    """Not a bus error, as of a file that is mapped; the two left out are compressed to nothing."""
+    result = packer_process("export", packed_mid, "--to", to, "-o", small_disk / "out")
+    assert result.returncode == 1, result.stderr
+    assert b"disk/out: cannot write: No space left on device\ntip: free" in result.stderr
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def packed_mid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """130,000 tokens, more than a small disk holds."""
+    folder = tmp_path_factory.mktemp("mid")
+    (folder / "data.jsonl").write_text((json.dumps({"text": "word " * 25}) + "\n") * 1000)
+    command = ["pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q"]
+    assert packer(*command).exit_code == 0
+    return folder / "out"
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """40 million tokens, 355 MB."""
@@ -450,7 +512,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-@pytest.mark.parametrize("to", ["trl", "unpacked", "numpy", "megatron-bridge"])
+@pytest.mark.parametrize("to", ["trl", "unpacked", "numpy", "megatron-bridge", "megatron"])
 def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) -> None:
     """220 MB are enough, 150 of them for what is imported; maps of files do not count."""
 
@@ -469,10 +531,165 @@ def test_a_termination_leaves_nothing(large: Path, folder: Path) -> None:
         [packer_script(), "export", large, "--to", "parquet", "-o", "out"],
         stderr=subprocess.PIPE,
     )
-    while not list(Path.cwd().glob("out.*.partial/*")):
+    while not list(Path.cwd().glob("out.packer-partial/*")):
         assert run.poll() is None
     run.send_signal(signal.SIGTERM)
     _, message = run.communicate(timeout=60)
     assert run.returncode == 130, message
     assert message.startswith(b"stopped: interrupted\ntip: ")
+    assert nothing_at("out")
+
+
+def test_what_a_killed_export_left_goes(large: Path, small: Path) -> None:
+    run = subprocess.Popen([packer_script(), "export", large, "--to", "numpy", "-o", "out"])
+    while not list(Path.cwd().glob("out.packer-partial/*")):
+        assert run.poll() is None
+    at_work = packer("export", small, "--to", "trl", "-o", "out")
+    run.kill()
+    run.wait()
+    assert_error(at_work, 1, "out: another export is writing there")
+    assert not Path("out").exists()
+    assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0
+    assert table_of(Path("out"))
+    assert [str(path) for path in Path().glob("out*")] == ["out"]
+
+
+def test_without_locks_a_leftover_is_not_touched(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0
+    Path("other.packer-partial").mkdir()
+    result = packer("export", small, "--to", "trl", "-o", "other")
+    assert_error(result, 1, "other: another export is writing there")
+    assert "other.packer-partial" in result.stderr
+
+
+def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
+    for to in FORMATS:
+        assert packer("export", small, "--to", to, "-o", "out", "--overwrite").exit_code == 0
+        again = packer("export", small, "--to", to, "-o", "out")
+        assert_error(again, 2, "out: holds a finished export")
+        assert json.loads(Path("out", MARKER).read_text())["format"] == to
+    assert list(table_of(Path("out"))) == ["input_ids", "labels"]
+    Path("out/notes").write_text("mine")
+    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
+    assert_error(result, 2, "out: holds notes, which packer did not make")
+    before = contents(small)
+    for other in ("packed", "."):
+        result = packer("export", small, "--to", "trl", "-o", other, "--overwrite")
+        assert_error(result, 2, f"{other}: ")
+    assert contents(small) == before
+    assert Path("out/notes").read_text() == "mine"
+
+
+def test_overwrite_keeps_the_earlier_export_until_the_end(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["export", small, "-o", "out", "--overwrite"]
+    assert packer(*command, "--to", "numpy").exit_code == 0
+    before = contents("out")
+    (shard,) = small.glob("*.arrow")
+    whole = shard.read_bytes()
+    _damage(shard)
+    assert_error(packer(*command, "--to", "trl"), 1, shard.name)
+    assert contents("out") == before
+    shard.write_bytes(whole)
+    with monkeypatch.context() as patch:
+        rename = Path.rename
+        patch.setattr(Path, "rename", lambda own, to: _fail_at(own, "partial") or rename(own, to))
+        assert_error(packer(*command, "--to", "trl"), 1, "out: cannot write")
+    assert contents("out") == before
+    Path("out").rename("out.packer-earlier")  # as if killed between the two renames
+    result = packer("export", small, "-o", "out", "--to", "trl")
+    assert_error(result, 2, "out: holds a finished export")
+    assert contents("out") == before
+    assert [str(path) for path in Path().glob("out*")] == ["out"]
+
+
+def _fail_at(path: Path, name: str) -> None:
+    if name in path.name:
+        raise OSError(errno.EIO, "broken")
+
+
+def test_what_got_into_the_output_meanwhile_stays(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(self: Any, part: Any) -> None:
+        Path("out").mkdir()
+        Path("out/mine").touch()
+
+    monkeypatch.setattr(FORMATS["trl"], "write", write)
+    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
+    assert_error(result, 2, "out: is not empty, and not an export of packer")
+    assert Path("out/mine").exists()
+    assert not Path("out.packer-partial").exists()
+
+
+def test_a_mount_point_is_refused_at_once(small: Path, small_disk: Path) -> None:
+    Path("link").symlink_to(small_disk)
+    for output in (small_disk, "link", "/"):
+        result = packer("export", small, "--to", "trl", "-o", output)
+        assert_error(result, 2, f"{output}: is a mount point")
+
+
+def test_a_parent_that_is_not_to_be_written_is_named(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the output, which may be there, empty and ours."""
+
+    def mkdir(path: Path, *arguments: object, **options: object) -> None:
+        if path.name == "out.packer-partial":
+            raise PermissionError(errno.EACCES, "no")
+
+    Path("out").mkdir()
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    result = packer("export", small, "--to", "trl", "-o", "out")
+    assert_error(result, 1, f"{Path.cwd()}: cannot write: Permission denied")
+
+
+def test_a_link_is_followed(small: Path) -> None:
+    Path("link").symlink_to("place")
+    for to in ("trl", "numpy"):
+        assert packer("export", small, "--to", to, "-o", "link", "--overwrite").exit_code == 0
+    assert Path("link").readlink() == Path("place")
+    assert Path("place/input_ids.npy").exists()
+    Path("inside").symlink_to("packed")
+    result = packer("export", small, "--to", "trl", "-o", "inside/deeper")
+    assert_error(result, 2, "inside/deeper: lies in the directory that is exported")
+
+
+@pytest.mark.parametrize("to", ["trl", "parquet", "unpacked"])
+def test_progress_on_a_terminal_only(small: Path, to: str) -> None:
+    terminal, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    command = [packer_script(), "export", small, "--to", to, "-o"]
+    loud, silent = (
+        subprocess.run([*command, name, *more], stdout=-1, stderr=child, check=True, timeout=60)
+        for name, more in (("a", []), ("b", ["-q"]))
+    )
+    os.close(child)
+    shown = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert shown.count("exporting: 100%") == 1
+    assert loud.stdout.decode() == silent.stdout.decode().replace("b: ", "a: ")
+
+
+def test_lists_that_offsets_of_32_bits_cannot_count() -> None:
+    values = np.broadcast_to(np.int32(0), 1 << 31)
+    with pytest.raises(DataError, match="documents of 2147483648 tokens are too long"):
+        lists(np.array([0, 1 << 31]), values)
+
+
+@pytest.mark.parametrize("to", ["megatron", "nanotron", "unpacked"])
+def test_a_document_more_or_less_shows(small: Path, to: str) -> None:
+    manifest = json.loads((small / "manifest.json").read_text())
+    manifest["documents"] += 1
+    manifest["inputs"][0]["documents"] += 1
+    (small / "manifest.json").write_text(json.dumps(manifest))
+    result = packer("export", small, "--to", to, "-o", "out")
+    assert_error(result, 1, "packed: holds 50 documents, the manifest says 51")
     assert nothing_at("out")

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -257,20 +256,6 @@ def test_a_failed_run_leaves_no_directory_of_its_own(data: Path) -> None:
     Path("out").mkdir()
     assert packer("pack", "bad.jsonl", *OPTIONS).exit_code == 1
     assert os.listdir("out") == []
-
-
-@pytest.fixture
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
-    place = folder / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(place)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a small file system")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.mark.parametrize("unit_bytes", ["1k", "1G"])

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
-from packer_cli.export.writing import Parts, Writer
+from packer_cli.export.writing import Files, Parts, Writer
 from packer_cli.packed import PackedDirectory, ragged_of, rows_of
 from packer_cli.shard_writer import column_type
 
@@ -34,7 +35,7 @@ class Parquet(Writer):
             self._parts.close()
 
 
-class Numpy(Writer):
+class Numpy(Files):
     """A .npy file per column, to be mapped: `numpy.load(name, mmap_mode="r")`.
 
     Columns of fixed length are [rows, max_length]. Those of lists are their values end to end,
@@ -45,57 +46,56 @@ class Numpy(Writer):
     takes = "batches"
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
-        rows, segments = packed.manifest["rows"], packed.manifest["segments"]
-        self._folder, self._row = folder, 0
-        self._arrays: dict[str, Any] = {}
+        super().__init__(folder, packed)
+        shards = packed.manifest["shards"]
+        rows, segments = (sum(shard[name] for shard in shards) for name in ("rows", "segments"))
+        self._files: dict[str, Any] = {}
         self._filled: dict[str, int] = {}
         for name in packed.manifest["config"]["columns"]:
             kind = column_type(name, packed.max_length)
-            item = kind.value_type
-            dtype = (
-                np.dtype([(field.name, str(field.type)) for field in item])
-                if pa.types.is_struct(item)
-                else np.dtype(str(item))
-            )
+            dtype = _dtype_of(kind.value_type)
             if pa.types.is_fixed_size_list(kind):
-                self._arrays[name] = self._open(name, dtype, (rows, packed.max_length))
+                self._start(name, dtype, (rows, packed.max_length))
                 continue
-            count = segments if name == "segments" else segments + rows
-            self._arrays[name] = self._open(name, dtype, (count,))
-            self._arrays[name + "_offsets"] = self._open(name + "_offsets", np.int64, (rows + 1,))
-            self._filled[name] = self._arrays[name + "_offsets"][0] = 0
+            self._start(name, dtype, (segments if name == "segments" else segments + rows,))
+            self._start(name + "_offsets", np.dtype(np.int64), (rows + 1,))
+            self._write(name + "_offsets", np.zeros(1, np.int64))
+            self._filled[name] = 0
 
-    def _open(self, name: str, dtype: Any, shape: tuple[int, ...]) -> Any:
-        return np.lib.format.open_memmap(self._folder / f"{name}.npy", "w+", dtype, shape)
+    def _start(self, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+        file = self._files[name] = self._open(f"{name}.npy")
+        header = {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        write_array_header_1_0(file, header)
+
+    def _write(self, name: str, values: Any) -> None:
+        self._files[name].write(np.ascontiguousarray(values).data)
 
     def write(self, part: Any) -> None:
-        if not self._row:
-            (self._folder / "packer.json").write_bytes(part.schema.metadata[b"packer"])
-        here = slice(self._row, self._row + part.num_rows)
+        if not (said := self._folder / "packer.json").exists():
+            said.write_bytes(part.schema.metadata[b"packer"])
         for name in part.schema.names:
             column = part.column(name)
             if name not in self._filled:
-                self._arrays[name][here] = rows_of(column)
+                self._write(name, rows_of(column))
                 continue
             values, edges = _list_of(column)
-            begin = self._filled[name]
-            self._filled[name] = begin + int(edges[-1] - edges[0])
-            offsets = edges[1:].astype(np.int64) - edges[0] + begin
-            self._arrays[name + "_offsets"][here.start + 1 : here.stop + 1] = offsets
-            target = self._arrays[name][begin : self._filled[name]]
-            if target.dtype.names:
-                for field in target.dtype.names:
-                    target[field] = values.field(field).to_numpy()[edges[0] : edges[-1]]
-            else:
-                target[:] = values[edges[0] : edges[-1]]
-        self._row = here.stop
+            self._write(name, values[edges[0] : edges[-1]])
+            offsets = edges[1:].astype(np.int64) - edges[0] + self._filled[name]
+            self._write(name + "_offsets", offsets)
+            self._filled[name] = int(offsets[-1])
 
-    def close(self) -> None:
-        for array in self._arrays.values():
-            array.flush()
+
+def _dtype_of(item: Any) -> Any:
+    if pa.types.is_struct(item):
+        return np.dtype([(field.name, str(field.type)) for field in item])
+    return np.dtype(str(item))
 
 
 def _list_of(column: Any) -> tuple[Any, Any]:
-    if pa.types.is_struct(column.type.value_type):
-        return column.values, column.offsets.to_numpy()
-    return ragged_of(column)
+    """A list column as (values, offsets), structs as records."""
+    if not pa.types.is_struct(column.type.value_type):
+        return ragged_of(column)
+    records = np.empty(len(column.values), _dtype_of(column.type.value_type))
+    for field in records.dtype.names or ():
+        records[field] = column.values.field(field).to_numpy()
+    return records, column.offsets.to_numpy()

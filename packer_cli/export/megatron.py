@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from packer_cli.export.rows import Rows
-from packer_cli.export.writing import Writer
+from packer_cli.export.writing import Files
 from packer_cli.packed import PackedDirectory
 
 _HEADER, _VERSION, _INT32 = b"MMIDIDX\x00\x00", 1, 4
 
 
-class Megatron(Writer):
+class Megatron(Files):
     """Token ids int32 end to end; a sequence is a document, in the order of the inputs."""
 
     takes = "documents"
@@ -28,28 +28,24 @@ class Megatron(Writer):
     keeps_mask = False
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+        super().__init__(folder, packed)
         count = packed.manifest["documents"]
         header = _HEADER + struct.pack("<QBQQ", _VERSION, _INT32, count, count + 1)
-        path = folder / "documents.idx"
-        path.write_bytes(header)
-        self._tokens = open(folder / "documents.bin", "wb")  # noqa: SIM115
-        # mapped, so that an index of any length takes no memory
-        self._lengths = np.memmap(path, np.int32, "r+", len(header), (count,))
-        at = len(header) + self._lengths.nbytes
-        self._pointers = np.memmap(path, np.int64, "r+", at, (count,))
-        boundaries = np.memmap(path, np.int64, "r+", at + self._pointers.nbytes, (count + 1,))
-        boundaries[:] = np.arange(count + 1)
-        boundaries.flush()
+        (folder / "documents.idx").write_bytes(header)
+        self._tokens = self._open("documents.bin")
+        # the index has three parts, each written from its own place on
+        at, self._index = len(header), []
+        for size in (4 * count, 8 * count, 8 * (count + 1)):
+            self._index.append(self._open("documents.idx", "r+b"))
+            self._index[-1].seek(at)
+            at += size
         self._seen = 0
+        self._index[2].write(bytes(8))
 
     def write(self, part: Rows) -> None:
-        here = slice(self._seen, self._seen + len(part.lengths))
-        self._lengths[here] = part.lengths
-        self._pointers[here] = self._tokens.tell() + part.offsets[:-1] * 4
-        self._tokens.write(part.ids.tobytes())
-        self._seen = here.stop
-
-    def close(self) -> None:
-        self._tokens.close()
-        self._lengths.flush()
-        self._pointers.flush()
+        before, self._seen = self._seen, self._seen + len(part.lengths)
+        lengths, pointers, boundaries = self._index
+        lengths.write(part.lengths.astype("<i4").tobytes())
+        pointers.write((self._tokens.tell() + part.offsets[:-1] * 4).astype("<i8").tobytes())
+        boundaries.write(np.arange(before + 1, self._seen + 1, dtype="<i8").tobytes())
+        self._tokens.write(part.ids.astype("<i4").tobytes())

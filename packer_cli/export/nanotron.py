@@ -11,13 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from packer_cli.export.rows import Rows
-from packer_cli.export.writing import Writer
+from packer_cli.export.writing import Files
 from packer_cli.packed import PackedDirectory
 
 _TOKEN_BYTES = 4
 
 
-class Nanotron(Writer):
+class Nanotron(Files):
     """Token ids uint32; documents in the order of the inputs."""
 
     takes = "documents"
@@ -25,8 +25,9 @@ class Nanotron(Writer):
     keeps_mask = False
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
-        self._tokens = open(folder / "00000_tokens.ds", "wb")  # noqa: SIM115
-        self._index = open(folder / "00000_tokens.ds.index", "wb")  # noqa: SIM115
+        super().__init__(folder, packed)
+        self._tokens = self._open("00000_tokens.ds")
+        self._index = self._open("00000_tokens.ds.index")
         tokenizer, tokens = packed.manifest["tokenizer"], packed.manifest["tokens"]
         if tokenizer and tokenizer["source"] != "bytes":  # which is no tokenizer of transformers
             lines = f"{tokenizer['source']}|{_TOKEN_BYTES}", str(tokens), f"{tokens / 1e6:.3g} MT"
@@ -36,7 +37,3 @@ class Nanotron(Writer):
         before = self._tokens.tell() // _TOKEN_BYTES
         self._index.write((part.offsets[1:] + before).astype("<u8").tobytes())
         self._tokens.write(part.ids.astype("<u4").tobytes())
-
-    def close(self) -> None:
-        self._tokens.close()
-        self._index.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -15,6 +15,8 @@ from packer_cli.errors import DataError
 from packer_cli.packed import PACK_AGAIN, PackedDirectory, rows_of, segments_of
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.recount import damage
+
+Read = Callable[[int], None]  # told how many bytes of shards were read
 
 _CHUNK_TOKENS = 1 << 20
 
@@ -51,17 +53,17 @@ class Rows:
         return (np.arange(len(self.ids)) - begins).astype(np.int32)
 
 
-def batches(packed: PackedDirectory) -> Iterator[Any]:
+def batches(packed: PackedDirectory, read: Read) -> Iterator[Any]:
     """The record batches of all shards, mapped and held against the manifest.
 
     Raises DataError for a damaged shard, and for one with more or fewer segments or tokens than
     the manifest says: that is how a lost token would show.
     """
     for shard in packed.manifest["shards"]:
-        yield from _batches(packed, shard)
+        yield from _batches(packed, shard, read)
 
 
-def _batches(packed: PackedDirectory, shard: dict[str, Any]) -> Iterator[Any]:
+def _batches(packed: PackedDirectory, shard: dict[str, Any], read: Read) -> Iterator[Any]:
     path, found = packed.path / shard["file"], dict.fromkeys(("segments", "tokens"), 0)
     for batch in packed.batches(shard):
         if problem := damage(batch, packed):
@@ -72,6 +74,7 @@ def _batches(packed: PackedDirectory, shard: dict[str, Any]) -> Iterator[Any]:
         if any(found[name] > shard[name] for name in found):
             break
         yield batch
+        read(shard["bytes"] * batch.num_rows // shard["rows"])
     for name, count in found.items():
         if count != shard[name]:
             raise DataError(
@@ -79,9 +82,9 @@ def _batches(packed: PackedDirectory, shard: dict[str, Any]) -> Iterator[Any]:
             )
 
 
-def rows(packed: PackedDirectory) -> Iterator[Rows]:
+def rows(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
     """The rows of all shards in order, those of a record batch at a time."""
-    for batch in batches(packed):
+    for batch in batches(packed, read):
         begin, length, first = segments_of(batch)
         row_of = np.repeat(np.arange(batch.num_rows), np.diff(first))
         begin += row_of * packed.max_length
@@ -90,15 +93,22 @@ def rows(packed: PackedDirectory) -> Iterator[Rows]:
         yield Rows(ids, _unshifted(labels, length, packed), length, first)
 
 
-def documents(packed: PackedDirectory) -> Iterator[Rows]:
+def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
     """Whole documents, each as a row of one segment, in the order of the inputs.
 
     A document's pieces lie in one unit, so what is kept at a time is where a unit's segments are,
     29 bytes each, and about a million tokens. The first token of a piece has no label.
     """
+    found, said = 0, packed.manifest["documents"]
     for _, shards in groupby(packed.manifest["shards"], key=lambda shard: shard["unit"]):
-        unit = [batch for shard in shards for batch in _batches(packed, shard)]  # mapped
-        yield from _documents_of(unit, packed)
+        unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
+        for part in _documents_of(unit, packed):
+            found += len(part.lengths)
+            yield part
+    if found != said:
+        raise DataError(
+            f"{packed.path}: holds {found} documents, the manifest says {said}", PACK_AGAIN
+        )
 
 
 def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:

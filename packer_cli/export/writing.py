@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
+from packer_cli.errors import DataError
 from packer_cli.export.rows import Rows
 from packer_cli.manifest import checksum
 from packer_cli.packed import PackedDirectory
@@ -17,6 +19,7 @@ from packer_cli.records import Int32, Int64
 from packer_cli.saved_dataset import saved_dataset
 
 _PART_BYTES = 1 << 30
+_MOST_VALUES = (1 << 31) - 1
 
 
 class Writer(ABC):
@@ -43,6 +46,22 @@ class Writer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of all files; called after a failure, too."""
+
+
+class Files(Writer):
+    """A format of files that are written from their beginnings to their ends.
+
+    Not mapped: a full disk would end the process, not raise an error.
+    """
+
+    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+        self._folder, self._stack = folder, ExitStack()
+
+    def _open(self, name: str, mode: str = "wb") -> IO[bytes]:
+        return self._stack.enter_context(open(self._folder / name, mode))
+
+    def close(self) -> None:
+        self._stack.close()
 
 
 class Parts:
@@ -108,7 +127,15 @@ class SavedDataset(Writer):
 
 
 def lists(offsets: Int64, values: Any) -> Any:
-    """An Arrow list array; `offsets` int64[rows + 1] into `values`."""
+    """An Arrow list array; `offsets` int64[rows + 1] into `values`.
+
+    Raises DataError for more values than its offsets of 32 bits can count.
+    """
+    if len(values) > _MOST_VALUES:
+        raise DataError(
+            f"documents of {len(values)} tokens are too long for this format",
+            "cut them before they are packed, or choose --to megatron or nanotron",
+        )
     return pa.ListArray.from_arrays(pa.array(offsets.astype("int32")), pa.array(values))
 
 

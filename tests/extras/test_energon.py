@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ from packer_cli.strategies import NAMES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # energon's, of torch and of itself
 L, SAMPLES = 64, 300
+
+
+@pytest.fixture(autouse=True)
+def _workers_end() -> Iterator[None]:
+    """Those of loaders that are left before their end; torch would wait 5 seconds for each."""
+    yield
+    for process in active_children():
+        process.terminate()
 
 
 @stateless
@@ -69,9 +78,12 @@ def path(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-def loader(path: Path, task_encoder: Any, *, workers: int = 0, repeat: bool = False) -> Any:
+def loader(
+    path: Path, task_encoder: Any, *, workers: int = 0, repeat: bool = False, rank: int = 0,
+    world_size: int = 1,
+) -> Any:  # fmt: skip
     dataset = get_train_dataset(
-        path, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
+        path, worker_config=WorkerConfig(rank=rank, world_size=world_size, num_workers=workers),
         batch_size=None, packing_buffer_size=50, shuffle_buffer_size=20,
         max_samples_per_sequence=None, task_encoder=task_encoder, repeat=repeat,
     )  # fmt: skip
@@ -117,6 +129,20 @@ def test_every_strategy(path: Path, documents: list[list[int]], strategy: str) -
     assert found == expected_pieces(documents, "split")
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_wrap_cuts_where_rows_end(path: Path, documents: list[list[int]], workers: int) -> None:
+    rows = list(loader(path, encoder(strategy="wrap"), workers=workers))
+    flat = [piece for row in rows for piece in pieces(row)]
+    joined: list[list[int]] = []
+    for piece in flat if not workers else ():
+        joined.append([]) if piece[0] >= 1000 else None
+        joined[-1].extend(piece)
+    assert workers or sorted(joined) == documents
+    assert Counter(t for ids in flat for t in ids) == Counter(t for ids in documents for t in ids)
+    full = [int(row.attention_mask.sum()) == L for row in rows]
+    assert full.count(False) <= max(1, workers) * -(-SAMPLES // 50)  # the last row of a buffer
+
+
 def test_the_groups_are_those_of_the_plan(documents: list[list[int]]) -> None:
     chosen = encoder(overlong="split", seed=None)
     samples = [
@@ -151,7 +177,6 @@ def test_an_overlong_sample_ends_the_run(path: Path) -> None:
     ("options", "message"),
     [
         ({"strategy": "tetris"}, "'tetris' is not one of"),
-        ({"strategy": "wrapped"}, "wrap cuts samples where rows end"),
         ({"overlong": "ignore"}, "overlong: 'ignore' is not one of"),
         ({"max_length": 0}, "max_length: 0 is not between"),
     ],
@@ -167,9 +192,11 @@ def ids_of(rows: Any, count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("before", [1, 7, 40, 61])
-def test_restored_where_it_was_saved(path: Path, workers: int, before: int) -> None:
-    """With split samples in the buffers, within a buffer and at its edges."""
-    options = {"overlong": "split"}
+@pytest.mark.parametrize("options", [{"overlong": "split"}, {"strategy": "wrap"}], ids=str)
+def test_restored_where_it_was_saved(
+    path: Path, workers: int, before: int, options: dict[str, Any]
+) -> None:
+    """With cut samples in the buffers, within a buffer and at its edges."""
     saved = loader(path, encoder(**options), workers=workers, repeat=True)
     rows = iter(saved)
     for _ in range(before):
@@ -181,9 +208,74 @@ def test_restored_where_it_was_saved(path: Path, workers: int, before: int) -> N
     assert ids_of(iter(again), 80) == expected
 
 
-def test_a_row_is_restored_by_its_key(path: Path) -> None:
-    source = loader(path, encoder(overlong="split"))
+@pytest.mark.parametrize("options", [{"overlong": "split"}, {"strategy": "wrap"}], ids=str)
+def test_a_row_is_restored_by_its_key(path: Path, options: dict[str, Any]) -> None:
+    source = loader(path, encoder(**options))
     rows = [row for row, _ in zip(source, range(30), strict=False)]
-    again = loader(path, encoder(overlong="split"))
+    again = loader(path, encoder(**options))
     for row in rows:
         assert torch.equal(again.restore_sample(row.__restore_key__).input_ids, row.input_ids)
+
+
+@pytest.mark.parametrize("overlong", ["split", "truncate", "drop"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_left_out_is_counted(
+    documents: list[list[int]], tmp_path: Path, overlong: str, workers: int
+) -> None:
+    path = tmp_path / "data.jsonl"
+    lengths = [len(ids) for ids in documents]
+    all_ids = [[], *documents, []]
+    path.write_text("".join(json.dumps({"input_ids": ids}) + "\n" for ids in all_ids))
+    JsonlPreparator.prepare_dataset(path)
+    chosen = encoder(overlong=overlong)
+    rows = list(loader(path, chosen, workers=workers))
+    long = [length for length in lengths if length > L]
+    truncated = [length - L for length in long] if overlong == "truncate" else []
+    dropped = long if overlong == "drop" else []
+    assert chosen.packing_counts() == {
+        "documents": SAMPLES + 2,
+        "empty_documents": 2,
+        "tokens": sum(lengths) - sum(truncated) - sum(dropped),
+        "truncated_documents": len(truncated),
+        "truncated_tokens": sum(truncated),
+        "dropped_documents": len(dropped),
+        "dropped_tokens": sum(dropped),
+    }
+    assert chosen.packing_counts()["tokens"] == sum(int(row.attention_mask.sum()) for row in rows)
+
+
+def test_every_rank_restores_its_own(path: Path) -> None:
+    """Three ranks of two workers; together they have every document once."""
+
+    def of_rank(rank: int, *, repeat: bool = True) -> Any:
+        chosen = encoder(strategy="wrap")
+        return loader(path, chosen, workers=2, repeat=repeat, rank=rank, world_size=3)
+
+    rows = [row for rank in range(3) for row in of_rank(rank, repeat=False)]
+    tokens = Counter(token for row in rows for ids in pieces(row) for token in ids)
+    first = Counter(t for t in tokens.elements() if t >= 1000)
+    assert sorted(first) == list(range(1000, 1000 + SAMPLES))
+    assert set(first.values()) == {1}
+    source = of_rank(1)
+    source_rows = iter(source)
+    ids_of(source_rows, 9)
+    state = source.save_state_rank()
+    expected = ids_of(source_rows, 150)
+    again = of_rank(1)
+    again.restore_state_rank(state)
+    assert ids_of(iter(again), 150) == expected
+
+
+def test_a_sample_that_cannot_be_packed_is_skipped_alone(tmp_path: Path) -> None:
+    """Not with all that would have shared its row."""
+    good = [{"input_ids": [i, i], "labels": [i, i]} for i in range(1, 20)]
+    bad = [{"input_ids": [50, 51], "labels": [50]}, {"input_ids": [60, -60]}]
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in [*good[:9], *bad, *good[9:]]))
+    JsonlPreparator.prepare_dataset(path)
+    found = [ids for row in loader(path, encoder()) for ids in ids_alone(row)]
+    assert sorted(found) == [(i, i) for i in range(1, 20)]
+
+
+def ids_alone(row: PackedSample) -> list[tuple[int, ...]]:
+    return [tuple(row.input_ids[a:b].tolist()) for a, b in pairwise(row.cu_seqlens.tolist())]

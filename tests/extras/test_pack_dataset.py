@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from conftest import packer
@@ -60,7 +61,9 @@ def test_labels_and_options_are_those_of_pack_sequences() -> None:
         assert np.array_equal(found[name], getattr(expected, name)), name
 
 
-@pytest.mark.parametrize("kind", ["arrays", "tensors", "column", "sliced", "arrow", "chunks"])
+@pytest.mark.parametrize(
+    "kind", ["arrays", "tensors", "column", "sliced", "nested", "arrow", "chunks"]
+)
 def test_every_kind_of_sequences(kind: str) -> None:
     saved = Dataset.from_dict({"input_ids": [[99], *SEQUENCES]}).select(range(1, 5))
     shuffled = Dataset.from_dict({"input_ids": SEQUENCES[::-1]}).select([3, 2, 1, 0])
@@ -70,6 +73,7 @@ def test_every_kind_of_sequences(kind: str) -> None:
         "tensors": [torch.tensor(one) for one in SEQUENCES],
         "column": shuffled["input_ids"],
         "sliced": saved["input_ids"],
+        "nested": Dataset.from_dict({"a": [{"ids": one} for one in SEQUENCES]})["a"]["ids"],
         "arrow": arrow.combine_chunks(),
         "chunks": arrow,
     }[kind]
@@ -108,6 +112,20 @@ def test_a_plan_of_other_lengths_is_refused() -> None:
 def test_errors(how: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         pack_dataset(SEQUENCES, **{"max_length": 8, **how})
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([[1], None, [2]]), "sequence 1: is null"),
+        (pa.chunked_array([[[1]], [[2, 3], [], [4, None]]]), "sequence 3: holds a null"),
+        (pa.array(["text"]), "a column of string, not of lists of token ids"),
+        (pa.array([[0.5]]), "sequence 0: expected a flat sequence of integers"),
+    ],
+)
+def test_columns_that_hold_something_else(column: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        pack_dataset(column, 8)
 
 
 def test_in_map(tmp_path: Path) -> None:
@@ -173,7 +191,7 @@ def test_sft_trainer_trains_on_a_directory_as_it_is(directory: Path, tmp_path: P
     words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))  # noqa: S106
     arguments = SFTConfig(
         output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, use_cpu=True,
-        bf16=False, report_to="none", max_length=64,
+        bf16=False, report_to="none", max_length=None,  # TRL cuts rows at its own, 1024
     )  # fmt: skip
     dataset = load_from_disk(str(directory))
     trainer = SFTTrainer(
