@@ -196,10 +196,34 @@ def test_a_plain_loader_that_reads_ahead_is_told_where_it_is(dataset: PackedData
     found = [row for batch in islice(loader, 5) for row in rows_of(batch)]
     assert sampler.state_dict()["samples"] > 20
     again = PackedSampler(dataset, **SMALL)
-    again.load_state_dict(sampler.state_dict(samples=5 * 4))
+    again.load_state_dict(sampler.state_dict(rows=5 * 4))
     loader = DataLoader(dataset, 4, sampler=again, collate_fn=varlen_collate)
     found += [row for batch in loader for row in rows_of(batch)]
     assert found == expected_rows(dataset)
+
+
+@pytest.mark.parametrize(("epoch", "steps"), [(0, 3), (0, 14), (1, 1), (1, 13), (2, 14)])
+def test_rows_are_counted_within_an_epoch(dataset: PackedDataset, epoch: int, steps: int) -> None:
+    """80 rows are 13 batches of 6 and one of 2: all steps times their size would be too many."""
+    sampler, again = (PackedSampler(dataset, **SMALL) for _ in range(2))
+    for _ in range(epoch):
+        list(sampler)
+    loader = DataLoader(dataset, 6, sampler=sampler, collate_fn=varlen_collate, num_workers=1)
+    found = [row for batch in islice(loader, steps) for row in rows_of(batch)]
+    again.load_state_dict(sampler.state_dict(rows=steps * 6))
+    found += [int(dataset[row]["input_ids"][0]) for row in again]
+    assert found == expected_rows(dataset, epoch + 2)[80 * epoch :][: len(found)]
+    assert len(found) == (80 if steps < 14 else 160)
+
+
+def test_rows_of_one_rank_count_for_all() -> None:
+    samplers = ranks(3)
+    together(samplers)  # 999 rows
+    together(samplers, most=100)
+    assert [sampler.state_dict(rows=7)["samples"] for sampler in samplers] == [999 + 21] * 3
+    assert samplers[0].state_dict(rows=1000)["samples"] == 1998
+    samplers[0].load_state_dict(samplers[1].state_dict(rows=7))
+    assert samplers[0].state_dict(rows=0)["samples"] == 999 + 21
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
