@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index as as_index
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from packer_cli import storage
 from packer_cli.config import PADDED_BOUNDARIES
 from packer_cli.errors import DataError, one_of
 from packer_cli.manifest import MANIFEST
@@ -66,7 +66,8 @@ class PackedDataset:
         *,
         tokenizer_sha256: str | None = None,
     ) -> None:
-        self.path = Path(path)
+        # absolute: shards are mapped later, perhaps by a worker elsewhere
+        self.path = storage.local(path, "rows are only read from local directories").absolute()
         self._shards: dict[str, _MappedShard] = {}
         self._digest: str | None = None
         self._digest = self.packed.manifest.get("sha256")

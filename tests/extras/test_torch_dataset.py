@@ -138,6 +138,20 @@ def test_a_subset_is_a_dataset(packed: Path) -> None:
     ))  # fmt: skip
 
 
+def test_a_relative_path_holds_elsewhere(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers and configuration tools change the directory, workers may start in another."""
+    monkeypatch.chdir(packed.parent)
+    dataset, pickled = PackedDataset(packed.name), pickle.dumps(PackedDataset(packed.name))
+    monkeypatch.chdir("/")
+    again = pickle.loads(pickled)  # noqa: S301
+    assert torch.equal(dataset[3]["input_ids"], again[3]["input_ids"])
+
+
+def test_a_url() -> None:
+    with pytest.raises(UsageError, match="s3://bucket/rows: a URL, rows are only read from local"):
+        PackedDataset("s3://bucket/rows")
+
+
 def test_it_pickles_as_its_path(packed: Path) -> None:
     dataset = PackedDataset(packed)
     dataset[0]
@@ -212,7 +226,9 @@ def test_another_tokenizer(folder: Path) -> None:
     digest = open_packed("out").manifest["tokenizer"]["sha256"]
     assert len(PackedDataset("out", tokenizer_sha256=digest.upper())) == 1
     error = error_of(Path("out"), tokenizer_sha256="0" * 64)
-    assert error.message.startswith(f"out: was packed with bytes, sha256 {digest}; the trainer's")
+    assert error.message.startswith(
+        f"{folder / 'out'}: was packed with bytes, sha256 {digest}; the trainer's"
+    )
 
 
 def test_token_ids_of_no_tokenizer(packed: Path) -> None:
