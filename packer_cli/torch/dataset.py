@@ -19,7 +19,7 @@ import torch
 
 from packer_cli import storage
 from packer_cli.config import PADDED_BOUNDARIES
-from packer_cli.errors import DataError, one_of
+from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.manifest import MANIFEST
 from packer_cli.packed import PACK_AGAIN, PackedDirectory, open_packed, ragged_of, rows_of
 from packer_cli.records import Int32
@@ -152,6 +152,8 @@ class PackedDataset:
         present = [n for n in self.packed.manifest["config"]["columns"] if n != "segments"]
         if columns is None:
             return tuple(present)
+        if not columns:
+            raise UsageError(f"columns: none of {', '.join(present)} is named")
         for name in columns:
             if name not in present:
                 raise one_of("columns", name, present)

@@ -104,7 +104,7 @@ class PackedSampler:
         self._go_to(begin - begin % self.world_size if self._even else begin)
 
     def _go_to(self, place: int) -> None:
-        self._begin = place  # where the next iteration begins
+        self._begin: int = place  # where the next iteration begins
         self._now = (place, place)  # where the one that goes on, or the last, begins and ends
         self._taken = place  # by it; all count all ranks' rows
         self._restored = False

@@ -238,6 +238,8 @@ def test_token_ids_of_no_tokenizer(packed: Path) -> None:
 def test_a_column_that_is_not_there(packed: Path) -> None:
     with pytest.raises(UsageError, match="columns: 'label' is not one of input_ids, labels"):
         PackedDataset(packed, ["label"])
+    with pytest.raises(UsageError, match="columns: none of input_ids, labels"):
+        PackedDataset(packed, [])
 
 
 def test_a_directory_that_changed_while_it_was_open(copy: Path) -> None:
