@@ -57,6 +57,7 @@ class PackedSampler:
         self.rank, self.world_size = share_of_ranks(rank, world_size)
         self._order = _Order(self.rows, seed, block_rows, window_blocks)
         self._even = even
+        self._begin = 0  # where the next iteration begins
         self._go_to(0)
         for name, size in (("block_rows", block_rows), ("window_blocks", window_blocks)):
             if size < 1:
@@ -104,7 +105,7 @@ class PackedSampler:
         self._go_to(begin - begin % self.world_size if self._even else begin)
 
     def _go_to(self, place: int) -> None:
-        self._begin: int = place  # where the next iteration begins
+        self._begin = place
         self._now = (place, place)  # where the one that goes on, or the last, begins and ends
         self._taken = place  # by it; all count all ranks' rows
         self._restored = False
