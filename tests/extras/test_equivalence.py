@@ -173,11 +173,11 @@ def check(kind: str, attention: str, directory: Path, collate: Collate) -> None:
     batch = moved(collate(dataset.__getitems__(range(len(dataset)))), device)
     with torch.set_grad_enabled(learns):
         found = model.to(device)(**batch, use_cache=False)
+    assert found.loss.item() == pytest.approx(mean, abs=LOSS)  # first, for labels that are wrong
     each = losses(found.logits, batch["labels"])
     trained = pad(batch["labels"], (0, 1), value=-100)[..., 1:].flatten() != -100
     assert trained.sum() == len(expected)
     torch.testing.assert_close(each[trained].detach().cpu(), expected, atol=LOSS, rtol=0)
-    assert found.loss.item() == pytest.approx(mean, abs=LOSS)
     if learns:
         found.loss.backward()
         for name, slope in gradients(model).items():
