@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from operator import index as as_index
 from typing import Any
 
@@ -78,6 +79,7 @@ class PackedDataset:
     @cached_property
     def packed(self) -> PackedDirectory:
         """The directory, opened once in each process."""
+        self._stamp = self._manifest_stamp()
         packed = open_packed(self.path)
         if self._digest not in (None, packed.manifest.get("sha256")):
             raise DataError(
@@ -86,10 +88,24 @@ class PackedDataset:
             )
         return packed
 
+    def _manifest_stamp(self) -> tuple[int, ...] | None:
+        """What tells a manifest from one that has taken its place, without reading it."""
+        try:
+            status = (self.path / MANIFEST).stat()
+        except OSError:
+            return None  # to be said by who reads it
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
     def __getstate__(self) -> dict[str, Any]:
         return {
             "path": self.path, "columns": self.columns, "_digest": self._digest, "_shards": {}
         }  # fmt: skip
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same rows in the same order, wherever they lie."""
+        digests = "".join(shard["sha256"] for shard in self.packed.manifest["shards"])
+        return sha256(digests.encode()).hexdigest()
 
     @property
     def max_length(self) -> int:
@@ -133,6 +149,9 @@ class PackedDataset:
 
     def _map(self, entry: dict[str, Any]) -> _MappedShard:
         self.packed.check_size(entry)  # once more: it may have been a long time
+        if self._manifest_stamp() != self._stamp:  # shards of another run may have the same sizes
+            del self.packed  # opened again, which says what has changed if anything has
+            self.packed.check_size(entry)
         shard, start = _MappedShard(), 0
         for batch in self.packed.batches(entry):
             absent = set(self.columns) - set(batch.schema.names)

@@ -24,7 +24,7 @@ from packer_cli.torch.ranks import share_of_ranks
 class PackedSampler:
     """Row numbers for a DataLoader's `sampler=`. Needs no more memory than a window of them.
 
-    rows           how many there are, or the data set
+    rows           the data set, or how many rows it has
     seed           of the order; None keeps the order of the shards
     rank, world_size   which share of the order. Where torch.distributed runs several ranks both
                    must be said: with Accelerate and the Trainer, which deal out whole batches
@@ -54,6 +54,7 @@ class PackedSampler:
         window_blocks: int = 64,
     ) -> None:
         self.rows = rows if isinstance(rows, int) else len(rows)
+        self._data: str | None = getattr(rows, "fingerprint", None)
         self.rank, self.world_size = share_of_ranks(rank, world_size)
         self._order = _Order(self.rows, seed, block_rows, window_blocks)
         self._even = even
@@ -118,14 +119,15 @@ class PackedSampler:
         """
         begin, end = self._now
         taken = self._taken if rows is None else min(begin + rows * self.world_size, end)
-        return {"samples": taken, **self._order.name()}
+        return {"samples": taken, "data": self._data, **self._order.name()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the rows of a `state_dict`, of any number of ranks.
 
         Raises DataError when it is of another order: other rows, another seed or other sizes.
         """
-        for name, value in self._order.name().items():
+        known = {"data": self._data} if self._data and state.get("data") else {}
+        for name, value in (self._order.name() | known).items():
             if state.get(name) != value:
                 raise DataError(
                     f"the sampler's state has {name} {state.get(name)}, this sampler {value}",

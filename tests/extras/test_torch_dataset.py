@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -247,6 +248,24 @@ def test_a_directory_that_changed_while_it_was_open(copy: Path) -> None:
     edit(copy, sha256="another")
     with pytest.raises(DataError, match="changed since the dataset was opened"):
         len(pickle.loads(pickled))  # noqa: S301
+
+
+def test_a_directory_that_is_packed_again_while_it_is_open(folder: Path) -> None:
+    """Other rows may be as many and have as many bytes: nothing of theirs is read."""
+    (folder / "data.jsonl").write_text(documents(300))
+    arguments = ["pack", "data.jsonl", "-l", L, "-o", "out", "-q", "--unit-bytes", "20K"]
+    assert packer(*arguments).exit_code == 0
+    dataset, fingerprint = PackedDataset("out"), PackedDataset("out").fingerprint
+    first = dataset[0]["input_ids"]
+    os.utime("out/manifest.json")  # that alone is no change
+    assert dataset[len(dataset) // 2]["input_ids"].any()
+    assert packer(*arguments, "--seed", 5, "--overwrite").exit_code == 0
+    assert torch.equal(dataset[0]["input_ids"], first)  # its shard is mapped
+    with pytest.raises(DataError, match="changed since the dataset was opened"):
+        dataset[-1]
+    assert PackedDataset("out").fingerprint != fingerprint
+    assert packer(*arguments, "--overwrite").exit_code == 0
+    assert PackedDataset("out").fingerprint == fingerprint
 
 
 def test_a_shard_lost_on_the_way_is_named_by_the_worker_that_wants_it(copy: Path) -> None:

@@ -173,6 +173,15 @@ def expected_rows(dataset: PackedDataset, epochs: int = 1) -> list[int]:
     return [int(dataset[row]["input_ids"][0]) for _ in range(epochs) for row in one]
 
 
+def test_a_state_of_other_data_is_refused(dataset: PackedDataset) -> None:
+    """As many rows of the same documents, packed with another seed, are not the same rows."""
+    state = PackedSampler(dataset).state_dict()
+    PackedSampler(len(dataset)).load_state_dict(state)
+    PackedSampler(dataset).load_state_dict(PackedSampler(len(dataset)).state_dict())
+    with pytest.raises(DataError, match="the sampler's state has data another, this sampler"):
+        PackedSampler(dataset).load_state_dict(state | {"data": "another"})
+
+
 def test_a_plain_loader_is_resumed_on_more_ranks(dataset: PackedDataset) -> None:
     sampler = PackedSampler(dataset, **SMALL)
     loader = DataLoader(dataset, 4, sampler=sampler, collate_fn=varlen_collate)
