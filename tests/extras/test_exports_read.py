@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ import pytest
 import torch
 from conftest import packer, recover_documents
 from datasets import DatasetDict, load_from_disk
+from trainer_imports import allow_llamafactory, bridge_datasets
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -130,19 +129,11 @@ def _tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="0")  # noqa: S106
 
 
-@pytest.fixture
-def _llamafactory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It imports torchaudio, which packed text never uses."""
-    audio = ModuleType("torchaudio")
-    audio.__spec__ = ModuleSpec("torchaudio", None)
-    monkeypatch.setitem(sys.modules, "torchaudio", audio)
-
-
-@pytest.mark.usefixtures("_llamafactory")
 def test_llamafactory_computes_the_losses_of_documents_alone(
-    supervised: Path, tmp_path: Path
+    supervised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own loader and collator; the mask they make keeps documents apart."""
+    allow_llamafactory(monkeypatch)
     utilities = import_module("llamafactory.data.data_utils")
     misc = import_module("llamafactory.extras.misc")
     collation = import_module("llamafactory.data.collator")
@@ -216,30 +207,14 @@ def test_axolotl_finds_its_columns(supervised: Path, tmp_path: Path) -> None:
     assert list(zip(dataset["input_ids"], dataset["labels"], strict=True)) == segments
 
 
-@pytest.fixture
-def bridge(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Its data sets alone: the whole package needs transformer_engine, and that CUDA."""
-    (home,) = {
-        path for path in import_module("megatron").__path__ if (Path(path) / "bridge").is_dir()
-    }
-    tokenizer = "megatron.bridge.training.tokenizers.tokenizer"
-    names = ["megatron.bridge", *("megatron.bridge." + part for part in (
-        "training", "training.tokenizers", "training.tokenizers.tokenizer"))]  # fmt: skip
-    for name in names:
-        module = ModuleType(name)
-        module.__path__ = [f"{home}/bridge"] if name == "megatron.bridge" else []
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(sys.modules[tokenizer], "MegatronTokenizer", object, raising=False)
-    return import_module("megatron.bridge.data.datasets.sft").GPTSFTPackedDataset
-
-
 def test_megatron_bridge_collates_the_packed_rows(
-    supervised: Path, tmp_path: Path, bridge: Any
+    supervised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`collate_fn` of the real class; `GPTSFTPackedParquetDataset`, which is newer, inherits it."""
     folder = Path(export(supervised, "megatron-bridge", tmp_path / "out"))
     table = pq.read_table(sorted(folder.glob("*.idx.parquet"))).to_pylist()
-    dataset = bridge.__new__(bridge)  # whose __init__ opens an .npy file
+    kind = bridge_datasets(monkeypatch).GPTSFTPackedDataset
+    dataset = kind.__new__(kind)  # whose __init__ opens an .npy file
     vars(dataset).update(
         tokenizer=SimpleNamespace(eos_id=VOCABULARY), answer_only_loss=True, pad_to_max_length=True,
         max_seq_length=L, return_cu_seqlen=True, pad_cu_seqlens=False, _pad_seq_to_mult=1,

@@ -147,7 +147,7 @@ class PackedTrainer(Trainer):
 
 
 class SamplersEpoch(TrainerCallback):
-    """As in docs/training.md."""
+    """As in docs/trainers/transformers.md."""
 
     def on_epoch_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any

@@ -26,11 +26,10 @@ def shown_by(code: str) -> list[str]:
     return re.findall(r"^print\(.*\)  # (.*)$", code, re.M)
 
 
-@pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # the Trainer's default, without a GPU
 def test_the_page_on_training(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "training.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 5
     names: dict[str, object] = {}
     for block in blocks:
         capsys.readouterr()

@@ -1,0 +1,240 @@
+"""docs/trainers/: every page runs as written, with a tiny `my-model`, in the trainer's own hands.
+
+Commands and Python run in their order; what a page prints is what it shows. Where a page ends in a
+configuration, the real trainer is given it. Whatever trains is held against the losses of the
+documents computed one by one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_tokenizers as tiny
+import torch
+import yaml
+from conftest import packer
+from trainer_imports import allow_llamafactory, bridge_datasets
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from packer_cli import open_packed
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "trainers"
+# those of the trainers, about themselves and each other
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+_PART = re.compile(r"^    (packer|energon) ([^\n]*)$|^```(python|yaml)\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.fixture
+def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current directory of a reader of the pages: sample_data, and a model called my-model."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    shutil.copytree(ROOT / "sample_data", folder / "sample_data")
+    special = {"eos_token": tiny.EOS, "bos_token": tiny.BOS, "pad_token": tiny.EOS}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    tiny.save(folder / "my-model", tiny.byte_level(), tokenizer_config=config)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=400, num_attention_heads=2, **sizes))
+    model.save_pretrained(folder / "my-model")
+
+
+def run_page(name: str, **given: Any) -> dict[str, Any]:
+    """Run a page; (what its Python named, its configuration as "yaml")."""
+    names: dict[str, Any] = {"__name__": "page", **given}
+    lines = 0
+    for command, arguments, language, code in _PART.findall((PAGES / name).read_text()):
+        lines += sum(map(bool, code.split("\n")))
+        if command == "packer":
+            result = packer(*arguments.split())
+            assert result.exit_code == 0, (arguments, result.stderr)
+        elif command:
+            script = Path(sys.executable).with_name(command)
+            subprocess.run([script, *arguments.split()], check=True, timeout=60)
+        elif language == "yaml":
+            names["yaml"] = yaml.safe_load(code)
+        else:
+            exec(compile(code, name, "exec", dont_inherit=True), names)  # noqa: S102
+    assert 10 <= lines <= 30, lines
+    return names
+
+
+def shown(name: str) -> list[str]:
+    """What the page says that it prints."""
+    return re.findall(r"^print\(.*\)  # (.*)$", (PAGES / name).read_text(), re.M)
+
+
+def documents(ids: Any, labels: Any, positions: Any) -> Iterator[tuple[Any, Any]]:
+    """(ids, labels) of each document of a batch."""
+    for row in range(len(ids)):
+        starts = [*np.flatnonzero(positions[row] == 0).tolist(), len(ids[row])]
+        for begin, end in pairwise(starts):
+            yield ids[row, begin:end], labels[row, begin:end]
+
+
+@torch.no_grad()
+def loss_alone(model: Any, batch: dict[str, Any]) -> float:
+    """The mean loss of a batch's trained tokens, every document computed by itself."""
+    total, count = 0.0, 0
+    for ids, labels in documents(*(batch[n] for n in ("input_ids", "labels", "position_ids"))):
+        if (trained := int((labels[1:] != -100).sum())) > 0:
+            loss = model(input_ids=ids[None], labels=labels[None], use_cache=False).loss
+            total, count = total + loss.item() * trained, count + trained
+    assert count > 100
+    return total / count
+
+
+@torch.no_grad()
+def assert_documents_are_apart(trainer: Any) -> None:
+    """The loss of the trainer's own batches is that of their documents alone."""
+    model = trainer.model.eval()
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert len(list(documents(batch["input_ids"], batch["labels"], batch["position_ids"]))) >= 4
+    assert "attention_mask" not in batch
+    assert model(**batch, use_cache=False).loss.item() == pytest.approx(
+        loss_alone(model, batch), rel=1e-5
+    )
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("page", ["transformers.md", "trl.md"])
+def test_trainers_of_hugging_face(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_page(page)
+    printed = capsys.readouterr().out.splitlines()
+    assert shown(page)
+    assert set(shown(page)) <= set(printed)
+    assert_documents_are_apart(names["trainer"])
+
+
+class Layer(torch.nn.Module):
+    """A model of one's own: one layer of attention, rotated by nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(260, 32)
+        self.places = torch.nn.Embedding(1024, 32)
+        self.project, self.out = torch.nn.Linear(32, 96), torch.nn.Linear(32, 260)
+
+    def forward(self, ids: Any, positions: Any, attend: Any) -> Any:
+        found = self.project(self.words(ids) + self.places(positions))[0]
+        q, k, v = (part.reshape(len(found), 2, 16) for part in found.chunk(3, dim=-1))
+        return self.out(attend(q, k, v).flatten(1))[None]
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_loop_of_ones_own() -> None:
+    torch.manual_seed(0)
+    model = Layer()
+    names = run_page("pytorch.md", model=model)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    batch = next(iter(names["to_device"](names["loader"], "cpu")))
+    whole = model(batch["input_ids"], batch["position_ids"],
+                  lambda *qkv: names["attend"](*qkv, batch))  # fmt: skip
+    edges = batch["cu_seqlens_q"].tolist()
+    for begin, end in pairwise(edges):
+        ids = batch["input_ids"][:, begin:end]
+        assert batch["position_ids"][0, begin:end].tolist() == list(range(end - begin))
+        only = {"cu_seqlens_q": torch.tensor([0, end - begin]), "max_seqlen_q": end - begin}
+        alone = model(ids, batch["position_ids"][:, begin:end],
+                      lambda *qkv, only=only: names["attend"](*qkv, only))  # fmt: skip
+        torch.testing.assert_close(whole[:, begin:end], alone)
+
+
+@pytest.mark.usefixtures("reader")
+def test_energon(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_page("energon.md")
+    assert set(shown("energon.md")) <= set(capsys.readouterr().out.splitlines())
+    whole = names["loader"]()
+    expected = [row.input_ids.tolist() for row, _ in zip(whole, range(6), strict=False)]
+    found = [row.input_ids.tolist() for row, _ in zip(names["rows"], range(5), strict=False)]
+    assert [names["row"].input_ids.tolist(), *found] == expected
+
+
+@pytest.mark.usefixtures("reader")
+def test_llamafactory_trains_by_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_llamafactory(monkeypatch)
+    config = run_page("llama-factory.md")["yaml"]
+    # its checkpointing wants an older transformers
+    config |= {"disable_gradient_checkpointing": True, "report_to": "none"}
+    workflow = import_module("llamafactory.train.sft.workflow")
+    made: list[Any] = []
+    kind = workflow.CustomSeq2SeqTrainer
+    monkeypatch.setattr(
+        workflow, "CustomSeq2SeqTrainer", lambda **how: made.append(kind(**how)) or made[0]
+    )
+    workflow.run_sft(*import_module("llamafactory.hparams").get_train_args(config))
+    (trainer,) = made
+    assert trainer.state.global_step == config["max_steps"]
+    model = trainer.model.eval()
+    batch = next(iter(trainer.get_train_dataloader()))
+    with torch.no_grad():
+        found = model(**batch, use_cache=False).loss.item()
+    assert found == pytest.approx(loss_alone(model, batch), rel=1e-4)
+
+
+@pytest.mark.usefixtures("reader")
+def test_axolotl_packs_by_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its schema, its loader, its sampler and its collator; training itself wants a GPU."""
+    schema = import_module("axolotl.utils.schemas.config").AxolotlInputConfig
+    loading = import_module("axolotl.utils.data.sft")
+    samplers, collators = (import_module(f"axolotl.utils.{n}") for n in ("samplers", "collators"))
+    config = run_page("axolotl.md")["yaml"]
+    settings = schema(**config, dataset_num_proc=1).model_dump(exclude_none=True)
+    settings = import_module("axolotl.utils.dict").DictDefault(settings)
+    monkeypatch.setenv("AXOLOTL_IS_PREPROCESS", "1")
+    monkeypatch.setenv("AXOLOTL_DO_NOT_TRACK", "1")
+    tokenizer = import_module("transformers").AutoTokenizer.from_pretrained("my-model")
+    dataset = loading.prepare_datasets(settings, tokenizer)[0]
+    manifest = open_packed("documents-packed-1024").manifest
+    assert len(dataset) == manifest["segments"]
+    length = settings.sequence_len
+    sampler = samplers.MultipackBatchSampler(
+        torch.utils.data.SequentialSampler(dataset), batch_size=1, batch_max_len=length,
+        lengths=samplers.get_dataset_lengths(dataset), group_size=100000, bin_size=200,
+        sequential=False, drop_last=False,
+    )  # fmt: skip
+    collate = collators.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer)
+    tokens = trained = 0
+    for (row,) in sampler:
+        batch = collate([[dataset[number] for number in row]])
+        tokens += int((batch["attention_mask"] != 0).sum())
+        trained += int((batch["labels"] != -100).sum())
+        assert batch["input_ids"].shape[1] <= length
+    assert (tokens, trained) == (manifest["tokens"], manifest["trained_tokens"])
+
+
+@pytest.mark.usefixtures("reader")
+def test_megatron_bridge(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = bridge_datasets(monkeypatch).GPTSFTPackedDataset
+    names = run_page("megatron-bridge.md")
+    assert set(shown("megatron-bridge.md")) <= set(capsys.readouterr().out.splitlines())
+    path = str(names["specs"].packed_train_data_path)
+    tokenizer = SimpleNamespace(eos_id=-1, bos_id=-1)
+    dataset = kind(
+        path,
+        tokenizer,
+        max_seq_length=1024,
+        prompt_template="{input}{answer}",
+        label_key="answer",
+        truncation_field="input",
+    )
+    packed = open_packed("documents-packed-1024")
+    assert len(dataset) == len(packed)
+    batches = [dataset.collate_fn([dataset[row]]) for row in range(len(packed))]
+    assert (
+        sum(int(batch["loss_mask"].sum()) for batch in batches) == packed.manifest["trained_tokens"]
+    )

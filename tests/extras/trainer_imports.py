@@ -1,0 +1,39 @@
+"""Trainers whose packages import more than a CPU has, or older versions of others than are here."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def allow_llamafactory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let llamafactory be imported for supervised fine-tuning of text."""
+    monkeypatch.setenv("DISABLE_VERSION_CHECK", "1")
+    other_stages = (f"llamafactory.train.{stage}" for stage in ("dpo", "kto", "ppo", "pt", "rm"))
+    for name in ("torchaudio", *other_stages):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("trl.AutoModelForCausalLMWithValueHead", object, raising=False)
+
+
+def bridge_datasets(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Megatron-Bridge's module of packed data sets, alone: the rest needs transformer_engine."""
+    (home,) = {
+        path for path in import_module("megatron").__path__ if (Path(path) / "bridge").is_dir()
+    }
+    tokenizer = "megatron.bridge.training.tokenizers.tokenizer"
+    names = ["megatron.bridge", *("megatron.bridge." + part for part in (
+        "training", "training.tokenizers", "training.tokenizers.tokenizer"))]  # fmt: skip
+    for name in names:
+        module = ModuleType(name)
+        module.__path__ = [f"{home}/bridge"] if name == "megatron.bridge" else []
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys.modules[tokenizer], "MegatronTokenizer", object, raising=False)
+    return import_module("megatron.bridge.data.datasets.sft")
