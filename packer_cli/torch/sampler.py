@@ -74,6 +74,8 @@ class PackedSampler:
         self._now, self._taken, self._restored = (begin, end), begin, False
         for place in range(begin + self.rank, end, self.world_size):
             self._taken = min(place - self.rank + self.world_size, end)
+            if place + self.world_size >= end:
+                self._begin = end  # also for who stops at the last one, without asking for more
             yield self._order[place]
         self._begin = self._taken = end
 

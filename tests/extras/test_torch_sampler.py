@@ -113,6 +113,14 @@ def test_an_iteration_that_was_left_begins_again() -> None:
     assert sampler.state_dict()["samples"] == 10
 
 
+def test_an_iteration_that_ends_at_its_last_row_is_an_epoch() -> None:
+    """As `for _, batch in zip(range(len(loader)), loader)` does, asking for no row too many."""
+    one, sampler = PackedSampler(ROWS, **SMALL), PackedSampler(ROWS, **SMALL)
+    for epoch in range(3):
+        assert list(islice(sampler, len(sampler))) == list(one)
+        assert sampler.state_dict()["samples"] == ROWS * (epoch + 1)
+
+
 def test_epochs_that_are_set() -> None:
     one = PackedSampler(ROWS, **SMALL)
     epochs = [list(one) for _ in range(3)]
