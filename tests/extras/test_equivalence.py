@@ -194,7 +194,9 @@ def test_packed_equals_unpacked(packed: Path, kind: str, collate: Collate, atten
     check(kind, attention, packed, collate)
 
 
-def other_documents_logits(model: Any, directory: Path, collate: Collate) -> tuple[Any, Any, Any]:
+def other_documents_logits(
+    model: Any, directory: Path, collate: Collate, use_cache: bool = False
+) -> tuple[Any, Any, Any]:
     """Logits before and after one token of one document of each row is another, and where to look:
     (before [places, vocabulary], after, bool[places] of places in documents that are the same).
     """
@@ -202,12 +204,12 @@ def other_documents_logits(model: Any, directory: Path, collate: Collate) -> tup
     rows = dataset.__getitems__(range(len(dataset)))
     same = torch.ones(len(rows), L, dtype=torch.bool)
     with torch.no_grad():
-        before = model(**collate(rows), use_cache=False).logits
+        before = model(**collate(rows), use_cache=use_cache).logits
         for k, edges in enumerate(rows.ragged["cu_seqlens"]):
             begin, end = edges[(len(edges) - 1) // 2 :][:2]
             rows.columns["input_ids"][k, begin] = (rows.columns["input_ids"][k, begin] + 1) % 61
             same[k, begin:end] = False
-        after = model(**collate(rows), use_cache=False).logits
+        after = model(**collate(rows), use_cache=use_cache).logits
     shape = (-1, VOCABULARY)
     return before.reshape(shape), after.reshape(shape), same.flatten()
 
@@ -261,6 +263,27 @@ def pretended_flash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         flash_utils, "lazy_import_flash_attention", lambda *_, **__: (functions, (process, dict))
     )
+
+
+@pytest.mark.usefixtures("pretended_flash")
+@pytest.mark.parametrize(
+    ("collate", "attention", "leaks"),
+    [
+        (varlen_collate, "sdpa", True),
+        (padded_collate, "eager", True),
+        (varlen_collate, PRETENDED, False),
+        (block_mask, "sdpa", False),
+        (additive_mask, "eager", False),
+    ],
+)
+def test_a_cache_lets_documents_see_each_other(
+    packed: Path, collate: Collate, attention: str, leaks: bool
+) -> None:
+    """Unless boundaries or a mask are given. When transformers mends it, docs/training.md may."""
+    model = model_of("llama", attention)
+    assert model.config.use_cache  # what it does unless told otherwise
+    before, after, same = other_documents_logits(model, packed, collate, use_cache=True)
+    assert torch.equal(before[same], after[same]) != leaks
 
 
 @pytest.mark.usefixtures("pretended_flash")
