@@ -272,5 +272,6 @@ def test_a_shard_lost_on_the_way_is_named_by_the_worker_that_wants_it(copy: Path
     dataset = PackedDataset(copy)
     shutil.rmtree(copy)
     loader = DataLoader(dataset, batch_size=2, collate_fn=padded_collate, num_workers=1)
-    with pytest.raises(DataError, match=r"shard-00000-000\.arrow: is missing"):
+    message = r"(?s)shard-00000-000\.arrow: is missing\ntip: copy the directory again"
+    with pytest.raises(DataError, match=message):
         next(iter(loader))
