@@ -148,10 +148,12 @@ class PackedDataset:
         return shard.views[batch], row - shard.starts[batch]
 
     def _map(self, entry: dict[str, Any]) -> _MappedShard:
+        stamp = self._manifest_stamp()
+        if stamp is None:
+            self.packed.check_size(entry)  # which shard is missing, where all is gone
+        if stamp != self._stamp:
+            del self.packed  # opened again: shards of another run may have the same sizes
         self.packed.check_size(entry)  # once more: it may have been a long time
-        if self._manifest_stamp() != self._stamp:  # shards of another run may have the same sizes
-            del self.packed  # opened again, which says what has changed if anything has
-            self.packed.check_size(entry)
         shard, start = _MappedShard(), 0
         for batch in self.packed.batches(entry):
             absent = set(self.columns) - set(batch.schema.names)

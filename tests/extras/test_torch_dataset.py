@@ -268,6 +268,13 @@ def test_a_directory_that_is_packed_again_while_it_is_open(folder: Path) -> None
     assert PackedDataset("out").fingerprint == fingerprint
 
 
+def test_a_manifest_lost_on_the_way(copy: Path) -> None:
+    dataset = PackedDataset(copy)
+    (copy / "manifest.json").unlink()
+    with pytest.raises(DataError, match=r"has no manifest\.json"):
+        dataset[0]
+
+
 def test_a_shard_lost_on_the_way_is_named_by_the_worker_that_wants_it(copy: Path) -> None:
     dataset = PackedDataset(copy)
     shutil.rmtree(copy)
