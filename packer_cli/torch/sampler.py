@@ -26,9 +26,9 @@ class PackedSampler:
 
     rows           the data set, or how many rows it has
     seed           of the order; None keeps the order of the shards
-    rank, world_size   which share of the order. Where torch.distributed runs several ranks both
-                   must be said: with Accelerate and the Trainer, which deal out whole batches
-                   themselves, 0 and 1.
+    rank, world_size   which share of the order. Where there are several ranks, by torch.distributed
+                   or WORLD_SIZE, both must be said: with Accelerate and the Trainer, which deal out
+                   whole batches themselves, 0 and 1.
     even           every rank gets as many rows of an epoch; those left over, fewer than
                    world_size, begin the next one. False: the first ranks get one row more.
     block_rows, window_blocks   the shuffle's sizes

@@ -158,6 +158,15 @@ def test_several_ranks_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(PackedSampler(8, rank=0, world_size=1)) == 8
 
 
+def test_several_ranks_must_be_said_before_they_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun, above init_process_group, each would take all rows."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"torch\.distributed runs 2 ranks"):
+        PackedSampler(8)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert len(PackedSampler(8)) == 8
+
+
 # --- in the loaders of others ---
 
 
