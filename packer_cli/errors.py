@@ -21,6 +21,8 @@ class PackerError(Exception):
         super().__init__(message, tip)  # both in args, so that errors survive pickling
         self.message = message
         self.tip = tip
+        if tip and hasattr(self, "add_note"):  # Python 3.11: tracebacks end with it
+            self.add_note(f"tip: {tip}")
 
     def __str__(self) -> str:
         return self.message

@@ -2,7 +2,8 @@
 
 None of them gives a 2-D attention_mask: FlashAttention in transformers takes one as the word that
 rows are single, padded documents, and lets the documents in a row see each other. The padding at
-a row's end is a document of its own instead, which no label trains on.
+a row's end is a document of its own instead, which no label trains on. Models of transformers need
+use_cache=False: filling a cache, they do not look at positions, and documents see each other.
 
     varlen_collate      every row end to end, with boundaries: for FlashAttention; SDPA and
                         FlexAttention in transformers find them by the positions

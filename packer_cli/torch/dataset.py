@@ -11,15 +11,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from operator import index as as_index
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from packer_cli import storage
 from packer_cli.config import PADDED_BOUNDARIES
-from packer_cli.errors import DataError, one_of
+from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.manifest import MANIFEST
 from packer_cli.packed import PACK_AGAIN, PackedDirectory, open_packed, ragged_of, rows_of
 from packer_cli.records import Int32
@@ -66,7 +67,8 @@ class PackedDataset:
         *,
         tokenizer_sha256: str | None = None,
     ) -> None:
-        self.path = Path(path)
+        # absolute: shards are mapped later, perhaps by a worker elsewhere
+        self.path = storage.local(path, "rows are only read from local directories").absolute()
         self._shards: dict[str, _MappedShard] = {}
         self._digest: str | None = None
         self._digest = self.packed.manifest.get("sha256")
@@ -77,6 +79,7 @@ class PackedDataset:
     @cached_property
     def packed(self) -> PackedDirectory:
         """The directory, opened once in each process."""
+        self._stamp = self._manifest_stamp()
         packed = open_packed(self.path)
         if self._digest not in (None, packed.manifest.get("sha256")):
             raise DataError(
@@ -85,10 +88,24 @@ class PackedDataset:
             )
         return packed
 
+    def _manifest_stamp(self) -> tuple[int, ...] | None:
+        """What tells a manifest from one that has taken its place, without reading it."""
+        try:
+            status = (self.path / MANIFEST).stat()
+        except OSError:
+            return None  # to be said by who reads it
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
     def __getstate__(self) -> dict[str, Any]:
         return {
             "path": self.path, "columns": self.columns, "_digest": self._digest, "_shards": {}
         }  # fmt: skip
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same rows in the same order, wherever they lie."""
+        digests = "".join(shard["sha256"] for shard in self.packed.manifest["shards"])
+        return sha256(digests.encode()).hexdigest()
 
     @property
     def max_length(self) -> int:
@@ -131,6 +148,11 @@ class PackedDataset:
         return shard.views[batch], row - shard.starts[batch]
 
     def _map(self, entry: dict[str, Any]) -> _MappedShard:
+        stamp = self._manifest_stamp()
+        if stamp is None:
+            self.packed.check_size(entry)  # which shard is missing, where all is gone
+        if stamp != self._stamp:
+            del self.packed  # opened again: shards of another run may have the same sizes
         self.packed.check_size(entry)  # once more: it may have been a long time
         shard, start = _MappedShard(), 0
         for batch in self.packed.batches(entry):
@@ -151,6 +173,8 @@ class PackedDataset:
         present = [n for n in self.packed.manifest["config"]["columns"] if n != "segments"]
         if columns is None:
             return tuple(present)
+        if not columns:
+            raise UsageError(f"columns: none of {', '.join(present)} is named")
         for name in columns:
             if name not in present:
                 raise one_of("columns", name, present)

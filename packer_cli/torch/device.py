@@ -6,7 +6,8 @@
    that half the bytes cross the bus.
 3. The step's stream waits for that, the step's thread does not.
 
-On a CPU there is nothing to move: tensors are given as they are, and int32 tokens are widened.
+On a CPU there is nothing to move: tensors are given as they are, and int32 tokens are widened. The
+same goes for tensors that are on a GPU already.
 """
 
 from __future__ import annotations
@@ -18,32 +19,54 @@ from typing import Any
 import torch
 
 from packer_cli.errors import UsageError
+from packer_cli.torch.packed_batch import PackedBatch
 
 # What losses and embeddings index by. Boundaries stay int32, as FlashAttention takes them.
 _WIDENED = ("input_ids", "labels", "shift_labels", "position_ids")
 
 
-def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator[dict[str, Any]]:
-    """The batches of a loader, dicts with tensors in them, on a device; other values stay.
+def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator[Any]:
+    """The batches of a loader, on a device: dicts with tensors in them, where other values stay, or
+    `PackedBatch`.
 
     device  "cuda", "cuda:1", "cpu" or a torch.device
     depth   sets of pinned buffers; depth - 1 batches are on their way while a step runs
 
     input_ids, labels, shift_labels and position_ids come as int64, so give collators
-    dtype=torch.int32. Tensors that are pinned already are copied from where they are. Raises
-    UsageError for a depth below 2, or a device other than a CPU or CUDA.
+    dtype=torch.int32. Tensors that are pinned already are copied from where they are, so a loader
+    must not write to them again. Raises UsageError for a depth below 2, a device other than a CPU
+    or CUDA, or batches of something else.
+
+    On a GPU the loader is depth - 1 batches ahead of training, and its state and its sampler's are,
+    too: `PackedSampler.state_dict(rows=...)`.
     """
     device = torch.device(device)
     if depth < 2:
         raise UsageError(f"depth: {depth} is less than 2: no copy would overlap a step")
     if device.type == "cpu":
-        return (_widened(batch) for batch in loader)
+        return (_like(batch, _widened(_named(batch))) for batch in loader)
     if device.type != "cuda":
         raise UsageError(f"to_device: {device} is neither a CPU nor CUDA")
     return _ahead(loader, device, depth)
 
 
-def _widened(batch: Mapping[str, Any]) -> dict[str, Any]:
+def _named(batch: Any) -> dict[str, Any]:
+    """A batch's values by name, of which none is made anew while they are sent."""
+    if isinstance(batch, PackedBatch):
+        return dict(vars(batch))
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    raise UsageError(
+        f"to_device: a batch is a {type(batch).__name__}, neither a dict nor a PackedBatch",
+        "give the loader a collator of packer_cli.torch",
+    )
+
+
+def _like(batch: Any, values: dict[str, Any]) -> Any:
+    return PackedBatch(**values) if isinstance(batch, PackedBatch) else values
+
+
+def _widened(batch: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value.long() if name in _WIDENED and isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
@@ -52,25 +75,26 @@ def _widened(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ahead(loader: Iterable[Any], device: Any, depth: int) -> Iterator[dict[str, Any]]:
     with torch.cuda.device(device):
+        device = torch.device("cuda", torch.cuda.current_device())  # whichever is current later
         stream = torch.cuda.Stream()
         ring = deque(_Slot(stream) for _ in range(depth))
-    on_their_way: deque[tuple[dict[str, Any], Any]] = deque()
+    on_their_way: deque[tuple[Any, dict[str, Any], Any]] = deque()
     for batch in loader:
         ring.rotate(-1)
-        on_their_way.append(ring[0].send(batch, device))
-        if len(on_their_way) == depth - 1:
+        on_their_way.append((batch, *ring[0].send(_named(batch), device)))
+        if len(on_their_way) == depth:
             yield _arrived(*on_their_way.popleft(), device)
     while on_their_way:
         yield _arrived(*on_their_way.popleft(), device)
 
 
-def _arrived(batch: dict[str, Any], copied: Any, device: Any) -> dict[str, Any]:
+def _arrived(batch: Any, sent: dict[str, Any], copied: Any, device: Any) -> Any:
     step = torch.cuda.current_stream(device)
     step.wait_event(copied)
-    for value in batch.values():
-        if isinstance(value, torch.Tensor):
+    for value in sent.values():
+        if isinstance(value, torch.Tensor) and value.device == device:
             value.record_stream(step)  # or its memory would be given away with the copying stream's
-    return batch
+    return _like(batch, _widened(sent))  # what was on the GPU already is widened by the step
 
 
 class _Slot:
@@ -81,21 +105,20 @@ class _Slot:
         self._copied = torch.cuda.Event()
         self._buffers: dict[str, Any] = {}
 
-    def send(self, batch: Mapping[str, Any], device: Any) -> tuple[dict[str, Any], Any]:
+    def send(self, batch: dict[str, Any], device: Any) -> tuple[dict[str, Any], Any]:
         """Start copying; (the batch on the device, the event that says it is there)."""
         self._copied.synchronize()
         sent: dict[int, Any] = {}  # by the tensor: cu_seq_lens_q and _k are one
         found = {}
         with torch.cuda.stream(self._stream):
             for name, value in batch.items():
-                if not isinstance(value, torch.Tensor):
-                    found[name] = value
+                if not isinstance(value, torch.Tensor) or value.is_cuda:
+                    found[name] = value  # this stream could read it before it is written
                     continue
                 if id(value) not in sent:
                     pinned = value if value.is_pinned() else self._pinned(name, value)
                     sent[id(value)] = pinned.to(device, non_blocking=True)
-                found[name] = sent[id(value)]
-            found = _widened(found)
+                found |= _widened({name: sent[id(value)]})
             self._copied.record()
         return found, self._copied
 

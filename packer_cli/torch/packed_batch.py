@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import DataError, UsageError, named
 from packer_cli.packing import PackPlan, plan_packing
 from packer_cli.sequences import PackedRows, fill_plan
 from packer_cli.torch.collate import padded_collate
@@ -112,6 +112,12 @@ def documents_of(examples: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
     """(token ids, labels) of documents; labels None when no document has any."""
     if not any(isinstance(one, Mapping) for one in examples):
         return list(examples), None
+    for number, one in enumerate(examples):
+        if isinstance(one, Mapping) and "input_ids" not in one:
+            raise DataError(
+                f"document {number} has no input_ids, only {named(map(str, one))}",
+                "give token ids: tokenize text first",
+            )
     ids = [one["input_ids"] if isinstance(one, Mapping) else one for one in examples]
     labels = [one.get("labels") if isinstance(one, Mapping) else None for one in examples]
     if all(one is None for one in labels):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from packer_cli.errors import UsageError
 
 
@@ -30,5 +32,7 @@ def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
 def _ranks_running() -> int:
     import torch.distributed as dist  # noqa: PLC0415 slow
 
-    running = dist.is_available() and dist.is_initialized()
-    return int(dist.get_world_size()) if running else 1
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_world_size())
+    started = os.environ.get("WORLD_SIZE", "")  # by torchrun and others, before it is initialized
+    return int(started) if started.isdecimal() else 1

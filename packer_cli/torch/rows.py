@@ -63,13 +63,20 @@ class RowBatch:
 def row_batch(rows: Any) -> RowBatch:
     """What a collator is given, as a RowBatch: one already, or rows as dicts of tensors.
 
-    Raises UsageError for rows without input_ids or boundaries.
+    Raises UsageError for rows without input_ids or boundaries, or of unlike columns.
     """
+    if not len(rows):
+        raise UsageError("a collator of packed rows got no rows")
     if isinstance(rows, RowBatch):
         batch = rows
     else:
-        if not (len(rows) and all(isinstance(row, Mapping) for row in rows)):
-            raise UsageError("a collator of packed rows got no rows, or something else")
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise UsageError("a collator of packed rows got something else")
+        if unlike := {name for row in rows for name in row.keys() ^ rows[0].keys()}:
+            raise UsageError(
+                f"some rows of a batch have {min(unlike)}, others do not",
+                "data sets that are trained on together are packed with the same options",
+            )
         batch = RowBatch(
             {name: torch.stack([torch.as_tensor(row[name]) for row in rows])
              for name in rows[0] if name not in (*RAGGED, "segments")},

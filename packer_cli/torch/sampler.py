@@ -24,19 +24,20 @@ from packer_cli.torch.ranks import share_of_ranks
 class PackedSampler:
     """Row numbers for a DataLoader's `sampler=`. Needs no more memory than a window of them.
 
-    rows           how many there are, or the data set
+    rows           the data set, or how many rows it has
     seed           of the order; None keeps the order of the shards
-    rank, world_size   which share of the order. Where torch.distributed runs several ranks both
-                   must be said: with Accelerate and the Trainer, which deal out whole batches
-                   themselves, 0 and 1.
+    rank, world_size   which share of the order. Where there are several ranks, by torch.distributed
+                   or WORLD_SIZE, both must be said: with Accelerate and the Trainer, which deal out
+                   whole batches themselves, 0 and 1.
     even           every rank gets as many rows of an epoch; those left over, fewer than
                    world_size, begin the next one. False: the first ranks get one row more.
     block_rows, window_blocks   the shuffle's sizes
 
     Each iteration is an epoch, the first perhaps the rest of one. `state_dict()` has how many rows
     all ranks together have taken; `load_state_dict` goes on after them. A loader with workers reads
-    ahead: torchdata's StatefulDataLoader keeps account of that, with a plain DataLoader say it:
-    `state_dict(samples=steps * batch_size * world_size)`.
+    ahead, and so do those of Accelerate and `to_device` on a GPU: say how many rows this iteration
+    has trained on, `state_dict(rows=steps * batch_size)`. torchdata's StatefulDataLoader keeps
+    account by itself; to resume on another number of ranks leave snapshot_every_n_steps at 1.
 
     Raises UsageError for sizes that cannot be and DataError for more ranks than rows.
     """
@@ -53,12 +54,12 @@ class PackedSampler:
         window_blocks: int = 64,
     ) -> None:
         self.rows = rows if isinstance(rows, int) else len(rows)
+        self._data: str | None = getattr(rows, "fingerprint", None)
         self.rank, self.world_size = share_of_ranks(rank, world_size)
         self._order = _Order(self.rows, seed, block_rows, window_blocks)
         self._even = even
         self._begin = 0  # where the next iteration begins
-        self._taken = 0  # by the iteration that goes on; both count all ranks' rows
-        self._restored = False
+        self._go_to(0)
         for name, size in (("block_rows", block_rows), ("window_blocks", window_blocks)):
             if size < 1:
                 raise UsageError(f"{name}: {size} is less than 1")
@@ -70,9 +71,11 @@ class PackedSampler:
 
     def __iter__(self) -> Iterator[int]:
         begin, end = self._begin, self._end()
-        self._taken, self._restored = begin, False
+        self._now, self._taken, self._restored = (begin, end), begin, False
         for place in range(begin + self.rank, end, self.world_size):
             self._taken = min(place - self.rank + self.world_size, end)
+            if place + self.world_size >= end:
+                self._begin = end  # also for who stops at the last one, without asking for more
             yield self._order[place]
         self._begin = self._taken = end
 
@@ -102,27 +105,37 @@ class PackedSampler:
                 "begin with the loader's epoch set to the sampler's: loader.set_epoch(...)",
             )
         begin = epoch * self.rows
-        self._begin = self._taken = begin - begin % self.world_size if self._even else begin
+        self._go_to(begin - begin % self.world_size if self._even else begin)
 
-    def state_dict(self, samples: int | None = None) -> dict[str, Any]:
+    def _go_to(self, place: int) -> None:
+        self._begin = place
+        self._now = (place, place)  # where the one that goes on, or the last, begins and ends
+        self._taken = place  # by it; all count all ranks' rows
+        self._restored = False
+
+    def state_dict(self, rows: int | None = None) -> dict[str, Any]:
         """The position: `samples`, rows taken by all ranks since the run began, and the order.
 
-        samples   None: as many as were drawn from the sampler
+        rows   that this rank has trained on since this iteration, an epoch or its rest, began; more
+               than it has are all. None: as many as were drawn from the sampler
         """
-        return {"samples": self._taken if samples is None else samples, **self._order.name()}
+        begin, end = self._now
+        taken = self._taken if rows is None else min(begin + rows * self.world_size, end)
+        return {"samples": taken, "data": self._data, **self._order.name()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the rows of a `state_dict`, of any number of ranks.
 
         Raises DataError when it is of another order: other rows, another seed or other sizes.
         """
-        for name, value in self._order.name().items():
+        known = {"data": self._data} if self._data and state.get("data") else {}
+        for name, value in (self._order.name() | known).items():
             if state.get(name) != value:
                 raise DataError(
                     f"the sampler's state has {name} {state.get(name)}, this sampler {value}",
                     "resume with the data and the options that the run began with",
                 )
-        self._begin = self._taken = state["samples"]
+        self._go_to(state["samples"])
         self._restored = True
 
 

@@ -44,6 +44,8 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
     `state_dict()` after a row and `load_state_dict()` go on with the next one; to do so the source
     is read again from its beginning, without packing. A DataLoader's workers each have a position
     of their own, which StatefulDataLoader keeps and restores; a plain one with workers cannot.
+    Accelerate and the Trainer need rank=0, world_size=1 and dispatch_batches=False: dispatching,
+    the first rank's batches are cut at their first dimension, boundaries of documents as well.
 
     Raises UsageError for options that cannot be, and while iterating DataError for an empty source
     or a document that is none.
@@ -78,6 +80,17 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         self._now = self._begin
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        self._now = self._begin  # where it is until the first row, also in a worker that ended
+        return self._rows()
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        if self._begin["workers"] not in (None, _workers()):
+            raise DataError(
+                f"the position was saved by one of {self._begin['workers']} workers, which had "
+                f"other documents than one of {_workers()}",
+                "resume with as many workers, and several only in a StatefulDataLoader, which "
+                "keeps a position of each",
+            )
         read, carried, given = (self._begin[name] for name in ("documents", "carried", "rows"))
         documents = islice(self._share(), read, None)
         last = False
@@ -89,24 +102,35 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
                 self._now = _position(read, carried, row + 1)
                 yield rows[row]
             read, carried, given = read + len(fresh), rest, 0
-        self._begin = self._now = _position(0, [], 0)
+        self._begin = _position(0, [], 0)
+        if get_worker_info() is None:
+            self._now = self._begin
+        # A worker that ends before others stays at its end: StatefulDataLoader starts it once more.
 
     def _share(self) -> Iterator[Any]:
         """The documents of this rank and worker."""
         worker = get_worker_info()
         workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        least = self._world_size
         if isinstance(self._source, IterableDataset):
+            least = 1 if number == 0 else 0  # the first worker gets some if there are any
             workers, number = 1, 0
         parts, mine = self._world_size * workers, self._rank * workers + number
         index = -1
         for index, document in enumerate(self._source):
             if index % parts == mine:
                 yield document
+        if index + 1 >= least:
+            return
         if index < 0:
             raise DataError(
                 "the source of documents is empty",
                 "give one that can be iterated again, such as a list or a data set",
             )
+        raise DataError(
+            f"{self._world_size} ranks share {index + 1} documents: some would get none",
+            "use fewer ranks, or more data",
+        )
 
     def _packed(self, documents: list[Any], read: int, last: bool) -> tuple[RowBatch, list[Any]]:
         """(rows to give, documents for the next buffer)."""
@@ -131,7 +155,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last row given, in plain numbers and lists."""
-        return {**self._now, **self._order()}
+        return {**self._now, "workers": _workers(), **self._order()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after a position. Raises DataError when it is one of other options."""
@@ -141,7 +165,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
                     f"the position has {name} {state.get(name)}, this data set {value}",
                     "resume with the options that the run began with",
                 )
-        self._begin = self._now = _position(state["documents"], state["carried"], state["rows"])
+        self._begin = self._now = {name: state[name] for name in _position(0, [], 0)}
 
     def _order(self) -> dict[str, Any]:
         """What rows follow from, but for the source."""
@@ -155,7 +179,13 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
 
 
 def _position(documents: int, carried: list[Any], rows: int) -> dict[str, Any]:
-    return {"documents": documents, "carried": carried, "rows": rows}
+    """`workers`: how many shared the documents when it was saved."""
+    return {"documents": documents, "carried": carried, "rows": rows, "workers": None}
+
+
+def _workers() -> int:
+    worker = get_worker_info()
+    return worker.num_workers if worker else 1
 
 
 def _documents_in(row: dict[str, Any]) -> list[dict[str, list[int]]]:

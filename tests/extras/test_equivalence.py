@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import packer, recover_documents
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.utils import is_flash_attn_2_available
 
 from packer_cli import open_packed
@@ -108,11 +110,16 @@ def model_of(kind: str, attention: str) -> Any:
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "head_dim": 16, "max_position_embeddings": 256, "attn_implementation": attention,
+        "head_dim": 16, "max_position_embeddings": 256,
+        "attn_implementation": "eager" if attention == PRETENDED else attention,
     }  # fmt: skip
     if kind == "llama":
-        return LlamaForCausalLM(LlamaConfig(**sizes)).train()
-    return Qwen3ForCausalLM(Qwen3Config(**sizes)).train()
+        model: Any = LlamaForCausalLM(LlamaConfig(**sizes)).train()
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes)).train()
+    if attention == PRETENDED:
+        model.config._attn_implementation = "flash_attention_2"
+    return model
 
 
 def documents(directory: Path) -> Iterator[tuple[Any, Any]]:
@@ -166,11 +173,11 @@ def check(kind: str, attention: str, directory: Path, collate: Collate) -> None:
     batch = moved(collate(dataset.__getitems__(range(len(dataset)))), device)
     with torch.set_grad_enabled(learns):
         found = model.to(device)(**batch, use_cache=False)
+    assert found.loss.item() == pytest.approx(mean, abs=LOSS)  # first, for labels that are wrong
     each = losses(found.logits, batch["labels"])
     trained = pad(batch["labels"], (0, 1), value=-100)[..., 1:].flatten() != -100
     assert trained.sum() == len(expected)
     torch.testing.assert_close(each[trained].detach().cpu(), expected, atol=LOSS, rtol=0)
-    assert found.loss.item() == pytest.approx(mean, abs=LOSS)
     if learns:
         found.loss.backward()
         for name, slope in gradients(model).items():
@@ -187,7 +194,9 @@ def test_packed_equals_unpacked(packed: Path, kind: str, collate: Collate, atten
     check(kind, attention, packed, collate)
 
 
-def other_documents_logits(model: Any, directory: Path, collate: Collate) -> tuple[Any, Any, Any]:
+def other_documents_logits(
+    model: Any, directory: Path, collate: Collate, use_cache: bool = False
+) -> tuple[Any, Any, Any]:
     """Logits before and after one token of one document of each row is another, and where to look:
     (before [places, vocabulary], after, bool[places] of places in documents that are the same).
     """
@@ -195,12 +204,12 @@ def other_documents_logits(model: Any, directory: Path, collate: Collate) -> tup
     rows = dataset.__getitems__(range(len(dataset)))
     same = torch.ones(len(rows), L, dtype=torch.bool)
     with torch.no_grad():
-        before = model(**collate(rows), use_cache=False).logits
+        before = model(**collate(rows), use_cache=use_cache).logits
         for k, edges in enumerate(rows.ragged["cu_seqlens"]):
             begin, end = edges[(len(edges) - 1) // 2 :][:2]
             rows.columns["input_ids"][k, begin] = (rows.columns["input_ids"][k, begin] + 1) % 61
             same[k, begin:end] = False
-        after = model(**collate(rows), use_cache=False).logits
+        after = model(**collate(rows), use_cache=use_cache).logits
     shape = (-1, VOCABULARY)
     return before.reshape(shape), after.reshape(shape), same.flatten()
 
@@ -212,6 +221,114 @@ def test_a_token_of_one_document_changes_no_logit_of_another(
     before, after, same = other_documents_logits(model_of("llama", attention), packed, collate)
     assert torch.equal(before[same], after[same])
     assert not torch.equal(before[~same], after[~same])
+
+
+PRETENDED = "flash_attention_2, pretended"
+
+
+def attend(q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
+    """Attention of flash-attn's [..., length, heads, head_dim]."""
+    q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+    found = scaled_dot_product_attention(q, k, v, scale=scale, is_causal=causal, enable_gqa=True)
+    return found.transpose(-3, -2)
+
+
+def flash_attn_func(
+    q: Any, k: Any, v: Any, dropout_p: float = 0, softmax_scale: Any = None, causal: bool = False
+) -> Any:
+    return attend(q, k, v, softmax_scale, causal)
+
+
+def flash_attn_varlen_func(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = 0, softmax_scale: Any = None, causal: bool = False,
+) -> Any:  # fmt: skip
+    """What it computes, and what it does not check."""
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    assert cu_seqlens_q.tolist() == cu_seqlens_k.tolist()
+    assert (cu_seqlens_q[0], cu_seqlens_q[-1]) == (0, len(q))
+    assert cu_seqlens_q.diff().max() <= min(max_seqlen_q, max_seqlen_k)
+    spans = [slice(begin, end) for begin, end in pairwise(cu_seqlens_q.tolist())]
+    return torch.cat([attend(q[s], k[s], v[s], softmax_scale, causal) for s in spans])
+
+
+@pytest.fixture
+def pretended_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flash-attn's functions in plain torch, called by all that transformers does around them."""
+    functions = (
+        flash_attn_func, flash_attn_varlen_func, None,
+        flash_utils._pad_input, flash_utils._unpad_input,
+    )  # fmt: skip
+    process = flash_utils._lazy_define_process_function(flash_attn_varlen_func)
+    monkeypatch.setattr(
+        flash_utils, "lazy_import_flash_attention", lambda *_, **__: (functions, (process, dict))
+    )
+
+
+@pytest.mark.usefixtures("pretended_flash")
+@pytest.mark.parametrize(
+    ("collate", "attention", "leaks"),
+    [
+        (varlen_collate, "sdpa", True),
+        (padded_collate, "eager", True),
+        (varlen_collate, PRETENDED, False),
+        (block_mask, "sdpa", False),
+        (additive_mask, "eager", False),
+    ],
+)
+def test_a_cache_lets_documents_see_each_other(
+    packed: Path, collate: Collate, attention: str, leaks: bool
+) -> None:
+    """Unless boundaries or a mask are given. When transformers mends it, docs/training.md may."""
+    model = model_of("llama", attention)
+    assert model.config.use_cache  # what it does unless told otherwise
+    before, after, same = other_documents_logits(model, packed, collate, use_cache=True)
+    assert torch.equal(before[same], after[same]) != leaks
+
+
+@pytest.mark.usefixtures("pretended_flash")
+@pytest.mark.parametrize("kind", ["llama", "qwen"])
+@pytest.mark.parametrize("collate", [varlen_collate, positions_alone])
+def test_what_flash_attention_is_given(packed: Path, kind: str, collate: Collate) -> None:
+    check(kind, PRETENDED, packed, collate)
+    before, after, same = other_documents_logits(model_of(kind, PRETENDED), packed, collate)
+    assert torch.equal(before[same], after[same])
+
+
+def boundaries_of_rows(rows: Any) -> Batch:
+    edges = torch.arange(0, (len(rows) + 1) * L, L, dtype=torch.int32)
+    boundaries = {"cu_seq_lens_q": edges, "cu_seq_lens_k": edges}
+    return varlen_collate(rows) | boundaries | {"max_length_q": L, "max_length_k": L}
+
+
+def mask_kept_flat(rows: Any) -> Batch:
+    mask = rows.columns["attention_mask"].view(1, -1).long()
+    return positions_alone(rows) | {"attention_mask": mask}
+
+
+@pytest.mark.usefixtures("pretended_flash")
+@pytest.mark.parametrize("wrong", [padded_collate, boundaries_of_rows, mask_kept_flat])
+def test_what_flash_attention_must_not_be_given(packed: Path, wrong: Collate) -> None:
+    """padded_collate among it: FlashAttention looks at positions in batches of one row only."""
+    before, after, same = other_documents_logits(model_of("llama", PRETENDED), packed, wrong)
+    assert not torch.equal(before[same], after[same])
+    with pytest.raises(AssertionError):
+        check("llama", PRETENDED, packed, wrong)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen"])
+def test_labels_that_are_stored_shifted(packed: Path, tmp_path: Path, kind: str) -> None:
+    """As docs/training.md gives them to a model of transformers."""
+    result = packer(
+        "pack", packed.parent / "data.jsonl", "-l", L, "-o", tmp_path / "out", "-q",
+        "--label-shift", "pre",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    dataset = PackedDataset(tmp_path / "out")
+    batch = varlen_collate(dataset.__getitems__(range(len(dataset))))
+    loss = model_of(kind, "sdpa")(**batch, labels=batch["shift_labels"], use_cache=False).loss
+    _, mean, _ = unpacked(kind, packed)
+    assert loss.item() == pytest.approx(mean, abs=LOSS)
 
 
 def test_flash_attention(packed: Path) -> None:

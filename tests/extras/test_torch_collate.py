@@ -133,6 +133,17 @@ def test_no_collator_gives_a_2d_attention_mask() -> None:
         assert mask is None or mask.ndim == 4
 
 
+@pytest.mark.parametrize("name", ["labels", "cu_seqlens_padded"])
+@pytest.mark.parametrize("turn", [1, -1])
+def test_rows_of_unlike_columns(name: str, turn: int) -> None:
+    """Such as of a ConcatDataset: boundaries or labels of the others would be left out."""
+    rows = [ROWS[0], {**ROWS[1], "cu_seqlens_padded": ROWS[1]["cu_seqlens"]}]
+    if name == "labels":
+        rows = [ROWS[0], {key: value for key, value in ROWS[1].items() if key != name}]
+    with pytest.raises(UsageError, match=f"some rows of a batch have {name}, others do not"):
+        varlen_collate(rows[::turn])
+
+
 def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: Path) -> None:
     lengths = [5, 9, 1, 16, 3, 7, 2]
     lines = [json.dumps({"input_ids": list(range(1, n + 1))}) for n in lengths]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -138,6 +139,20 @@ def test_a_subset_is_a_dataset(packed: Path) -> None:
     ))  # fmt: skip
 
 
+def test_a_relative_path_holds_elsewhere(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers and configuration tools change the directory, workers may start in another."""
+    monkeypatch.chdir(packed.parent)
+    dataset, pickled = PackedDataset(packed.name), pickle.dumps(PackedDataset(packed.name))
+    monkeypatch.chdir("/")
+    again = pickle.loads(pickled)  # noqa: S301
+    assert torch.equal(dataset[3]["input_ids"], again[3]["input_ids"])
+
+
+def test_a_url() -> None:
+    with pytest.raises(UsageError, match="s3://bucket/rows: a URL, rows are only read from local"):
+        PackedDataset("s3://bucket/rows")
+
+
 def test_it_pickles_as_its_path(packed: Path) -> None:
     dataset = PackedDataset(packed)
     dataset[0]
@@ -212,7 +227,9 @@ def test_another_tokenizer(folder: Path) -> None:
     digest = open_packed("out").manifest["tokenizer"]["sha256"]
     assert len(PackedDataset("out", tokenizer_sha256=digest.upper())) == 1
     error = error_of(Path("out"), tokenizer_sha256="0" * 64)
-    assert error.message.startswith(f"out: was packed with bytes, sha256 {digest}; the trainer's")
+    assert error.message.startswith(
+        f"{folder / 'out'}: was packed with bytes, sha256 {digest}; the trainer's"
+    )
 
 
 def test_token_ids_of_no_tokenizer(packed: Path) -> None:
@@ -222,6 +239,8 @@ def test_token_ids_of_no_tokenizer(packed: Path) -> None:
 def test_a_column_that_is_not_there(packed: Path) -> None:
     with pytest.raises(UsageError, match="columns: 'label' is not one of input_ids, labels"):
         PackedDataset(packed, ["label"])
+    with pytest.raises(UsageError, match="columns: none of input_ids, labels"):
+        PackedDataset(packed, [])
 
 
 def test_a_directory_that_changed_while_it_was_open(copy: Path) -> None:
@@ -231,9 +250,35 @@ def test_a_directory_that_changed_while_it_was_open(copy: Path) -> None:
         len(pickle.loads(pickled))  # noqa: S301
 
 
+def test_a_directory_that_is_packed_again_while_it_is_open(folder: Path) -> None:
+    """Other rows may be as many and have as many bytes: nothing of theirs is read."""
+    (folder / "data.jsonl").write_text(documents(300))
+    arguments = ["pack", "data.jsonl", "-l", L, "-o", "out", "-q", "--unit-bytes", "20K"]
+    assert packer(*arguments).exit_code == 0
+    dataset, fingerprint = PackedDataset("out"), PackedDataset("out").fingerprint
+    first = dataset[0]["input_ids"]
+    os.utime("out/manifest.json")  # that alone is no change
+    assert dataset[len(dataset) // 2]["input_ids"].any()
+    assert packer(*arguments, "--seed", 5, "--overwrite").exit_code == 0
+    assert torch.equal(dataset[0]["input_ids"], first)  # its shard is mapped
+    with pytest.raises(DataError, match="changed since the dataset was opened"):
+        dataset[-1]
+    assert PackedDataset("out").fingerprint != fingerprint
+    assert packer(*arguments, "--overwrite").exit_code == 0
+    assert PackedDataset("out").fingerprint == fingerprint
+
+
+def test_a_manifest_lost_on_the_way(copy: Path) -> None:
+    dataset = PackedDataset(copy)
+    (copy / "manifest.json").unlink()
+    with pytest.raises(DataError, match=r"has no manifest\.json"):
+        dataset[0]
+
+
 def test_a_shard_lost_on_the_way_is_named_by_the_worker_that_wants_it(copy: Path) -> None:
     dataset = PackedDataset(copy)
     shutil.rmtree(copy)
     loader = DataLoader(dataset, batch_size=2, collate_fn=padded_collate, num_workers=1)
-    with pytest.raises(DataError, match=r"shard-00000-000\.arrow: is missing"):
+    message = r"(?s)shard-00000-000\.arrow: is missing\ntip: copy the directory again"
+    with pytest.raises(DataError, match=message):
         next(iter(loader))

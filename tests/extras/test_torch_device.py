@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from packer_cli.errors import UsageError
-from packer_cli.torch import PackingIterableDataset, to_device, varlen_collate
+from packer_cli.torch import (
+    PackedBatch,
+    PackingIterableDataset,
+    device,
+    packed_collate_fn,
+    to_device,
+    varlen_collate,
+)
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -28,6 +38,62 @@ def test_on_a_cpu_nothing_is_copied() -> None:
         assert list(before) == list(after)
         for name, value in before.items():
             assert after[name] is value
+
+
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=gpu)])
+def test_packed_batches_stay_what_they_are(where: str) -> None:
+    rows = list(PackingIterableDataset([range(n) for n in range(1, 60)], 64))
+    given = [packed_collate_fn(rows[k : k + 2]) for k in range(4)]
+    for batch, before in zip(to_device(given, where), given, strict=True):
+        assert isinstance(batch, PackedBatch)
+        assert batch.input_ids.device.type == batch.cu_seqlens.device.type == where
+        assert all(same(vars(batch)[name], value) for name, value in vars(before).items())
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_depth_less_one_batches_are_on_their_way(
+    monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """With a GPU that is pretended: what it is told, in which order."""
+    told: list[str] = []
+
+    def event() -> Any:
+        return SimpleNamespace(
+            synchronize=lambda: told.append("waited"), record=lambda: told.append("sent")
+        )
+
+    stream = SimpleNamespace(wait_event=lambda event: told.append("step"))
+    pretended = {
+        "device": nullcontext, "Stream": object, "Event": event, "stream": nullcontext,
+        "current_device": lambda: 0, "current_stream": lambda device: stream,
+    }  # fmt: skip
+    for name, value in pretended.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(device._Slot, "_pinned", lambda self, name, value: SimpleNamespace(
+        to=lambda device, non_blocking: value.clone()
+    ))  # fmt: skip
+    given = batches(dtype=torch.int32)
+    for step, (found, wide) in enumerate(
+        zip(to_device(iter(given), "cuda", depth=depth), batches(), strict=True)
+    ):
+        assert all(same(found[name], value) for name, value in wide.items())
+        assert found["cu_seq_lens_q"] is found["cu_seq_lens_k"]
+        assert told.count("step") == step + 1
+        assert told.count("sent") == min(step + depth, len(given))
+
+
+@gpu
+def test_what_is_on_the_gpu_already_is_not_read_before_it_is_written() -> None:
+    def given() -> Iterator[dict[str, Any]]:
+        for k in range(20):
+            torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
+            there = torch.full((1 << 16,), k, dtype=torch.int32, device="cuda")
+            yield {"input_ids": there, "labels": torch.full((8,), k, dtype=torch.int32)}
+
+    for k, batch in enumerate(to_device(given(), "cuda")):
+        assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+        assert (batch["input_ids"] == k).all()
+        assert (batch["labels"] == k).all()
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -67,3 +133,5 @@ def test_bad_input() -> None:
         to_device([], "cpu", depth=1)
     with pytest.raises(UsageError, match="meta is neither a CPU nor CUDA"):
         to_device([], "meta")
+    with pytest.raises(UsageError, match="a batch is a list, neither a dict nor a PackedBatch"):
+        next(to_device([[torch.zeros(1)]], "cpu"))

@@ -113,6 +113,14 @@ def test_an_iteration_that_was_left_begins_again() -> None:
     assert sampler.state_dict()["samples"] == 10
 
 
+def test_an_iteration_that_ends_at_its_last_row_is_an_epoch() -> None:
+    """As `for _, batch in zip(range(len(loader)), loader)` does, asking for no row too many."""
+    one, sampler = PackedSampler(ROWS, **SMALL), PackedSampler(ROWS, **SMALL)
+    for epoch in range(3):
+        assert list(islice(sampler, len(sampler))) == list(one)
+        assert sampler.state_dict()["samples"] == ROWS * (epoch + 1)
+
+
 def test_epochs_that_are_set() -> None:
     one = PackedSampler(ROWS, **SMALL)
     epochs = [list(one) for _ in range(3)]
@@ -150,6 +158,15 @@ def test_several_ranks_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(PackedSampler(8, rank=0, world_size=1)) == 8
 
 
+def test_several_ranks_must_be_said_before_they_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun, above init_process_group, each would take all rows."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"torch\.distributed runs 2 ranks"):
+        PackedSampler(8)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert len(PackedSampler(8)) == 8
+
+
 # --- in the loaders of others ---
 
 
@@ -171,6 +188,15 @@ def rows_of(batch: dict[str, Any]) -> list[int]:
 def expected_rows(dataset: PackedDataset, epochs: int = 1) -> list[int]:
     one = PackedSampler(dataset, **SMALL)
     return [int(dataset[row]["input_ids"][0]) for _ in range(epochs) for row in one]
+
+
+def test_a_state_of_other_data_is_refused(dataset: PackedDataset) -> None:
+    """As many rows of the same documents, packed with another seed, are not the same rows."""
+    state = PackedSampler(dataset).state_dict()
+    PackedSampler(len(dataset)).load_state_dict(state)
+    PackedSampler(dataset).load_state_dict(PackedSampler(len(dataset)).state_dict())
+    with pytest.raises(DataError, match="the sampler's state has data another, this sampler"):
+        PackedSampler(dataset).load_state_dict(state | {"data": "another"})
 
 
 def test_a_plain_loader_is_resumed_on_more_ranks(dataset: PackedDataset) -> None:
@@ -196,10 +222,34 @@ def test_a_plain_loader_that_reads_ahead_is_told_where_it_is(dataset: PackedData
     found = [row for batch in islice(loader, 5) for row in rows_of(batch)]
     assert sampler.state_dict()["samples"] > 20
     again = PackedSampler(dataset, **SMALL)
-    again.load_state_dict(sampler.state_dict(samples=5 * 4))
+    again.load_state_dict(sampler.state_dict(rows=5 * 4))
     loader = DataLoader(dataset, 4, sampler=again, collate_fn=varlen_collate)
     found += [row for batch in loader for row in rows_of(batch)]
     assert found == expected_rows(dataset)
+
+
+@pytest.mark.parametrize(("epoch", "steps"), [(0, 3), (0, 14), (1, 1), (1, 13), (2, 14)])
+def test_rows_are_counted_within_an_epoch(dataset: PackedDataset, epoch: int, steps: int) -> None:
+    """80 rows are 13 batches of 6 and one of 2: all steps times their size would be too many."""
+    sampler, again = (PackedSampler(dataset, **SMALL) for _ in range(2))
+    for _ in range(epoch):
+        list(sampler)
+    loader = DataLoader(dataset, 6, sampler=sampler, collate_fn=varlen_collate, num_workers=1)
+    found = [row for batch in islice(loader, steps) for row in rows_of(batch)]
+    again.load_state_dict(sampler.state_dict(rows=steps * 6))
+    found += [int(dataset[row]["input_ids"][0]) for row in again]
+    assert found == expected_rows(dataset, epoch + 2)[80 * epoch :][: len(found)]
+    assert len(found) == (80 if steps < 14 else 160)
+
+
+def test_rows_of_one_rank_count_for_all() -> None:
+    samplers = ranks(3)
+    together(samplers)  # 999 rows
+    together(samplers, most=100)
+    assert [sampler.state_dict(rows=7)["samples"] for sampler in samplers] == [999 + 21] * 3
+    assert samplers[0].state_dict(rows=1000)["samples"] == 1998
+    samplers[0].load_state_dict(samplers[1].state_dict(rows=7))
+    assert samplers[0].state_dict(rows=0)["samples"] == 999 + 21
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it

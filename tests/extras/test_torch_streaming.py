@@ -130,12 +130,46 @@ def test_a_stateful_loader_goes_on_where_it_was(workers: int, steps: int) -> Non
     assert torch.equal(torch.cat(found), torch.cat(whole))
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_that_ended_before_the_other_gives_nothing_again(persistent: bool) -> None:
+    """Its position is that of its end, not of the next epoch: torchdata starts it once more."""
+
+    def loader() -> Any:
+        return StatefulDataLoader(
+            PackingIterableDataset(documents(61), L, 8), 4, collate_fn=padded_collate,
+            num_workers=2, persistent_workers=persistent,
+        )  # fmt: skip
+
+    first, again = loader(), loader()
+    whole = [batch["input_ids"] for batch in first]
+    found = [batch["input_ids"] for batch in islice(first, len(whole) - 1)]
+    again.load_state_dict(first.state_dict())
+    found += [batch["input_ids"] for batch in again]
+    assert torch.equal(torch.cat(found), torch.cat(whole))
+    assert torch.equal(torch.cat([batch["input_ids"] for batch in again]), torch.cat(whole))
+
+
+def test_a_position_of_other_workers_is_refused() -> None:
+    """Each would leave out as many documents of its own share as one had read of all."""
+    dataset = PackingIterableDataset(documents(100), L, 8)
+    next(iter(dataset))
+    dataset.load_state_dict(dataset.state_dict())
+    message = "saved by one of 1 workers, which had other documents than one of 2"
+    with pytest.raises(DataError, match=message):
+        next(iter(DataLoader(dataset, 1, num_workers=2, collate_fn=list)))
+    assert len(list(DataLoader(dataset, 1, num_workers=1, collate_fn=list))) > 1
+
+
 class OwnShare(IterableDataset):  # type: ignore[misc]
     """A source that deals its documents out to workers itself, as those of `datasets` do."""
 
+    def __init__(self, count: int = 100) -> None:
+        self._documents = documents(count)
+
     def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
-        yield from documents(100)[info.id :: info.num_workers] if info else documents(100)
+        yield from self._documents[info.id :: info.num_workers] if info else self._documents
 
 
 @pytest.mark.parametrize("source", [documents(100), OwnShare()], ids=["list", "IterableDataset"])
@@ -145,6 +179,22 @@ def test_workers_and_ranks_share_the_documents(source: Any) -> None:
         dataset = PackingIterableDataset(source, L, 8, rank=rank, world_size=2)
         rows += [row for (row,) in DataLoader(dataset, 1, num_workers=2, collate_fn=list)]
     assert tokens_of(rows) == Counter(np.concatenate(documents(100)).tolist())
+
+
+def test_a_source_with_nothing_for_a_worker() -> None:
+    """Such as a data set of `datasets` in one shard."""
+    source = OwnShare(1)
+    (row,) = DataLoader(PackingIterableDataset(source, L), 1, num_workers=2, collate_fn=list)
+    assert tokens_of(row) == Counter(documents(1)[0].tolist())
+    with pytest.raises(DataError, match="the source of documents is empty"):
+        list(DataLoader(PackingIterableDataset(OwnShare(0), L), 1, num_workers=2))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_ranks_that_would_get_nothing(rank: int) -> None:
+    dataset = PackingIterableDataset(documents(2), L, rank=rank, world_size=3)
+    with pytest.raises(DataError, match="3 ranks share 2 documents: some would get none"):
+        next(iter(dataset))
 
 
 @pytest.mark.parametrize("collate", [varlen_collate, padded_collate, packed_collate_fn])
@@ -166,6 +216,8 @@ def test_bad_input() -> None:
         next(iter(PackingIterableDataset([range(33)], L, overlong="error")))
     with pytest.raises(DataError, match="sequence 1: expected a flat sequence of integers"):
         next(iter(PackingIterableDataset([[1], [0.5]], L)))
+    with pytest.raises(DataError, match="document 1 has no input_ids, only text"):
+        next(iter(PackingIterableDataset([{"input_ids": [1]}, {"text": "one"}], L)))
 
 
 # --- PackedBatch ---

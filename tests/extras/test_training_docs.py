@@ -37,6 +37,7 @@ def test_the_page_on_training(packed: Path, capsys: pytest.CaptureFixture[str]) 
         printed = capsys.readouterr().out.splitlines()
         for line in shown_by(block):
             assert line in printed, block
+    assert names["model"].config.use_cache is False  # type: ignore[attr-defined]
 
 
 def test_the_loader_of_readme(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
