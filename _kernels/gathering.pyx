@@ -23,12 +23,12 @@ cdef inline int64_t _find(const int64_t[::1] firsts, int64_t row) noexcept nogil
 def first_absent(
     const int64_t[::1] rows, const int64_t[::1] firsts, const int64_t[::1] ends,
 ):
-    """The first of `rows` in none of the spans firsts[k] .. ends[k], which ascend; -1: none."""
+    """The place of the first row that is in none of the spans firsts[k] .. ends[k], or -1."""
     cdef int64_t i, span
     for i in range(rows.shape[0]):
         span = _find(firsts, rows[i])
         if span < 0 or rows[i] >= ends[span]:
-            return rows[i]
+            return i
     return -1
 
 

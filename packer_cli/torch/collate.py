@@ -15,17 +15,17 @@ use_cache=False: filling a cache, they do not look at positions, and documents s
 They take a `RowBatch` or a list of rows; all but `rows` is for functools.partial. `dtype` is that
 of input_ids, labels and position_ids: int64 is what losses take, int32 is half the bytes to a GPU
 for `to_device`, which widens them there. Labels that were stored shifted are `shift_labels`.
-Each raises UsageError for rows without input_ids or cu_seqlens.
+Each raises UsageError for rows without input_ids or cu_seqlens, and for another dtype.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
+from packer_cli._kernels import gathering
 from packer_cli.errors import one_of
 from packer_cli.records import Int32
 from packer_cli.torch.rows import RowBatch, row_batch
@@ -41,9 +41,9 @@ def varlen_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     max_length_q, max_length_k       int, the longest document
     """
     batch = row_batch(rows)
-    boundaries = batch.boundaries()
+    boundaries, longest = batch.boundaries()
     found = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
-    edges, longest = torch.from_numpy(boundaries), int(np.diff(boundaries).max())
+    edges = torch.from_numpy(boundaries)
     return {name: values.view(1, -1) for name, values in found.items()} | {
         "cu_seq_lens_q": edges,
         "cu_seq_lens_k": edges,
@@ -71,7 +71,7 @@ def padded_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     document and in the padding.
     """
     batch = row_batch(rows)
-    return _tokens(batch, dtype) | {"position_ids": _positions(batch, batch.boundaries(), dtype)}
+    return _tokens(batch, dtype) | {"position_ids": _positions(batch, batch.boundaries()[0], dtype)}
 
 
 def block_mask_collate(
@@ -91,7 +91,7 @@ def block_mask_collate(
     batch = row_batch(rows)
     if form not in ("mask", "documents"):
         raise one_of("form", form, ("mask", "documents"))
-    boundaries = batch.boundaries()
+    boundaries, _ = batch.boundaries()
     found = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
     documents = _document_ids(batch, boundaries)
     if form == "documents":
@@ -121,16 +121,15 @@ def flex_block_mask(document_ids: Any) -> Any:
 
 def _tokens(batch: RowBatch, dtype: Any) -> dict[str, Any]:
     """Columns of tokens [b, max_length], without a copy where they are of `dtype` already."""
+    if dtype not in (torch.int64, torch.int32):
+        raise one_of("dtype", str(dtype), ("torch.int64", "torch.int32"))
     return {name: batch.columns[name].to(dtype) for name in _TOKENS if name in batch.columns}
 
 
 def _positions(batch: RowBatch, boundaries: Int32, dtype: Any) -> Any:
     """Positions [b, max_length] in each document, as the column position_ids has them."""
     positions = torch.empty(int(boundaries[-1]), dtype=dtype)
-    counting = torch.arange(int(np.diff(boundaries).max()), dtype=dtype).numpy()
-    to, edges = positions.numpy(), boundaries.tolist()
-    for begin, end in pairwise(edges):
-        to[begin:end] = counting[: end - begin]
+    gathering.count_positions(boundaries, positions.numpy())
     return positions.view(-1, batch.max_length)
 
 

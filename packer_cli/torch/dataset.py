@@ -7,9 +7,7 @@ into memory. Shards are mapped in the process that reads them, on first use.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from operator import index as as_index
@@ -22,25 +20,11 @@ from packer_cli import storage
 from packer_cli.config import PADDED_BOUNDARIES
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.manifest import MANIFEST
-from packer_cli.packed import PACK_AGAIN, PackedDirectory, open_packed, ragged_of, rows_of
-from packer_cli.records import Int32
+from packer_cli.packed import PACK_AGAIN, PackedDirectory, open_packed
+from packer_cli.torch.maps import MappedRows
 from packer_cli.torch.rows import RAGGED, RowBatch
 
 SHIFTED = "shift_labels"
-
-
-_Views = dict[str, Any]
-
-
-@dataclass
-class _MappedShard:
-    """The record batches of a shard: the first row of each, and views of its columns by name.
-
-    A view is [rows, max_length], or (values, offsets) for the boundaries.
-    """
-
-    starts: list[int] = field(default_factory=list)
-    views: list[_Views] = field(default_factory=list)
 
 
 class PackedDataset:
@@ -69,7 +53,6 @@ class PackedDataset:
     ) -> None:
         # absolute: shards are mapped later, perhaps by a worker elsewhere
         self.path = storage.local(path, "rows are only read from local directories").absolute()
-        self._shards: dict[str, _MappedShard] = {}
         self._digest: str | None = None
         self._digest = self.packed.manifest.get("sha256")
         self.columns = self._chosen(columns)
@@ -97,9 +80,7 @@ class PackedDataset:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "path": self.path, "columns": self.columns, "_digest": self._digest, "_shards": {}
-        }  # fmt: skip
+        return {"path": self.path, "columns": self.columns, "_digest": self._digest}
 
     @property
     def fingerprint(self) -> str:
@@ -120,42 +101,38 @@ class PackedDataset:
 
     def __getitems__(self, rows: Sequence[int]) -> RowBatch:
         """The rows of these numbers, copied into one tensor for each column."""
-        places = [self._find(as_index(row)) for row in rows]
+        wanted = np.fromiter(map(as_index, rows), np.int64, len(rows))
+        while (absent := self._mapped.first_absent(wanted)) >= 0:
+            wanted[absent] = self._map(int(wanted[absent]))
         columns, ragged = {}, {}
         for name in self.columns:
+            found = self._mapped.gather(wanted, name)
             if name in RAGGED:
-                ragged[name] = [_boundaries(views[name], at) for views, at in places]
-                continue
-            parts = [views[name][at] for views, at in places]
-            out = np.empty((len(rows), self.max_length), parts[0].dtype if parts else np.int32)
-            for to, part in zip(out, parts, strict=True):
-                to[:] = part
-            columns[self._given_name(name)] = torch.from_numpy(out)
+                ragged[name] = found
+            else:
+                columns[self._given_name(name)] = torch.from_numpy(found)
         return RowBatch(columns, ragged)
 
     def _given_name(self, column: str) -> str:
         shifted = column == "labels" and self.packed.label_shift == "pre"
         return SHIFTED if shifted else column
 
-    def _find(self, row: int) -> tuple[_Views, int]:
-        """(views of the record batch, row in it) of a row of the whole."""
+    def _map(self, row: int) -> int:
+        """Map the shard of a row that is not mapped; the row, counted from the first."""
         rows = len(self)
         if not -rows <= row < rows:
             raise IndexError(f"row {row} of {rows}")
-        entry, row = self.packed.find(row % rows)
-        shard = self._shards.get(entry["file"]) or self._map(entry)
-        batch = bisect_right(shard.starts, row) - 1
-        return shard.views[batch], row - shard.starts[batch]
-
-    def _map(self, entry: dict[str, Any]) -> _MappedShard:
+        if row < 0:
+            return row + rows  # which may be mapped
+        entry, within = self.packed.find(row)
         stamp = self._manifest_stamp()
         if stamp is None:
             self.packed.check_size(entry)  # which shard is missing, where all is gone
         if stamp != self._stamp:
             del self.packed  # opened again: shards of another run may have the same sizes
         self.packed.check_size(entry)  # once more: it may have been a long time
-        shard, start = _MappedShard(), 0
-        for batch in self.packed.batches(entry):
+        batches = list(self.packed.batches(entry))
+        for batch in batches:
             absent = set(self.columns) - set(batch.schema.names)
             if absent:
                 raise DataError(
@@ -163,11 +140,13 @@ class PackedDataset:
                     f"{MANIFEST} says it has",
                     PACK_AGAIN,
                 )
-            shard.starts.append(start)
-            shard.views.append({name: _view(batch.column(name), name) for name in self.columns})
-            start += batch.num_rows
-        self._shards[entry["file"]] = shard
-        return shard
+        self._mapped.add(row - within, batches)
+        return row
+
+    @cached_property
+    def _mapped(self) -> MappedRows:
+        """What this process has mapped."""
+        return MappedRows(self.columns, self.max_length)
 
     def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
         present = [n for n in self.packed.manifest["config"]["columns"] if n != "segments"]
@@ -193,12 +172,3 @@ class PackedDataset:
             f"{self.path}: {found}; the trainer's tokenizer has {expected}",
             "pack again with the tokenizer that is trained, --tokenizer",
         )
-
-
-def _view(column: Any, name: str) -> Any:
-    return ragged_of(column) if name in RAGGED else rows_of(column)
-
-
-def _boundaries(view: tuple[Int32, Int32], row: int) -> Int32:
-    values, offsets = view
-    return values[offsets[row] : offsets[row + 1]]

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
 import torch
 
 from packer_cli.errors import DataError, UsageError, named
 from packer_cli.packing import PackPlan, plan_packing
 from packer_cli.sequences import PackedRows, fill_plan
 from packer_cli.torch.collate import padded_collate
-from packer_cli.torch.rows import RowBatch, row_batch
+from packer_cli.torch.rows import Lists, RowBatch, row_batch
 
 
 @dataclass(frozen=True)
@@ -129,16 +128,16 @@ def batch_of_rows(rows: PackedRows) -> RowBatch:
     """Rows in memory as rows from shards are."""
     names = ("input_ids", "labels", "attention_mask", "position_ids")
     columns = {name: torch.as_tensor(getattr(rows, name)) for name in names}
-    return RowBatch(columns, {"cu_seqlens": [np.asarray(row) for row in rows.cu_seqlens]})
+    return RowBatch(columns, {"cu_seqlens": Lists.of(rows.cu_seqlens)})
 
 
 def _of_rows(batch: RowBatch) -> PackedBatch:
-    found, boundaries = padded_collate(batch), batch.boundaries()
+    found, (boundaries, longest) = padded_collate(batch), batch.boundaries()
     mask = batch.columns.get("attention_mask")
     return PackedBatch(
         found["input_ids"],
         torch.from_numpy(boundaries),
-        int(np.diff(boundaries).max()),
+        longest,
         found["position_ids"],
         found.get("labels"),
         None if mask is None else mask.long(),

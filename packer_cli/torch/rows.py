@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from packer_cli._kernels import gathering
 from packer_cli.config import PADDED_BOUNDARIES
-from packer_cli.errors import UsageError
-from packer_cli.records import Int32
+from packer_cli.errors import DataError, UsageError
+from packer_cli.packed import PACK_AGAIN
+from packer_cli.records import Int32, Int64
 
 RAGGED = ("cu_seqlens", PADDED_BOUNDARIES)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """b lists of different lengths, end to end.
+
+    values  int32[k]
+    ends    int64[b + 1]: list i is values[ends[i]:ends[i + 1]]
+    """
+
+    values: Int32
+    ends: Int64
+
+    @classmethod
+    def of(cls, lists: Sequence[Any]) -> Lists:
+        arrays = [np.asarray(one, np.int32) for one in lists]
+        ends = np.cumsum([0, *map(len, arrays)])
+        return cls(np.concatenate(arrays) if arrays else np.empty(0, np.int32), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: int) -> Int32:
+        return self.values[self.ends[index] : self.ends[index + 1]]
 
 
 @dataclass(frozen=True)
@@ -22,20 +48,18 @@ class RowBatch:
 
     columns  name -> tensor [b, L] as stored: input_ids, labels, position_ids int32,
              attention_mask uint8
-    ragged   name -> b int32 arrays, the rows' boundaries, to be read only: cu_seqlens,
-             cu_seqlens_padded
+    ragged   name -> the rows' boundaries: cu_seqlens, cu_seqlens_padded
     """
 
     columns: dict[str, Any]
-    ragged: dict[str, list[Int32]]
+    ragged: dict[str, Lists]
 
     def __len__(self) -> int:
         return len(next(iter((self.columns or self.ragged).values())))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = {name: values[index] for name, values in self.columns.items()}
-        # copied, because a shard's map cannot be written to
-        return row | {name: torch.tensor(rows[index]) for name, rows in self.ragged.items()}
+        return row | {name: torch.from_numpy(lists[index]) for name, lists in self.ragged.items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -44,20 +68,24 @@ class RowBatch:
     def max_length(self) -> int:
         return int(self.columns["input_ids"].shape[1])
 
-    def boundaries(self) -> Int32:
-        """int32[k + 1], where documents begin in the rows end to end: 0, ..., b * max_length.
+    def boundaries(self) -> tuple[Int32, int]:
+        """(int32[k + 1] where documents begin in the rows end to end, 0, ..., b * max_length;
+        the tokens of the longest).
 
         The padding at a row's end is a document of its own, so that every place belongs to one.
-        A segment's own padding (`--segment-multiple`) is the end of its segment.
+        A segment's own padding (`--segment-multiple`) is the end of its segment. Raises DataError
+        for boundaries that are none.
         """
-        rows = self.ragged.get(PADDED_BOUNDARIES) or self.ragged["cu_seqlens"]
-        edges, begin = [0], 0
-        for row in rows:
-            edges += [begin + edge for edge in row[1:].tolist()]
-            begin += self.max_length
-            if edges[-1] < begin:
-                edges.append(begin)
-        return np.array(edges, np.int32)
+        own = self.ragged.get(PADDED_BOUNDARIES) or self.ragged["cu_seqlens"]
+        edges = np.empty(len(own.values) + 1, np.int32)
+        count, longest = gathering.join_boundaries(own.values, own.ends, self.max_length, edges)
+        if count < 0:
+            raise DataError(
+                f"row {longest} of a batch has the boundaries {own[longest].tolist()}: they do "
+                f"not ascend from 0 to {self.max_length} at most",
+                PACK_AGAIN,
+            )
+        return edges[:count], longest
 
 
 def row_batch(rows: Any) -> RowBatch:
@@ -80,8 +108,7 @@ def row_batch(rows: Any) -> RowBatch:
         batch = RowBatch(
             {name: torch.stack([torch.as_tensor(row[name]) for row in rows])
              for name in rows[0] if name not in (*RAGGED, "segments")},
-            {name: [np.asarray(row[name], np.int32) for row in rows]
-             for name in RAGGED if name in rows[0]},
+            {name: Lists.of([row[name] for row in rows]) for name in RAGGED if name in rows[0]},
         )  # fmt: skip
     for name, found in (("input_ids", batch.columns), ("cu_seqlens", batch.ragged)):
         if name not in found:

@@ -23,7 +23,7 @@ from packer_cli.sequences import pack_sequences
 from packer_cli.strategies import canonical_name, keeps_order
 from packer_cli.torch.packed_batch import batch_of_rows, documents_of
 from packer_cli.torch.ranks import share_of_ranks
-from packer_cli.torch.rows import RowBatch
+from packer_cli.torch.rows import Lists, RowBatch
 
 
 class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is not typed here
@@ -143,7 +143,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         carried = _documents_in(batch[waits])
         keep = [row for row in range(len(batch)) if row != waits]
         columns = {name: values[keep] for name, values in batch.columns.items()}
-        ragged = {name: [values[row] for row in keep] for name, values in batch.ragged.items()}
+        ragged = {n: Lists.of([lists[row] for row in keep]) for n, lists in batch.ragged.items()}
         return RowBatch(columns, ragged), carried
 
     def _waiting(self, plan: PackPlan) -> int | None:

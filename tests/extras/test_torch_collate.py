@@ -12,7 +12,7 @@ import torch
 from conftest import packer
 from transformers import DataCollatorWithFlattening
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.torch import (
     PackedDataset,
     block_mask_collate,
@@ -176,3 +176,16 @@ def test_what_cannot_be_collated_is_named() -> None:
         varlen_collate([])
     with pytest.raises(UsageError, match="form: 'masks' is not one of mask, documents"):
         block_mask_collate(ROWS, form="masks")
+
+
+@pytest.mark.parametrize("edges", [[0, 3, 2], [0, 9], [1, 8]])
+def test_boundaries_that_are_none_are_named(edges: list[int]) -> None:
+    damaged = ROWS[0] | {"cu_seqlens": torch.tensor(edges, dtype=INT32)}
+    for collate in COLLATORS:
+        with pytest.raises(DataError, match=rf"row 1 of a batch has the boundaries \{edges}"):
+            collate([ROWS[1], damaged])
+
+
+def test_another_dtype_is_refused() -> None:
+    with pytest.raises(UsageError, match="dtype: 'torch.int16' is not one of torch.int64"):
+        padded_collate(ROWS, dtype=torch.int16)

@@ -1,0 +1,70 @@
+"""`MappedRows`: the rows of the shards that this process has mapped, copied a batch at a time.
+
+Every record batch is a span of rows with a place in memory for each column. Spans are added as
+shards are mapped and never go, so a batch is gathered by kernels from addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from packer_cli._kernels import gathering
+from packer_cli.packed import ragged_of, rows_of
+from packer_cli.records import Int64
+from packer_cli.shard_writer import column_type
+from packer_cli.torch.rows import RAGGED, Lists
+
+
+class MappedRows:
+    """Spans of rows, in ascending order. `columns`: which are gathered."""
+
+    def __init__(self, columns: Sequence[str], max_length: int) -> None:
+        self._max_length = max_length
+        self._kinds = {
+            name: np.dtype(column_type(name, max_length).value_type.to_pandas_dtype())
+            for name in columns
+        }
+        self._firsts, self._ends = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._values = {name: np.empty(0, np.int64) for name in columns}  # addresses
+        self._offsets = {name: np.empty(0, np.int64) for name in columns if name in RAGGED}
+        self._mapped: list[Any] = []  # whose memory that is
+
+    def add(self, first: int, batches: Sequence[Any]) -> None:
+        """Record batches with the rows from `first` on, none of which is here."""
+        at = int(np.searchsorted(self._firsts, first))
+        ends = first + np.cumsum([len(batch) for batch in batches])
+        self._firsts = np.insert(self._firsts, at, [first, *ends[:-1]])
+        self._ends = np.insert(self._ends, at, ends)
+        for name, addresses in self._values.items():
+            columns = [batch.column(name) for batch in batches]
+            if name in RAGGED:
+                lists = [ragged_of(column) for column in columns]
+                found = [values.ctypes.data for values, _ in lists]
+                offsets = [offsets.ctypes.data for _, offsets in lists]
+                self._offsets[name] = np.insert(self._offsets[name], at, offsets)
+            else:
+                found = [rows_of(column).ctypes.data for column in columns]
+            self._values[name] = np.insert(addresses, at, found)
+        self._mapped += batches
+
+    def first_absent(self, rows: Int64) -> int:
+        """The place in `rows` of the first that is in no span; -1 when all are here."""
+        found: int = gathering.first_absent(rows, self._firsts, self._ends)
+        return found
+
+    def gather(self, rows: Int64, name: str) -> Any:
+        """A column of rows that are all here: an array [b, max_length], or `Lists`."""
+        kind, values = self._kinds[name], self._values[name]
+        if name in RAGGED:
+            ends, offsets = np.empty(len(rows) + 1, np.int64), self._offsets[name]
+            gathering.count_values(rows, self._firsts, offsets, ends)
+            found = np.empty(ends[-1], kind)
+            gathering.gather_values(rows, self._firsts, offsets, values, ends, found)
+            return Lists(found, ends)
+        out = np.empty((len(rows), self._max_length), kind)
+        to, row_bytes = out.view(np.uint8).reshape(-1), self._max_length * kind.itemsize
+        gathering.gather_rows(rows, self._firsts, values, row_bytes, to)
+        return out
