@@ -187,5 +187,5 @@ def test_boundaries_that_are_none_are_named(edges: list[int]) -> None:
 
 
 def test_another_dtype_is_refused() -> None:
-    with pytest.raises(UsageError, match="dtype: 'torch.int16' is not one of torch.int64"):
+    with pytest.raises(UsageError, match="int16"):
         padded_collate(ROWS, dtype=torch.int16)
