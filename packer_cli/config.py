@@ -347,3 +347,10 @@ class RunOptions:
             raise UsageError("--checksum: is for --update", "leave it out, or add --update")
         if self.workers == 0:
             object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))
+
+    @property
+    def as_rank(self) -> tuple[int, int] | None:
+        """(rank, world_size) of one of several processes, None to the only one."""
+        if self.rank is None or self.world_size is None:
+            return None
+        return self.rank, self.world_size

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from packer_cli.readers import detect_shape
 from packer_cli.readers.byte_streams import STDIN, begin_stdin
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.run import Run
+from packer_cli.shapes import Shape
 from packer_cli.source import Chosen, choose_encoding
 from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
@@ -73,123 +75,133 @@ def pack(
     shape = detect_shape(files, config)
     config = config.for_shape(shape)
     chosen = choose_encoding(shape, config, tokenizer_name, notify)
-    hashes = chosen.hashes
-    if url:
-        run = Run(
-            config, shape, tuple(files), tuple(plan_units(files, config)), chosen.name, hashes
-        )
+    job = _Job(config, shape, files, chosen, options, notify, stop, early)
+    return job.to_url(url, staging) if url else job.to_directory(Path(destination))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be packed, and with what."""
+
+    config: PackConfig
+    shape: Shape
+    files: list[InputFile]
+    chosen: Chosen
+    options: RunOptions
+    notify: Notify
+    stop: threading.Event
+    early: EarlyReference | None
+
+    def to_url(self, url: str, staging: Path | None) -> dict[str, Any]:
+        """Pack into a staging directory and upload that."""
+        run = self._run(self.files, plan_units(self.files, self.config))
 
         def pack_staged(folder: Path) -> dict[str, Any]:
-            with output.claimed(folder, files, may_replace=False, notify=notify) as claim:
-                found = _pack_claimed(claim, run, None, chosen, options, notify, stop, early)
+            with output.claimed(folder, self.files, may_replace=False, notify=self.notify) as claim:
+                found = self._pack_claimed(claim, run, None)
             return found or manifest.load(folder, incomplete_too=True)
 
         return publish(
-            url, staging, run, pack_staged,
-            overwrite=options.overwrite, notify=notify, show_progress=options.progress,
+            url, staging, run, pack_staged, overwrite=self.options.overwrite,
+            notify=self.notify, show_progress=self.options.progress,
         )  # fmt: skip
-    destination = Path(destination)
-    rank = None
-    if options.rank is not None and options.world_size is not None:
-        rank = options.rank, options.world_size
-    may_replace = options.overwrite or options.update
-    with output.claimed(
-        destination, files, may_replace=may_replace, notify=notify, rank=rank
-    ) as claim:
-        update = None
-        if (options.update or rank) and output.holds_result(destination):
-            earlier = manifest.load(destination, incomplete_too=True)
-            update = plan_update(
-                destination, earlier, files, shape, config, chosen.name, hashes,
-                checksum=options.checksum,
-            )  # fmt: skip
-            if update.gone and not rank:
-                notify(f"{destination}: inputs that are gone, with their documents: {update.gone}")
-            if not update.changed:
-                notify(f"{destination}: {'finished already' if rank else 'up to date'}")
-                if not rank:
-                    output.forget(claim.work)
-                return earlier
-            if rank:
-                raise output.finished(destination)
-        run = Run(
-            config,
-            shape,
-            tuple(update.files if update else files),
-            tuple(update.units if update else plan_units(files, config)),
-            chosen.name,
-            hashes,
-        )
-        found = _pack_claimed(claim, run, update, chosen, options, notify, stop, early)
-        if found is not None:
-            return found
-    return finalize_if_last(destination, notify)
 
+    def to_directory(self, destination: Path) -> dict[str, Any] | None:
+        """Pack all, or this rank's share, or what an update calls for."""
+        rank, options = self.options.as_rank, self.options
+        may_replace = options.overwrite or options.update
+        with output.claimed(
+            destination, self.files, may_replace=may_replace, notify=self.notify, rank=rank
+        ) as claim:
+            update = None
+            if (options.update or rank) and output.holds_result(destination):
+                earlier = manifest.load(destination, incomplete_too=True)
+                update = self._update(destination, earlier)
+                if not update.changed:
+                    if not rank:
+                        output.forget(claim.work)
+                    return earlier
+                if rank:
+                    raise output.finished(destination)
+            run = (
+                self._run(update.files, update.units)
+                if update
+                else self._run(self.files, plan_units(self.files, self.config))
+            )
+            found = self._pack_claimed(claim, run, update)
+            if found is not None:
+                return found
+        return finalize_if_last(destination, self.notify)
 
-def _pack_claimed(
-    claim: output.Claim,
-    run: Run,
-    update: Update | None,
-    chosen: Chosen,
-    options: RunOptions,
-    notify: Notify,
-    stop: threading.Event,
-    early: EarlyReference | None,
-) -> dict[str, Any] | None:
-    """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
-    # an update of nothing is a run like any other: it throws no other's units away
-    may_replace = options.overwrite or update is not None
-    if not output.begin(claim, run, chosen.side_files, may_replace=may_replace):
-        notify(f"{claim.output}: was complete but for its last step")
-        return manifest.load(claim.output, incomplete_too=True)
-    if update is not None:
-        update.keep(claim.work)
-    try:
-        _pack_rest(run, chosen, claim.work, options, notify, stop, early)
-    except PackerError as error:
-        raise _with_progress(error, run, claim.work, may_replace) from error
-    return finalize(run, claim.output) if options.rank is None else None
+    def _run(self, files: Iterable[InputFile], units: Iterable[WorkUnit]) -> Run:
+        return Run(
+            self.config, self.shape, tuple(files), tuple(units), self.chosen.name,
+            self.chosen.hashes,
+        )  # fmt: skip
 
+    def _update(self, destination: Path, earlier: dict[str, Any]) -> Update:
+        """What has changed since an earlier result; says what a user should know of it."""
+        update = plan_update(
+            destination, earlier, self.files, self.shape, self.config, self.chosen.name,
+            self.chosen.hashes, checksum=self.options.checksum,
+        )  # fmt: skip
+        rank = self.options.as_rank
+        if update.gone and not rank:
+            self.notify(f"{destination}: inputs that are gone, with their documents: {update.gone}")
+        if not update.changed:
+            self.notify(f"{destination}: {'finished already' if rank else 'up to date'}")
+        return update
 
-def _pack_rest(
-    run: Run,
-    chosen: Chosen,
-    work: Path,
-    options: RunOptions,
-    notify: Notify,
-    stop: threading.Event,
-    early: EarlyReference | None,
-) -> None:
-    """Pack the units, and hash the inputs, that have no record in the work folder."""
-    ours = slice(options.rank, None, options.world_size)
-    units, inputs = left_to_do(run, work, ours)
-    mine = len(run.units[ours])
-    if len(units) < mine:
-        done = mine - len(units)
-        notify(f"{work.parent}: going on: {done} of {mine} units are packed already")
-    tasks: list[Task] = [partial(commit_input, file, work, stop) for file in inputs]
-    if not units:
-        run_all(tasks, options.workers, stop)
-        return
-    with ExitStack() as stack:
-        progress = stack.enter_context(closing(_progress(run, units, options)))
-        if options.engine == "ray":
-            from packer_cli.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
+    def _pack_claimed(
+        self, claim: output.Claim, run: Run, update: Update | None
+    ) -> dict[str, Any] | None:
+        """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
+        # an update of nothing is a run like any other: it throws no other's units away
+        may_replace = self.options.overwrite or update is not None
+        if not output.begin(claim, run, self.chosen.side_files, may_replace=may_replace):
+            self.notify(f"{claim.output}: was complete but for its last step")
+            return manifest.load(claim.output, incomplete_too=True)
+        if update is not None:
+            update.keep(claim.work)
+        try:
+            self._pack_rest(run, claim.work)
+        except PackerError as error:
+            raise _with_progress(error, run, claim.work, may_replace) from error
+        return None if self.options.as_rank else finalize(run, claim.output)
 
+    def _pack_rest(self, run: Run, work: Path) -> None:
+        """Pack the units, and hash the inputs, that have no record in the work folder."""
+        options, stop = self.options, self.stop
+        ours = slice(options.rank, None, options.world_size)
+        units, inputs = left_to_do(run, work, ours)
+        mine = len(run.units[ours])
+        if len(units) < mine:
+            done = mine - len(units)
+            self.notify(f"{work.parent}: going on: {done} of {mine} units are packed already")
+        tasks: list[Task] = [partial(commit_input, file, work, stop) for file in inputs]
+        if not units:
             run_all(tasks, options.workers, stop)
-            pack_on_ray(run, units, work, options, notify, progress)
             return
-        worker = stack.enter_context(
-            closing(Worker(run, chosen, units, work, options, notify, stop, progress, early))
-        )
-        if options.workers == 1:
-            packing: list[Task] = [partial(worker.pack_and_commit, unit) for unit in units]
-        else:
-            # threads of their own bring shards to the disk and hash them, so that workers go on
-            count = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
-            committing = stack.enter_context(ThreadPoolExecutor(count, "packer-storage"))
-            packing = [partial(_pack_then_commit, worker, unit, committing) for unit in units]
-        run_all([*packing, *tasks], options.workers, stop)
+        with ExitStack() as stack:
+            progress = stack.enter_context(closing(_progress(run, units, options)))
+            if options.engine == "ray":
+                from packer_cli.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
+
+                run_all(tasks, options.workers, stop)
+                pack_on_ray(run, units, work, options, self.notify, progress)
+                return
+            worker = Worker(
+                run, self.chosen, units, work, options, self.notify, stop, progress, self.early
+            )
+            stack.enter_context(closing(worker))
+            if options.workers == 1:
+                packing: list[Task] = [partial(worker.pack_and_commit, unit) for unit in units]
+            else:
+                # threads of their own bring shards to the disk and hash them: workers go on
+                count = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
+                committing = stack.enter_context(ThreadPoolExecutor(count, "packer-storage"))
+                packing = [partial(_pack_then_commit, worker, unit, committing) for unit in units]
+            run_all([*packing, *tasks], options.workers, stop)
 
 
 def _pack_then_commit(
@@ -226,7 +238,7 @@ def _refuse_shared_stdin(files: list[InputFile], options: RunOptions) -> None:
     """UsageError where others cannot read what we would: each would take the run for its own."""
     if any(file.path == STDIN for file in files):
         for option, given in (
-            ("--rank", options.rank is not None),
+            ("--rank", options.as_rank is not None),
             ("--engine ray", options.engine == "ray"),
         ):
             if given:

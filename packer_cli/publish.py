@@ -87,7 +87,7 @@ def check_options(url: str, options: RunOptions) -> None:
             f"--update: {url}: a URL, and only local results can be updated",
             "update a local copy and upload that, or pack everything anew with --overwrite",
         )
-    if options.rank is not None:
+    if options.as_rank is not None:
         raise UsageError(
             f"--rank: {url}: a URL, and ranks only share local directories",
             "give the ranks a directory that all of them see, then upload it, manifest.json last",

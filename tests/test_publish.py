@@ -356,7 +356,7 @@ def test_a_store_that_cannot_be_written_to_is_found_before_the_work(
     def fail(*given: object) -> None:
         raise AssertionError("packs")
 
-    monkeypatch.setattr("packer_cli.pipeline._pack_rest", fail)
+    monkeypatch.setattr("packer_cli.pipeline._Job._pack_rest", fail)
     for error, code, message in (
         (NotImplementedError(), 2, "cannot write at shop://"),
         (PermissionError(errno.EACCES, "Forbidden"), 1, "cannot write: Forbidden"),
