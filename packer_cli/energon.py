@@ -23,16 +23,22 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from megatron.energon import Sample, edataclass, stateless
-from megatron.energon.errors import FatalSampleError
-from megatron.energon.flavors.base_dataset import add_sample_restore_key
-from megatron.energon.wrappers.base import BaseWrapperDataset
 
-from packer_cli.errors import DataError
+from packer_cli.errors import DataError, needs_extra
 from packer_cli.packing import PackPlan, plan_packing
 from packer_cli.records import wrong_ids
 from packer_cli.sequences import pack_sequences
+
+try:
+    import torch
+    from megatron.energon import Sample, edataclass, stateless
+    from megatron.energon.errors import FatalSampleError
+    from megatron.energon.flavors.base_dataset import add_sample_restore_key
+    from megatron.energon.wrappers.base import BaseWrapperDataset
+except ModuleNotFoundError as error:
+    if error.name not in ("torch", "megatron", "megatron.energon"):
+        raise
+    raise ImportError(needs_extra("packer_cli.energon", "energon")) from error
 
 __all__ = ["BestFitPacking", "PackedSample", "TokenSample"]
 

@@ -68,6 +68,11 @@ class Interrupted(PackerError):
     exit_code = 130
 
 
+def needs_extra(name: str, extra: str) -> str:
+    """What to do when an extra is not installed; the name on PyPI is another project's."""
+    return f"{name} needs packer's extra: pip install '.[{extra}]' in packer's sources"
+
+
 def one_of(option: str, value: str, allowed: Iterable[str]) -> UsageError:
     """The error for a value that is not one of those allowed, with the nearest as a tip."""
     allowed = list(allowed)

@@ -8,6 +8,9 @@ The columns are those that `transformers` models take, all fixed_size_list[max_l
                     each document's first token
     position_ids    int32, restarting at 0 in every document and in the padding
 
+Train on them with a collator of `packer_cli.torch`, or without attention_mask: a model that is
+given a 2-D one lets documents see each other.
+
 Tokens go from flat arrays to Arrow buffers and never become Python objects. What does not fit into
 memory is for `packer pack`, whose directory `datasets.load_from_disk` maps as it is.
 """
@@ -19,12 +22,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
 
-from packer_cli.errors import DataError, one_of
+from packer_cli.errors import DataError, UsageError, needs_extra, one_of
 from packer_cli.packing import PackPlan
 from packer_cli.records import IGNORED
 from packer_cli.sequences import PackedRows, fill_plan, pack_sequences
+
+try:
+    from datasets import Dataset
+except ModuleNotFoundError as error:
+    if error.name != "datasets":
+        raise
+    raise ImportError(needs_extra("packer_cli.hf", "hf")) from error
 
 __all__ = ["pack_dataset", "pack_dataset_from_result"]
 
@@ -93,6 +102,8 @@ def _check_shift(label_shift: str) -> None:
 
 def _arrays(sequences: Any) -> Sequence[Any]:
     """A column as a list of views, one per row; anything else as it is."""
+    if isinstance(sequences, Dataset):
+        raise UsageError("a Dataset is not a column of it", 'give one: dataset["input_ids"]')
     if isinstance(getattr(sequences, "source", None), Dataset):  # dataset["input_ids"]
         sequences = sequences.source.with_format("arrow")[:][sequences.column_name]
     if not isinstance(sequences, pa.ChunkedArray | pa.Array):

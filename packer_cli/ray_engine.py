@@ -1,6 +1,6 @@
 """Packing on a Ray cluster: one task per work unit; only paths and records travel.
 
-    packer pack ... --engine ray [--ray-address HOST:PORT]      extra: pip install 'packer-cli[ray]'
+    packer pack ... --engine ray [--ray-address HOST:PORT]      extra: ray
 
 The workers read the inputs and write the output directory themselves, so all machines must see
 both under the same paths. A worker that dies is replaced, and its task tried again, by Ray.
@@ -19,7 +19,7 @@ from typing import Any
 
 import packer_cli
 from packer_cli.config import RunOptions
-from packer_cli.errors import DataError, Interrupted, PackerError, UsageError
+from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
 from packer_cli.progress import Progress
 from packer_cli.records import WorkUnit
 from packer_cli.run import RUN, Run, load_run
@@ -47,7 +47,7 @@ def pack_on_ray(
         import ray  # noqa: PLC0415 an extra
     except ImportError:
         raise UsageError(
-            "--engine ray: Ray is not installed", "pip install 'packer-cli[ray]'"
+            "--engine ray: Ray is not installed", needs_extra("--engine ray", "ray")
         ) from None
     ours = not ray.is_initialized()
     if ours:

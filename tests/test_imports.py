@@ -155,14 +155,17 @@ def test_nothing_but_itself_imports_what_needs_torch() -> None:
             assert all(one.startswith("packer_cli.torch") for one in _importers(module)), module
 
 
-def test_without_torch_its_part_says_what_to_install() -> None:
-    code = """
+@pytest.mark.parametrize(
+    ("extra", "package"), [("torch", "torch"), ("hf", "datasets"), ("energon", "torch")]
+)
+def test_without_an_extra_its_part_says_what_to_install(extra: str, package: str) -> None:
+    code = f"""
 import sys
-sys.modules["torch"] = None
+sys.modules[{package!r}] = None
 try:
-    import packer_cli.torch
+    import packer_cli.{extra}
 except ImportError as error:
-    assert "pip install 'packer-cli[torch]'" in str(error)
+    assert "pip install '.[{extra}]'" in str(error), error
 else:
     raise AssertionError
 """

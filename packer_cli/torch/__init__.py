@@ -15,7 +15,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ImportError("packer_cli.torch needs torch: pip install 'packer-cli[torch]'") from error
+    from packer_cli.errors import needs_extra
+
+    raise ImportError(needs_extra("packer_cli.torch", "torch")) from error
 
 from packer_cli.torch.collate import (
     block_mask_collate,

@@ -7,6 +7,7 @@ into memory. Shards are mapped in the process that reads them, on first use.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
@@ -152,6 +153,8 @@ class PackedDataset:
         present = [n for n in self.packed.manifest["config"]["columns"] if n != "segments"]
         if columns is None:
             return tuple(present)
+        if isinstance(columns, str):
+            columns = [columns]
         if not columns:
             raise UsageError(f"columns: none of {', '.join(present)} is named")
         for name in columns:
@@ -161,6 +164,10 @@ class PackedDataset:
         return tuple(dict.fromkeys([*columns, PADDED_BOUNDARIES] if both else columns))
 
     def _check_tokenizer(self, expected: str) -> None:
+        if not re.fullmatch("([0-9a-fA-F]{64})?", expected):
+            raise UsageError(
+                f"tokenizer_sha256: {expected!r} is no digest", "sha256sum tokenizer.json prints it"
+            )
         tokenizer = self.packed.manifest["tokenizer"]
         if tokenizer is None:
             found = "was packed from token ids, no tokenizer was named"
@@ -170,5 +177,6 @@ class PackedDataset:
             found = f"was packed with {tokenizer['source']}, sha256 {tokenizer['sha256']}"
         raise DataError(
             f"{self.path}: {found}; the trainer's tokenizer has {expected}",
-            "pack again with the tokenizer that is trained, --tokenizer",
+            "pack again with the tokenizer that is trained, --tokenizer; one that was only saved "
+            "anew may have another digest and the same tokens",
         )

@@ -91,6 +91,7 @@ class RowBatch:
 def row_batch(rows: Any) -> RowBatch:
     """What a collator is given, as a RowBatch: one already, or rows as dicts of tensors.
 
+    Rows without boundaries, such as those of `packer_cli.hf`, have them where positions restart.
     Raises UsageError for rows without input_ids or boundaries, or of unlike columns.
     """
     if not len(rows):
@@ -110,10 +111,14 @@ def row_batch(rows: Any) -> RowBatch:
              for name in rows[0] if name not in (*RAGGED, "segments")},
             {name: Lists.of([row[name] for row in rows]) for name in RAGGED if name in rows[0]},
         )  # fmt: skip
+    if "cu_seqlens" not in batch.ragged and "position_ids" in batch.columns:
+        starts = [np.flatnonzero(row == 0) for row in batch.columns["position_ids"].numpy()]
+        edges = Lists.of([np.append(row, batch.max_length) for row in starts])
+        batch = RowBatch(batch.columns, {**batch.ragged, "cu_seqlens": edges})
     for name, found in (("input_ids", batch.columns), ("cu_seqlens", batch.ragged)):
         if name not in found:
             raise UsageError(
-                f"rows without {name}",
+                f"rows without {name}" + (" or position_ids" if name == "cu_seqlens" else ""),
                 "PackedDataset gives it unless `columns` leaves it out; transformers.Trainer "
                 "removes it unless remove_unused_columns=False",
             )

@@ -118,7 +118,10 @@ class PackedSampler:
 
         rows   that this rank has trained on since this iteration, an epoch or its rest, began; more
                than it has are all. None: as many as were drawn from the sampler
+        Raises UsageError for a negative number.
         """
+        if rows is not None and rows < 0:
+            raise UsageError(f"rows: {rows} is negative")
         begin, end = self._now
         taken = self._taken if rows is None else min(begin + rows * self.world_size, end)
         return {"samples": taken, "data": self._data, **self._order.name()}

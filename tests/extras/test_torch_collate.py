@@ -189,3 +189,18 @@ def test_boundaries_that_are_none_are_named(edges: list[int]) -> None:
 def test_another_dtype_is_refused() -> None:
     with pytest.raises(UsageError, match="int16"):
         padded_collate(ROWS, dtype=torch.int16)
+
+
+def test_rows_without_boundaries_have_them_where_positions_restart() -> None:
+    """As those of packer_cli.hf.pack_dataset, whose padding restarts, too."""
+    positions = [[0, 1, 2, 0, 1, 0, 1, 2], list(range(8))]
+    rows = [
+        {name: value for name, value in row.items() if name != "cu_seqlens"}
+        | {"position_ids": torch.tensor(places, dtype=INT32)}
+        for row, places in zip(ROWS, positions, strict=True)
+    ]
+    for collate in COLLATORS:
+        found, expected = collate(rows), collate(ROWS)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name

@@ -226,6 +226,8 @@ def test_another_tokenizer(folder: Path) -> None:
     assert packer("pack", "data.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "-q").exit_code == 0
     digest = open_packed("out").manifest["tokenizer"]["sha256"]
     assert len(PackedDataset("out", tokenizer_sha256=digest.upper())) == 1
+    with pytest.raises(UsageError, match=r"'tok/tokenizer.json' is no digest"):
+        PackedDataset("out", tokenizer_sha256="tok/tokenizer.json")
     error = error_of(Path("out"), tokenizer_sha256="0" * 64)
     assert error.message.startswith(
         f"{folder / 'out'}: was packed with bytes, sha256 {digest}; the trainer's"
