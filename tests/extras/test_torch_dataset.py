@@ -7,6 +7,9 @@ import json
 import os
 import pickle
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +107,33 @@ def test_a_batch_is_gathered_whole_and_its_tensors_may_be_written_to(packed: Pat
     assert torch.equal(dataset[0]["input_ids"], torch.from_numpy(expected["input_ids"][0]))
 
 
-@pytest.mark.parametrize("row", [10**6, -(10**6)])
+@pytest.mark.parametrize("row", [10**6, -(10**6), 2**63, -(2**80)])
 def test_a_row_that_is_not_there_is_an_index_error(packed: Path, row: int) -> None:
     with pytest.raises(IndexError, match=f"row {row} of"):
         PackedDataset(packed)[row]
+
+
+def test_threads_may_share_a_dataset(folder: Path) -> None:
+    """While one maps a shard others gather, as with torchdata's ParallelMapper."""
+    (folder / "data.jsonl").write_text(documents(1200))
+    arguments = ["-l", L, "-o", "out", "-q", "--position-ids", "--unit-bytes", "5K"]
+    assert packer("pack", "data.jsonl", *arguments).exit_code == 0
+    expected = torch.from_numpy(stored(Path("out"))["input_ids"])
+    assert len(open_packed("out").manifest["shards"]) > 50
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def is_right(dataset: PackedDataset, seed: int) -> bool:
+        rows = np.random.default_rng(seed).permutation(len(dataset))
+        parts = [dataset.__getitems__(rows[k : k + 16]) for k in range(0, len(rows), 16)]
+        return torch.equal(torch.cat([part.columns["input_ids"] for part in parts]), expected[rows])
+
+    try:
+        for _ in range(3):
+            with ThreadPoolExecutor(8) as pool:
+                assert all(pool.map(partial(is_right, PackedDataset("out")), range(8)))
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("how", ["no workers", "fork", "spawn"])
