@@ -103,6 +103,7 @@ def test_a_batch_is_gathered_whole_and_its_tensors_may_be_written_to(packed: Pat
         values.zero_()
     for k, row in enumerate(batch):
         assert row["cu_seqlens"].tolist() == expected["cu_seqlens"][chosen[k]].tolist()
+        assert torch.equal(batch[k - len(batch)]["cu_seqlens"], row["cu_seqlens"])
         row["cu_seqlens"].zero_()
     assert torch.equal(dataset[0]["input_ids"], torch.from_numpy(expected["input_ids"][0]))
 
