@@ -85,7 +85,7 @@ def test_lists_are_copied_from_their_spans(
 
 
 def test_lists_that_change_while_they_are_mapped() -> None:
-    """A file may be written to: what was counted is copied, and lists never end before they begin."""
+    """By who writes to the file: what was counted is copied."""
     values, edges = np.arange(9, dtype=np.int32), np.array([2, 4, 5], np.int32)
     rows, firsts, where = int64([0, 1]), int64([0]), int64([edges.ctypes.data])
     ends, out = np.empty(3, np.int64), np.full(4, 77, np.int32)
