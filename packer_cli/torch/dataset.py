@@ -138,6 +138,9 @@ class PackedDataset:
             self.__dict__.pop("packed", None)
         self.packed.check_size(entry)  # once more: it may have been a long time
         batches = list(self.packed.batches(entry))
+        if stamp != self._manifest_stamp():  # meanwhile
+            self.__dict__.pop("packed", None)
+            self.packed.check_size(entry)
         for batch in batches:
             absent = set(self.columns) - set(batch.schema.names)
             if absent:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Subset
 import packer_cli.torch
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
-from packer_cli.packed import ragged_of, rows_of
+from packer_cli.packed import PackedDirectory, ragged_of, rows_of
 from packer_cli.torch import PackedDataset, padded_collate, varlen_collate
 
 L = 64
@@ -293,6 +293,24 @@ def test_a_directory_that_is_packed_again_while_it_is_open(folder: Path) -> None
     assert PackedDataset("out").fingerprint != fingerprint
     assert packer(*arguments, "--overwrite").exit_code == 0
     assert PackedDataset("out").fingerprint == fingerprint
+
+
+def test_a_directory_that_is_packed_again_while_a_shard_is_mapped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "data.jsonl").write_text(documents(300))
+    arguments = ["pack", "data.jsonl", "-l", L, "-o", "out", "-q"]
+    assert packer(*arguments).exit_code == 0
+    dataset, batches = PackedDataset("out"), PackedDirectory.batches
+
+    def packed_again(self: PackedDirectory, shard: dict[str, Any]) -> Any:
+        monkeypatch.setattr(PackedDirectory, "batches", batches)
+        assert packer(*arguments, "--seed", 5, "--overwrite").exit_code == 0
+        return batches(self, shard)
+
+    monkeypatch.setattr(PackedDirectory, "batches", packed_again)
+    with pytest.raises(DataError, match="changed since the dataset was opened"):
+        dataset[0]
 
 
 def test_a_manifest_lost_on_the_way(copy: Path) -> None:
