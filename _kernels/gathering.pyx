@@ -71,23 +71,30 @@ def count_values(
         span = _find(firsts, rows[i])
         edge = <const int32_t*>offsets[span] + (rows[i] - firsts[span])
         ends[i + 1] = ends[i] + edge[1] - edge[0]
+        if ends[i + 1] < ends[i]:
+            raise ValueError(f"the list of row {rows[i]} ends before it begins")
 
 
 def gather_values(
     const int64_t[::1] rows, const int64_t[::1] firsts, const int64_t[::1] offsets,
     const int64_t[::1] addresses, const int64_t[::1] ends, int32_t[::1] out,
 ):
-    """Copy the int32 values of lists, end to end, into `out`; `ends` is of `count_values`."""
+    """Copy the int32 values of lists, end to end, into `out`; `ends` is of `count_values`.
+
+    A file may be written to while it is mapped: nothing is copied beyond what was counted.
+    """
     cdef int64_t i, span
     cdef const int32_t* edge
     if out.shape[0] != ends[rows.shape[0]]:
         raise ValueError(f"{ends[rows.shape[0]]} values into {out.shape[0]}")
     for i in range(rows.shape[0]):
+        if ends[i] == ends[i + 1]:
+            continue
         span = _find(firsts, rows[i])
         edge = <const int32_t*>offsets[span] + (rows[i] - firsts[span])
         memcpy(
-            <int32_t*>&out[0] + ends[i], <const int32_t*>addresses[span] + edge[0],
-            (edge[1] - edge[0]) * sizeof(int32_t),
+            &out[ends[i]], <const int32_t*>addresses[span] + edge[0],
+            (ends[i + 1] - ends[i]) * sizeof(int32_t),
         )
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import pty
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -531,7 +532,7 @@ def test_a_termination_leaves_nothing(large: Path, folder: Path) -> None:
         [packer_script(), "export", large, "--to", "parquet", "-o", "out"],
         stderr=subprocess.PIPE,
     )
-    while not list(Path.cwd().glob("out.packer-partial/*")):
+    while not list(Path.cwd().glob("out.packer-partial/[!.]*")):
         assert run.poll() is None
     run.send_signal(signal.SIGTERM)
     _, message = run.communicate(timeout=60)
@@ -542,7 +543,7 @@ def test_a_termination_leaves_nothing(large: Path, folder: Path) -> None:
 
 def test_what_a_killed_export_left_goes(large: Path, small: Path) -> None:
     run = subprocess.Popen([packer_script(), "export", large, "--to", "numpy", "-o", "out"])
-    while not list(Path.cwd().glob("out.packer-partial/*")):
+    while not list(Path.cwd().glob("out.packer-partial/[!.]*")):
         assert run.poll() is None
     at_work = packer("export", small, "--to", "trl", "-o", "out")
     run.kill()
@@ -607,6 +608,45 @@ def test_overwrite_keeps_the_earlier_export_until_the_end(
     result = packer("export", small, "-o", "out", "--to", "trl")
     assert_error(result, 2, "out: holds a finished export")
     assert contents("out") == before
+    assert [str(path) for path in Path().glob("out*")] == ["out"]
+
+
+@pytest.mark.parametrize("name", ["out.packer-earlier", "out.packer-partial"])
+@pytest.mark.parametrize("made", [False, True])
+def test_what_others_gave_such_a_name_stays(small: Path, name: str, made: bool) -> None:
+    Path(name).mkdir()
+    Path(name, "mine").write_text("mine")
+    if made:
+        Path("out").mkdir()
+    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
+    assert_error(result, 2, f"{name}: is not empty, and ")
+    assert contents(name) == {"mine": b"mine"}
+    assert contents("out") == {}
+
+
+def test_an_earlier_export_is_not_given_up_for_an_empty_directory(small: Path) -> None:
+    """As if killed between the two renames, and the reader made the directory that was gone."""
+    assert packer("export", small, "--to", "numpy", "-o", "out").exit_code == 0
+    before = contents("out")
+    Path("out").rename("out.packer-earlier")
+    Path("out").mkdir()
+    result = packer("export", small, "--to", "trl", "-o", "out")
+    assert_error(result, 2, "out: holds a finished export")
+    assert contents("out") == before
+
+
+def test_a_removal_that_was_interrupted_goes_on(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["export", small, "-o", "out", "--overwrite", "--to"]
+    assert packer(*command, "numpy").exit_code == 0
+    with monkeypatch.context() as patch:
+        unlink = Path.unlink
+        patch.setattr(Path, "unlink", lambda own: _fail_at(own, "labels") or unlink(own))
+        patch.setattr(shutil, "rmtree", lambda path: _fail_at(path, "out"))
+        assert packer(*command, "parquet").exit_code == 0
+    assert {"labels.npy", MARKER} <= contents("out.packer-earlier").keys()
+    assert packer(*command, "trl").exit_code == 0
     assert [str(path) for path in Path().glob("out*")] == ["out"]
 
 

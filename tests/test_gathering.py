@@ -84,6 +84,20 @@ def test_lists_are_copied_from_their_spans(
         gathering.gather_values(int64(rows), int64(firsts), where, addresses, ends, out)
 
 
+def test_lists_that_change_while_they_are_mapped() -> None:
+    """By who writes to the file: what was counted is copied."""
+    values, edges = np.arange(9, dtype=np.int32), np.array([2, 4, 5], np.int32)
+    rows, firsts, where = int64([0, 1]), int64([0]), int64([edges.ctypes.data])
+    ends, out = np.empty(3, np.int64), np.full(4, 77, np.int32)
+    gathering.count_values(rows, firsts, where, ends)
+    edges[:] = [2, 4, 7]
+    gathering.gather_values(rows, firsts, where, int64([values.ctypes.data]), ends, out[:3])
+    assert out.tolist() == [2, 3, 4, 77]
+    edges[:] = [4, 2, 7]
+    with pytest.raises(ValueError, match="the list of row 0 ends before it begins"):
+        gathering.count_values(rows, firsts, where, ends)
+
+
 boundaries = st.integers(1, 9).flatmap(
     lambda most: st.tuples(
         st.just(most),

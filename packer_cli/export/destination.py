@@ -5,8 +5,8 @@
     OUT                  gets its name by one rename, when all is on the disk
     OUT.packer-earlier   what --overwrite is replacing, between two renames
 
-`.packer-export.json` in OUT names its files, so that --overwrite removes no others. Trainers
-do not look at hidden files.
+`.packer-export.json` is in each of them, the first and the last of its files: it names the others,
+once they are whole, and nothing else is ever removed. Trainers do not look at hidden files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from packer_cli.errors import UsageError, from_os_error
@@ -43,6 +43,7 @@ def new_directory(
         _refuse_taken(output, overwrite)
         work = real.with_name(real.name + ".packer-partial")
         earlier = real.with_name(real.name + ".packer-earlier")
+        _refuse_taken(earlier, overwrite=True)
         work.parent.mkdir(parents=True, exist_ok=True)
         with _claimed(work, output):
             try:
@@ -71,8 +72,21 @@ def new_directory(
 
 def _settle(earlier: Path, real: Path) -> None:
     """Put an export that was being replaced back in its place, or remove it if it was replaced."""
-    if earlier.exists():
-        shutil.rmtree(earlier, ignore_errors=True) if real.exists() else earlier.rename(real)
+    if not earlier.exists():
+        return
+    if not real.exists() or not os.listdir(real):
+        earlier.rename(real)
+        return
+    with suppress(OSError):  # the next export will do it
+        _clear(earlier)
+        shutil.rmtree(earlier)
+
+
+def _clear(folder: Path) -> None:
+    """Remove everything but the marker: who is killed meanwhile leaves what is known as ours."""
+    for path in folder.iterdir():
+        if path.name != MARKER:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _refuse_taken(output: Path, overwrite: bool) -> None:
@@ -133,8 +147,13 @@ def _claimed(work: Path, output: Path) -> Iterator[None]:
                 f"{output}: another export is writing there",
                 f"wait for it to end, or choose another --output; if none is, remove {work}",
             )
-        for path in work.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if os.listdir(work) and not (work / MARKER).exists():
+            raise UsageError(
+                f"{work}: is not empty, and was not left by an export",
+                "move it elsewhere, or choose another --output",
+            )
+        (work / MARKER).touch()
+        _clear(work)
         yield
     finally:
         os.close(folder)

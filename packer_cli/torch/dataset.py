@@ -40,9 +40,9 @@ class PackedDataset:
     calls, is a `RowBatch` for the collators of this package. Labels that the directory holds
     already shifted (`--label-shift pre`) are named shift_labels, never labels.
 
-    It pickles as its path. Raises DataError when the directory is not finished, of another format
-    version, packed with another tokenizer or changed since it was pickled, or a shard is missing
-    or cut short; UsageError for a column that is not there.
+    It pickles as its path, and threads may share it. Raises DataError when the directory is not
+    finished, of another format version, packed with another tokenizer or changed since it was
+    pickled, or a shard is missing or cut short; UsageError for a column that is not there.
     """
 
     def __init__(
@@ -102,12 +102,20 @@ class PackedDataset:
 
     def __getitems__(self, rows: Sequence[int]) -> RowBatch:
         """The rows of these numbers, copied into one tensor for each column."""
-        wanted = np.fromiter(map(as_index, rows), np.int64, len(rows))
-        while (absent := self._mapped.first_absent(wanted)) >= 0:
-            wanted[absent] = self._map(int(wanted[absent]))
+        try:
+            wanted = np.fromiter(map(as_index, rows), np.int64, len(rows))
+        except OverflowError:
+            raise IndexError(f"row {max(rows, key=abs)} of {len(self)}") from None
+        mapped = self._mapped  # the same to the end, whatever other threads map
+        while (absent := mapped.first_absent(wanted)) >= 0:
+            row = int(wanted[absent])
+            if -len(self) <= row < 0:
+                wanted[absent] = row + len(self)
+            else:
+                mapped = self._mapped = self._map(row, mapped)
         columns, ragged = {}, {}
         for name in self.columns:
-            found = self._mapped.gather(wanted, name)
+            found = mapped.gather(wanted, name)
             if name in RAGGED:
                 ragged[name] = found
             else:
@@ -118,21 +126,22 @@ class PackedDataset:
         shifted = column == "labels" and self.packed.label_shift == "pre"
         return SHIFTED if shifted else column
 
-    def _map(self, row: int) -> int:
-        """Map the shard of a row that is not mapped; the row, counted from the first."""
-        rows = len(self)
-        if not -rows <= row < rows:
-            raise IndexError(f"row {row} of {rows}")
-        if row < 0:
-            return row + rows  # which may be mapped
+    def _map(self, row: int, mapped: MappedRows) -> MappedRows:
+        """What is mapped, and the shard of a row that is not."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
         entry, within = self.packed.find(row)
         stamp = self._manifest_stamp()
         if stamp is None:
             self.packed.check_size(entry)  # which shard is missing, where all is gone
         if stamp != self._stamp:
-            del self.packed  # opened again: shards of another run may have the same sizes
+            # opened again: shards of another run may have the same sizes
+            self.__dict__.pop("packed", None)
         self.packed.check_size(entry)  # once more: it may have been a long time
         batches = list(self.packed.batches(entry))
+        if stamp != self._manifest_stamp():  # meanwhile
+            self.__dict__.pop("packed", None)
+            self.packed.check_size(entry)
         for batch in batches:
             absent = set(self.columns) - set(batch.schema.names)
             if absent:
@@ -141,8 +150,7 @@ class PackedDataset:
                     f"{MANIFEST} says it has",
                     PACK_AGAIN,
                 )
-        self._mapped.add(row - within, batches)
-        return row
+        return mapped.added(row - within, batches)
 
     @cached_property
     def _mapped(self) -> MappedRows:

@@ -1,7 +1,8 @@
 """`MappedRows`: the rows of the shards that this process has mapped, copied a batch at a time.
 
-Every record batch is a span of rows with a place in memory for each column. Spans are added as
-shards are mapped and never go, so a batch is gathered by kernels from addresses.
+Every record batch is a span of rows with a place in memory for each column, so a batch is gathered
+by kernels from addresses. An object never changes: while one thread gathers from it, others may
+make another one with more spans.
 """
 
 from __future__ import annotations
@@ -32,23 +33,25 @@ class MappedRows:
         self._offsets = {name: np.empty(0, np.int64) for name in columns if name in RAGGED}
         self._mapped: list[Any] = []  # whose memory that is
 
-    def add(self, first: int, batches: Sequence[Any]) -> None:
-        """Record batches with the rows from `first` on, none of which is here."""
+    def added(self, first: int, batches: Sequence[Any]) -> MappedRows:
+        """These and the rows of record batches, from `first` on, none of which is here."""
+        more = MappedRows(tuple(self._kinds), self._max_length)
         at = int(np.searchsorted(self._firsts, first))
         ends = first + np.cumsum([len(batch) for batch in batches])
-        self._firsts = np.insert(self._firsts, at, [first, *ends[:-1]])
-        self._ends = np.insert(self._ends, at, ends)
+        more._firsts = np.insert(self._firsts, at, [first, *ends[:-1]])
+        more._ends = np.insert(self._ends, at, ends)
         for name, addresses in self._values.items():
             columns = [batch.column(name) for batch in batches]
             if name in RAGGED:
                 lists = [ragged_of(column) for column in columns]
                 found = [values.ctypes.data for values, _ in lists]
                 offsets = [offsets.ctypes.data for _, offsets in lists]
-                self._offsets[name] = np.insert(self._offsets[name], at, offsets)
+                more._offsets[name] = np.insert(self._offsets[name], at, offsets)
             else:
                 found = [rows_of(column).ctypes.data for column in columns]
-            self._values[name] = np.insert(addresses, at, found)
-        self._mapped += batches
+            more._values[name] = np.insert(addresses, at, found)
+        more._mapped = [*self._mapped, *batches]
+        return more
 
     def first_absent(self, rows: Int64) -> int:
         """The place in `rows` of the first that is in no span; -1 when all are here."""

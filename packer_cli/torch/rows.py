@@ -39,7 +39,8 @@ class Lists:
         return len(self.ends) - 1
 
     def __getitem__(self, index: int) -> Int32:
-        return self.values[self.ends[index] : self.ends[index + 1]]
+        place = range(len(self))[index]
+        return self.values[self.ends[place] : self.ends[place + 1]]
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,14 @@ class RowBatch:
 
         The padding at a row's end is a document of its own, so that every place belongs to one.
         A segment's own padding (`--segment-multiple`) is the end of its segment. Raises DataError
-        for boundaries that are none.
+        for boundaries that are none, UsageError for more tokens than int32 counts.
         """
+        if len(self) * self.max_length > np.iinfo(np.int32).max:
+            raise UsageError(
+                f"a batch of {len(self)} rows of {self.max_length} tokens: boundaries count up to "
+                "2**31 - 1",
+                "choose a smaller batch",
+            )
         own = self.ragged.get(PADDED_BOUNDARIES) or self.ragged["cu_seqlens"]
         edges = np.empty(len(own.values) + 1, np.int32)
         count, longest = gathering.join_boundaries(own.values, own.ends, self.max_length, edges)

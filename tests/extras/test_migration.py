@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from packer_cli.errors import DataError
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "migration.md").read_text()
 _CELL = re.compile(r"<td>\n\n```python\n(.*?)```\n\n</td>", re.S)
@@ -22,7 +24,8 @@ JOBS = [
     for section in re.split(r"^(?=##)", PAGE, flags=re.M)
     if "<table>" in section
 ]
-pytestmark = pytest.mark.filterwarnings("ignore")  # the peers', about themselves
+# the peers', about themselves
+pytestmark = pytest.mark.filterwarnings("ignore", "error:::packer_cli")
 
 Names = dict[str, Any]
 
@@ -57,6 +60,11 @@ def with_an_eos(left: Names, right: Names) -> None:
     found = np.sort(ours.input_ids[ours.attention_mask == 1])
     ids, mask = (np.array(theirs[name]) for name in ("input_ids", "attention_mask"))
     assert found.tolist() == np.sort(ids[mask == 1]).tolist()
+    assert len(right["pack_sequences"]([[1] * 63], 64, eos_token_id=99).input_ids) == 1
+    with pytest.raises(DataError, match="document 0 has 65 tokens"):
+        right["pack_sequences"]([[1] * 64], 64, eos_token_id=99)
+    with pytest.raises(BaseException, match="capacity overflow"):  # pyo3's panic is no Exception
+        left["pack_sequences"]([[1] * 63], 64, 0, 99)
 
 
 def energon(left: Names, right: Names) -> None:

@@ -21,6 +21,7 @@ from packer_cli.torch import (
     padded_collate,
     varlen_collate,
 )
+from packer_cli.torch.rows import Lists, RowBatch
 
 IDS, LABELS = "input_ids", "labels"
 INT32, INT64 = torch.int32, torch.int64
@@ -56,6 +57,14 @@ def test_varlen() -> None:
     assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 8, 16]  # 5..8: the padding
     assert batch["cu_seq_lens_k"].tolist() == [0, 3, 5, 8, 16]
     assert batch["max_length_q"] == batch["max_length_k"] == 8
+
+
+def test_more_tokens_than_boundaries_count() -> None:
+    ids = torch.zeros(1, dtype=INT32).expand(128, 1 << 24)
+    lists = Lists.of([torch.tensor([0, 1 << 24])] * 128)
+    assert RowBatch({IDS: ids[1:]}, {"cu_seqlens": Lists.of([lists[0]] * 127)}).boundaries()
+    with pytest.raises(UsageError, match="128 rows of 16777216 tokens: boundaries count up to"):
+        RowBatch({IDS: ids}, {"cu_seqlens": lists}).boundaries()
 
 
 def test_varlen_has_the_names_shapes_and_types_of_transformers() -> None:

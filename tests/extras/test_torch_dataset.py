@@ -7,6 +7,9 @@ import json
 import os
 import pickle
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from torch.utils.data import DataLoader, Subset
 import packer_cli.torch
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
-from packer_cli.packed import ragged_of, rows_of
+from packer_cli.packed import PackedDirectory, ragged_of, rows_of
 from packer_cli.torch import PackedDataset, padded_collate, varlen_collate
 
 L = 64
@@ -100,14 +103,38 @@ def test_a_batch_is_gathered_whole_and_its_tensors_may_be_written_to(packed: Pat
         values.zero_()
     for k, row in enumerate(batch):
         assert row["cu_seqlens"].tolist() == expected["cu_seqlens"][chosen[k]].tolist()
+        assert torch.equal(batch[k - len(batch)]["cu_seqlens"], row["cu_seqlens"])
         row["cu_seqlens"].zero_()
     assert torch.equal(dataset[0]["input_ids"], torch.from_numpy(expected["input_ids"][0]))
 
 
-@pytest.mark.parametrize("row", [10**6, -(10**6)])
+@pytest.mark.parametrize("row", [10**6, -(10**6), 2**63, -(2**80)])
 def test_a_row_that_is_not_there_is_an_index_error(packed: Path, row: int) -> None:
     with pytest.raises(IndexError, match=f"row {row} of"):
         PackedDataset(packed)[row]
+
+
+def test_threads_may_share_a_dataset(folder: Path) -> None:
+    """While one maps a shard others gather, as with torchdata's ParallelMapper."""
+    (folder / "data.jsonl").write_text(documents(1200))
+    arguments = ["-l", L, "-o", "out", "-q", "--position-ids", "--unit-bytes", "5K"]
+    assert packer("pack", "data.jsonl", *arguments).exit_code == 0
+    expected = torch.from_numpy(stored(Path("out"))["input_ids"])
+    assert len(open_packed("out").manifest["shards"]) > 50
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def is_right(dataset: PackedDataset, seed: int) -> bool:
+        rows = np.random.default_rng(seed).permutation(len(dataset))
+        parts = [dataset.__getitems__(rows[k : k + 16]) for k in range(0, len(rows), 16)]
+        return torch.equal(torch.cat([part.columns["input_ids"] for part in parts]), expected[rows])
+
+    try:
+        for _ in range(3):
+            with ThreadPoolExecutor(8) as pool:
+                assert all(pool.map(partial(is_right, PackedDataset("out")), range(8)))
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("how", ["no workers", "fork", "spawn"])
@@ -268,6 +295,24 @@ def test_a_directory_that_is_packed_again_while_it_is_open(folder: Path) -> None
     assert PackedDataset("out").fingerprint != fingerprint
     assert packer(*arguments, "--overwrite").exit_code == 0
     assert PackedDataset("out").fingerprint == fingerprint
+
+
+def test_a_directory_that_is_packed_again_while_a_shard_is_mapped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "data.jsonl").write_text(documents(300))
+    arguments = ["pack", "data.jsonl", "-l", L, "-o", "out", "-q"]
+    assert packer(*arguments).exit_code == 0
+    dataset, batches = PackedDataset("out"), PackedDirectory.batches
+
+    def packed_again(self: PackedDirectory, shard: dict[str, Any]) -> Any:
+        monkeypatch.setattr(PackedDirectory, "batches", batches)
+        assert packer(*arguments, "--seed", 5, "--overwrite").exit_code == 0
+        return batches(self, shard)
+
+    monkeypatch.setattr(PackedDirectory, "batches", packed_again)
+    with pytest.raises(DataError, match="changed since the dataset was opened"):
+        dataset[0]
 
 
 def test_a_manifest_lost_on_the_way(copy: Path) -> None:

@@ -32,7 +32,7 @@ from packer_cli import open_packed
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "trainers"
 # those of the trainers, about themselves and each other
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = pytest.mark.filterwarnings("ignore", "error:::packer_cli")
 
 _PART = re.compile(r"^    (packer|energon) ([^\n]*)$|^```(python|yaml)\n(.*?)^```$", re.M | re.S)
 
@@ -179,6 +179,7 @@ def test_llamafactory_trains_by_the_configuration(monkeypatch: pytest.MonkeyPatc
     assert trainer.state.global_step == config["max_steps"]
     model = trainer.model.eval()
     batch = next(iter(trainer.get_train_dataloader()))
+    assert len(list(documents(batch["input_ids"], batch["labels"], batch["position_ids"]))) >= 4
     with torch.no_grad():
         found = model(**batch, use_cache=False).loss.item()
     assert found == pytest.approx(loss_alone(model, batch), rel=1e-4)
