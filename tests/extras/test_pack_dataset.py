@@ -26,6 +26,7 @@ from trl import SFTConfig, SFTTrainer
 from packer_cli import pack_sequences, plan_packing
 from packer_cli.errors import DataError, UsageError
 from packer_cli.hf import pack_dataset, pack_dataset_from_result
+from packer_cli.torch import varlen_collate
 
 COLUMNS = ["input_ids", "attention_mask", "labels", "position_ids"]
 SEQUENCES = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
@@ -126,6 +127,20 @@ def test_errors(how: dict[str, Any], error: type[Exception], message: str) -> No
 def test_columns_that_hold_something_else(column: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         pack_dataset(column, 8)
+
+
+def test_a_data_set_is_not_a_column_of_it() -> None:
+    with pytest.raises(UsageError, match="a Dataset is not a column of it"):
+        pack_dataset(Dataset.from_dict({"input_ids": [[1, 2]]}), 8)
+
+
+def test_rows_train_with_the_collators() -> None:
+    """By their positions; their attention_mask would let documents see each other."""
+    rows = pack_dataset([[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]], 8, strategy="next-fit")
+    batch = varlen_collate(list(rows))
+    assert "attention_mask" not in batch
+    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 8, 12, 13, 16]
+    assert batch["labels"][0].tolist() == [label for row in rows["labels"][:] for label in row]
 
 
 def test_in_map(tmp_path: Path) -> None:

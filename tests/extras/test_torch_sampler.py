@@ -248,6 +248,8 @@ def test_rows_of_one_rank_count_for_all() -> None:
     together(samplers, most=100)
     assert [sampler.state_dict(rows=7)["samples"] for sampler in samplers] == [999 + 21] * 3
     assert samplers[0].state_dict(rows=1000)["samples"] == 1998
+    with pytest.raises(UsageError, match="rows: -4 is negative"):
+        samplers[0].state_dict(rows=-4)
     samplers[0].load_state_dict(samplers[1].state_dict(rows=7))
     assert samplers[0].state_dict(rows=0)["samples"] == 999 + 21
 
