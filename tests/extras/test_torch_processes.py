@@ -45,12 +45,13 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 def found(order: tuple[Path, list[int]]) -> dict[str, list[int]]:
     """What two processes have trained on, in the order of steps, by the name of the way."""
     folder, _ = order
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    # not the current directory: in a checkout it holds the sources, without their kernels
+    paths = filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
          __file__, folder],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
+        env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     rows: dict[str, list[int]] = json.loads((folder / "rows.json").read_text())
