@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from conftest import assert_error, contents, jsonl, packer, packer_process, recover_texts
+from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
@@ -136,7 +137,7 @@ def local(source: str = "a.jsonl") -> dict[str, bytes]:
 
 def there(url: str = OUT) -> dict[str, bytes]:
     """All objects below a URL."""
-    store, root = fsspec.url_to_fs(url)
+    store, root = url_to_fs(url)
     return {name.removeprefix(root).lstrip("/"): store.cat_file(name) for name in store.find(root)}
 
 

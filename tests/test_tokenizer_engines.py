@@ -336,7 +336,7 @@ def damaged(case: str) -> tiny.Json:
     ("case", "message"),
     [
         ("huge id", "has the id 4294967295, at most 16777216 works"),
-        ("panic", "tokenizer.json cannot be loaded: range end index"),
+        ("panic", "tokenizer.json cannot be loaded: "),
     ],
 )
 def test_a_tokenizer_that_crashes_libraries(data: Path, case: str, message: str) -> None:
