@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ class Chosen:
             found[TEMPLATE] = self.template[0].encode()
         return found
 
-    @property
+    @cached_property
     def hashes(self) -> dict[str, str]:
         """The sha256 of each side file; that of tokenizer.json, megabytes, is known already."""
         known = {} if self.files is None else {"tokenizer.json": self.files.sha256}

@@ -11,7 +11,7 @@ import torch
 from packer_cli.errors import DataError, UsageError, named
 from packer_cli.packing import PackPlan, plan_packing
 from packer_cli.sequences import PackedRows, fill_plan
-from packer_cli.torch.collate import padded_collate
+from packer_cli.torch.collate import varlen_collate
 from packer_cli.torch.rows import Lists, RowBatch, row_batch
 
 
@@ -132,13 +132,16 @@ def batch_of_rows(rows: PackedRows) -> RowBatch:
 
 
 def _of_rows(batch: RowBatch) -> PackedBatch:
-    found, (boundaries, longest) = padded_collate(batch), batch.boundaries()
-    mask = batch.columns.get("attention_mask")
+    found, mask = varlen_collate(batch), batch.columns.get("attention_mask")
+
+    def as_rows(name: str) -> Any:
+        return found[name].view(len(batch), -1) if name in found else None
+
     return PackedBatch(
-        found["input_ids"],
-        torch.from_numpy(boundaries),
-        longest,
-        found["position_ids"],
-        found.get("labels"),
+        as_rows("input_ids"),
+        found["cu_seq_lens_q"],
+        found["max_length_q"],
+        as_rows("position_ids"),
+        as_rows("labels"),
         None if mask is None else mask.long(),
     )
