@@ -131,17 +131,9 @@ class PackedDataset:
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         entry, within = self.packed.find(row)
-        stamp = self._manifest_stamp()
-        if stamp is None:
-            self.packed.check_size(entry)  # which shard is missing, where all is gone
-        if stamp != self._stamp:
-            # opened again: shards of another run may have the same sizes
-            self.__dict__.pop("packed", None)
-        self.packed.check_size(entry)  # once more: it may have been a long time
+        self._check(entry)  # it may have been a long time
         batches = list(self.packed.batches(entry))
-        if stamp != self._manifest_stamp():  # meanwhile
-            self.__dict__.pop("packed", None)
-            self.packed.check_size(entry)
+        self._check(entry)  # or it was replaced meanwhile
         for batch in batches:
             absent = set(self.columns) - set(batch.schema.names)
             if absent:
@@ -151,6 +143,16 @@ class PackedDataset:
                     PACK_AGAIN,
                 )
         return mapped.added(row - within, batches)
+
+    def _check(self, entry: dict[str, Any]) -> None:
+        """Raise DataError when the manifest, or a shard of it, is not what it was."""
+        stamp = self._manifest_stamp()
+        if stamp is None:
+            self.packed.check_size(entry)  # which shard is missing, where all is gone
+        if stamp != self._stamp:
+            # opened again: shards of another run may have the same sizes
+            self.__dict__.pop("packed", None)
+        self.packed.check_size(entry)
 
     @cached_property
     def _mapped(self) -> MappedRows:
