@@ -72,6 +72,13 @@ app = typer.Typer(
 )
 _UNREAD = "shards are only read from local directories"
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
+NoLock = Annotated[
+    bool,
+    typer.Option(
+        "--no-lock",
+        help="Go on where the file system has no locks; let no other run write there.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -274,6 +281,7 @@ def pack(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier result in the output.")
     ] = False,
+    no_lock: NoLock = False,
     update: Annotated[
         bool, typer.Option("--update", help="Pack only inputs that are new or have changed.")
     ] = False,
@@ -489,7 +497,7 @@ def pack(
         options = RunOptions(
             engine=engine, ray_address=ray_address, **find_rank(rank, world_size),
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
-            update=update, checksum=checksum, progress=not quiet,
+            update=update, checksum=checksum, no_lock=no_lock, progress=not quiet,
         )  # fmt: skip
         if tokenizer == "":
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
@@ -519,6 +527,7 @@ def finalize(
     name: Annotated[
         str, typer.Argument(metavar="DIR", help="The --output of ranks that have ended.")
     ],
+    no_lock: NoLock = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -531,7 +540,7 @@ def finalize(
         from packer_cli.storage import local
 
         directory = local(name, "ranks only share local directories")
-        _print_packed(directory, ranks.finalize_now(directory), as_json=as_json)
+        _print_packed(directory, ranks.finalize_now(directory, no_lock=no_lock), as_json=as_json)
 
 
 @app.command(no_args_is_help=True)
@@ -715,6 +724,7 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier export in the output.")
     ] = False,
+    no_lock: NoLock = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -732,7 +742,12 @@ def export(
         if output == "":
             raise UsageError("--output: is empty", "is a variable of your script unset?")
         manifest = write(
-            local(name, _UNREAD), to, Path(output), overwrite=overwrite, show_progress=not quiet
+            local(name, _UNREAD),
+            to,
+            Path(output),
+            overwrite=overwrite,
+            no_lock=no_lock,
+            show_progress=not quiet,
         ).manifest
         counts = {key: manifest[key] for key in ("rows", "segments", "documents", "tokens")}
         if as_json:

@@ -18,13 +18,14 @@ import msgspec
 from msgspec.structs import replace
 
 from packer_cli.counts import Counts
+from packer_cli.durable import put_file
 from packer_cli.errors import DataError, InternalError, from_os_error
-from packer_cli.output import put_file
+from packer_cli.layout import is_shard_of
 from packer_cli.records import Slice, WorkUnit
 from packer_cli.run import sealed, unsealed
 from packer_cli.shards import Shard
 
-UNITS = "units.jsonl"
+UNIT_RECORDS = "unit-*.json"
 Digest = tuple[int, str]  # size in bytes, sha256
 
 
@@ -52,11 +53,9 @@ class UnitRecord(msgspec.Struct, frozen=True):
     rejected_from: int = 0
 
     def is_of(self, unit: WorkUnit) -> bool:
-        own = [f"shard-{unit.index:05d}-{part:03d}.arrow" for part in range(len(self.shards))]
-        return (
-            (self.unit, self.slices) == (unit.index, slices_of(unit))
-            and [shard.file for shard in self.shards] == own
-            and all(shard.unit == self.unit for shard in self.shards)
+        return (self.unit, self.slices) == (unit.index, slices_of(unit)) and all(
+            shard.unit == self.unit and is_shard_of(shard.file, self.unit, part, shard.sha256)
+            for part, shard in enumerate(self.shards)
         )
 
     @property
@@ -90,10 +89,19 @@ def write_input(folder: Path, file: int, size: int, sha256: str) -> None:
 
 def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
     """The record of a unit whose files are there, as long as they were; None for all others."""
-    record = _decoded(_unit_path(folder, unit.index), UnitRecord)
+    record = read_unit_record(_unit_path(folder, unit.index))
     if record is None or not record.is_of(unit):
         return None
-    return record if files_are_there(record, folder.parent if record.reused else folder) else None
+    # the result's own folder is the one that holds .packer
+    return (
+        record if files_are_there(record, folder.parents[1] if record.reused else folder) else None
+    )
+
+
+def read_unit_record(path: Path) -> UnitRecord | None:
+    """A unit's record, whatever became of its files; None for what is none."""
+    record: UnitRecord | None = _decoded(path, UnitRecord)
+    return record
 
 
 def files_are_there(record: UnitRecord, folder: Path) -> bool:

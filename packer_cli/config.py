@@ -304,6 +304,7 @@ class RunOptions:
     overwrite          replace an earlier result in the output directory
     update             bring it up to date: pack only what is new or has changed
     checksum           tell changed inputs by their contents, not by size and time of change
+    no_lock            go on where the file system has no locks
     progress           show progress on stderr
     engine             "local": threads of this process; "ray": tasks of a Ray cluster
     ray_address        of a cluster that runs already; None: one is started
@@ -315,6 +316,7 @@ class RunOptions:
     overwrite: bool = False
     update: bool = False
     checksum: bool = False
+    no_lock: bool = False
     progress: bool = True
     engine: str = "local"
     ray_address: str | None = None

@@ -17,7 +17,8 @@ from itertools import pairwise
 from packer_cli import storage
 from packer_cli.config import GIB, MIB, PackConfig
 from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
-from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
+from packer_cli.layout import INCOMPLETE, MANIFEST
+from packer_cli.manifest import is_manifest
 from packer_cli.readers import reader_for
 from packer_cli.readers.byte_streams import COMPRESSIONS, STDIN
 from packer_cli.records import InputFile, Slice, WorkUnit

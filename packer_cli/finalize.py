@@ -15,25 +15,28 @@ import numpy as np
 from packer_cli import commits, manifest, output
 from packer_cli.commits import UnitRecord
 from packer_cli.counts import Counts
-from packer_cli.errors import DataError, InternalError, from_os_error
+from packer_cli.durable import write_file, written
+from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
+from packer_cli.layout import INPUT_TIMES, MANIFEST, REJECTED, UNITS
+from packer_cli.output import Claim
 from packer_cli.run import Run
 from packer_cli.saved_dataset import saved_dataset
 from packer_cli.shards import Shard, digest
 
-REJECTED = "rejected.jsonl"
 _COPY_BYTES = 1 << 20
 
 
-def finalize(run: Run, destination: Path) -> dict[str, Any]:
+def finalize(run: Run, claim: Claim) -> dict[str, Any]:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
-    Raises DataError when there is nothing to keep, InternalError when tokens are missing.
+    Raises DataError when there is nothing to keep, ThresholdMissed when it would replace a good
+    result by an incomplete one, InternalError when tokens are missing.
     """
-    work = destination / output.WORK
+    work = claim.work
     total = Counts(piece_length=np.zeros(run.config.max_length + 1, np.int64))
     digests = dict[int, commits.Digest]()
     shards, rejected, tokenizer = list[Shard](), list[UnitRecord](), None
-    with output.written(work / commits.UNITS) as lines:
+    with written(work / UNITS) as lines:
         for record in _records(run, work):
             total.add(commits.counts_of(record))
             digests |= {index: (size, sha256) for index, size, sha256 in record.inputs}
@@ -42,27 +45,37 @@ def finalize(run: Run, destination: Path) -> dict[str, Any]:
             if record.rejected:
                 rejected.append(record)
             lines.write(commits.as_line(record))
-    _check(total, run, rejected, destination)
+    _check(total, run, rejected, claim)
     for file in run.files:
         if file.index not in digests:
             digests[file.index] = commits.read_input(work, file.index) or (0, "")
     hashes = dict[str, str]()
     identity = "".join(shard.sha256 for shard in shards)
     for name, data in saved_dataset((shard.file for shard in shards), identity).items():
-        output.write_file(work / name, data)
+        write_file(work / name, data)
         hashes[name] = hashlib.sha256(data).hexdigest()
     hashes |= run.side_files
     if rejected:
-        _join(rejected, destination)
+        _join(rejected, claim)
         hashes[REJECTED] = digest(work / REJECTED)[1]
-    hashes[commits.UNITS] = digest(work / commits.UNITS)[1]
+    hashes[UNITS] = digest(work / UNITS)[1]
     content = manifest.build(run, tokenizer, digests, shards, total, hashes)
     # not among the result's own bytes: it is only for --update on this machine
     times = [file.mtime_ns for file in run.files]
-    output.write_file(work / output.INPUT_TIMES, msgspec.json.encode({"mtime_ns": times}))
-    output.write_file(work / manifest.MANIFEST, manifest.to_bytes(content))
-    output.replace(destination)
+    write_file(work / INPUT_TIMES, msgspec.json.encode({"mtime_ns": times}))
+    write_file(work / MANIFEST, manifest.to_bytes(content))
+    _refuse_incomplete(content, claim)
+    output.replace(claim)
     return content
+
+
+def _refuse_incomplete(content: dict[str, Any], claim: Claim) -> None:
+    earlier = output.earlier_result(claim.folder)
+    if "incomplete" in content and earlier is not None and "incomplete" not in earlier.manifest:
+        raise ThresholdMissed(
+            f"{claim.output}: {content['incomplete']}",
+            "the earlier result stays; all is packed, and a larger --max-loss finishes at once",
+        )
 
 
 def _records(run: Run, work: Path) -> Iterator[UnitRecord]:
@@ -70,7 +83,7 @@ def _records(run: Run, work: Path) -> Iterator[UnitRecord]:
         yield commits.require_unit(work, unit)
 
 
-def _check(total: Counts, run: Run, rejected: list[UnitRecord], destination: Path) -> None:
+def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) -> None:
     if not total.conserved():
         raise InternalError(
             f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
@@ -82,33 +95,33 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], destination: Pat
         if bad > (limit * records if isinstance(limit, float) else limit):
             raise DataError(
                 f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
-                f"see {destination / output.WORK}/rejected-*.jsonl; all is packed, and a larger "
+                f"see {claim.work}/rejected-*.jsonl; all is packed, and a larger "
                 "--max-errors finishes at once",
             )
     if not total.rows:
-        found = _nothing(total, rejected, destination)
-        output.forget(destination / output.WORK)  # no other run would find more
+        found = _nothing(total, rejected, claim)
+        output.forget(claim)  # no other run would find more
         raise DataError(found, "check --shape, --field, --overlong, the input")
 
 
-def _nothing(total: Counts, rejected: list[UnitRecord], destination: Path) -> str:
+def _nothing(total: Counts, rejected: list[UnitRecord], claim: Claim) -> str:
     found = f"nothing to pack: {total.empty_documents} empty, {total.dropped_documents} dropped "
     found += f"and {total.rejected_records} rejected records, no tokens"
     if total.untrained_documents:
         found += f"; {total.untrained_documents} of those dropped have nothing to train on"
     if rejected:
-        with _rejected_part(rejected[0], destination) as file:
+        with _rejected_part(rejected[0], claim) as file:
             first = json.loads(file.readline())
         found += f"; the first rejected, {first['file']} at {first['position']}: {first['reason']}"
     return found
 
 
 @contextmanager
-def _rejected_part(record: UnitRecord, destination: Path) -> Iterator[IO[bytes]]:
+def _rejected_part(record: UnitRecord, claim: Claim) -> Iterator[IO[bytes]]:
     """The unit's rejected records, where they begin."""
-    path = destination / output.WORK / commits.rejected_name(record.unit)
+    path = claim.work / commits.rejected_name(record.unit)
     if record.reused:
-        path = destination / REJECTED
+        path = claim.output / REJECTED
     try:
         with open(path, "rb") as file:
             file.seek(record.rejected_from)
@@ -117,17 +130,17 @@ def _rejected_part(record: UnitRecord, destination: Path) -> Iterator[IO[bytes]]
         raise from_os_error(error, path, "read") from error
 
 
-def _join(rejected: list[UnitRecord], destination: Path) -> None:
+def _join(rejected: list[UnitRecord], claim: Claim) -> None:
     """The units' rejected records, which may be many, as one file."""
-    with output.written(destination / output.WORK / REJECTED) as whole:
+    with written(claim.work / REJECTED) as whole:
         for record in rejected:
-            with _rejected_part(record, destination) as part:
+            with _rejected_part(record, claim) as part:
                 left = record.rejected
                 while data := part.read(min(left, _COPY_BYTES)):
                     whole.write(data)
                     left -= len(data)
             if left:
                 raise DataError(
-                    f"{destination}: the rejected records of unit {record.unit} are cut short",
+                    f"{claim.output}: the rejected records of unit {record.unit} are cut short",
                     "to pack everything anew, --overwrite",
                 )

@@ -18,14 +18,12 @@ from packer_cli.bounds import lower_bound_rows
 from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, from_os_error
+from packer_cli.layout import INCOMPLETE, MANIFEST, WORK
 from packer_cli.manifest_check import misfit
 from packer_cli.records import InputFile
 from packer_cli.run import Run
 from packer_cli.shards import FORMAT_VERSION, Shard
 
-MANIFEST = "manifest.json"
-# Of a result that missed --max-loss: whole, but nobody is to take it for what was wanted.
-INCOMPLETE = "manifest.incomplete.json"
 _FETCHED_BYTES = 4 << 20
 TOTALS = (
     "documents", "segments", "tokens", "trained_tokens", "unpacked_rows",
@@ -123,10 +121,37 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
     """Whether this is a manifest of ours, of any version."""
     try:
         with storage.open_bytes(os.fspath(path)) as file:
-            content = msgspec.json.decode(file.read())
-    except (OSError, DataError, msgspec.DecodeError, UnicodeDecodeError):
+            return looks_like_one(file.read())
+    except (OSError, DataError):
+        return False
+
+
+def looks_like_one(data: bytes) -> bool:
+    """Whether this is the content of a manifest of ours, of any version, damaged or not."""
+    try:
+        content = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return isinstance(content, dict) and {"format_version", "packer_version"} <= content.keys()
+
+
+def unusable(data: bytes) -> str:
+    """Why nobody may go by what a manifest says; "" when it is as this packer has written it."""
+    try:
+        manifest = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return f"not valid JSON: {error}"
+    found = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if found != FORMAT_VERSION:
+        return f"format version {found!r}, this packer reads {FORMAT_VERSION}"
+    if problem := misfit(manifest):
+        return f"damaged: {problem}"
+    return "" if manifest.get("sha256") == checksum(manifest) else "was edited"
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """A manifest that is not `unusable`."""
+    return dict(msgspec.json.decode(data))
 
 
 def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> dict[str, Any]:
@@ -142,7 +167,7 @@ def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> 
             what = "not a directory" if storage.kind(name) else "no such directory"
             raise DataError(f"{name}: {what}", "give the --output of a packer pack run")
         if not storage.is_file(incomplete):
-            unfinished = storage.kind(storage.join(name, ".packer")) == "folder"
+            unfinished = storage.kind(storage.join(name, WORK)) == "folder"
             why = (
                 "the run that writes it has not finished" if unfinished else "not packed by packer"
             )

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from packer_cli.config import MAX_LENGTH_LIMIT, PackConfig
 from packer_cli.errors import UsageError
+from packer_cli.layout import SHARD_PATTERN, SIDE_FILE_PATTERN
 
 _Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 _Some = Annotated[int, Meta(ge=1, le=1 << 53)]
@@ -64,7 +65,7 @@ class _Unit(Struct):
 
 
 class _Shard(Struct):
-    file: Annotated[str, Meta(pattern=r"^shard-[0-9]{5,}-[0-9]{3,}\.arrow\Z", max_length=100)]
+    file: Annotated[str, Meta(pattern=SHARD_PATTERN, max_length=100)]
     unit: _Count
     rows: _Some
     segments: _Some
@@ -116,7 +117,7 @@ class _Manifest(Struct):
     units: list[_Unit]
     shards: Annotated[list[_Shard], Meta(min_length=1)]
     attention_cost: _AttentionCost | None = None
-    side_files: dict[str, str] = {}
+    side_files: dict[Annotated[str, Meta(pattern=SIDE_FILE_PATTERN)], str] = {}
     incomplete: str | None = None
     sha256: str | None = None
 

@@ -1,69 +1,101 @@
-"""The output directory: who may write to it, what may be removed, and when it is complete.
+"""The output directory: who may write to it, and how a result takes the place of another.
 
-    OUT/.packer/        a run writes everything in here; gone when the result is complete
+    OUT/.packer/<id>/   a run writes everything in here; gone when the result is complete
         run.json        what the run is
         unit-*.json     one for each unit that is packed: see commits.py
         replacing.json  run.json, once all is packed and being put in place
-    OUT/manifest.json   gets there last, by rename: with it the result is complete
+        earlier.json    which files of the earlier result are packer's, known when that began
+    OUT/manifest.json   with it the result is complete
 
-An earlier result stays whole and readable until `replace` puts the new one in its place. Only
-files that packer itself makes are ever removed, and only from a directory that packer itself made.
-As long as a directory holds files but no manifest, .packer stays in it to say whose they are.
+The new result lies in OUT beside the earlier one, no file of which has gone, when the rename of
+the manifest makes it the result: readers find all of the one or all of the other. A rename of a
+file is one step on every file system that people use, also where directories cannot be exchanged.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any, NamedTuple
 
 import msgspec
 
+from packer_cli import manifest as manifests
 from packer_cli import storage
-from packer_cli.errors import DataError, UsageError, from_os_error
-from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
+from packer_cli.commits import UNIT_RECORDS, read_unit_record
+from packer_cli.durable import make_folders, put_file, sync, write_file
+from packer_cli.errors import UsageError, from_os_error
+from packer_cli.layout import (
+    INCOMPLETE,
+    INPUT_TIMES,
+    MANIFEST,
+    REJECTED,
+    SIDE_FILES,
+    TOKENIZER_FILES,
+    WORK,
+    is_result_file,
+)
+from packer_cli.locks import InUseError, locked
+from packer_cli.ownership import (
+    Folder,
+    Listed,
+    OwnFolder,
+    claim,
+    existing,
+    in_the_way,
+    is_leftover,
+    remove_leftovers,
+    unchanged,
+)
 from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile
-from packer_cli.run import RUN, Run, differences, load_run
+from packer_cli.run import RUN, Run, differences, load_run, sealed, unsealed
 
-WORK = ".packer"
-UNIT_RECORDS = "unit-*.json"
 REPLACING = "replacing.json"
-INPUT_TIMES = "input_times.json"
-_LOCK = "lock"
-_RANK_LOCK = "rank-{}-of-{}." + _LOCK
-_TRIES, _SECONDS = 100, 0.05  # to join other ranks: who ends one keeps all out for a moment
-OURS = (
-    f"shard-{'[0-9]' * 5}*-{'[0-9]' * 3}*.arrow",
-    MANIFEST, INCOMPLETE, "state.json", "dataset_info.json", "rejected.jsonl",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-    "units.jsonl", INPUT_TIMES,
-)  # fmt: skip
-
-
-class InUseError(DataError):
-    """Another run is writing to the directory."""
+_EARLIER = "earlier.json"
+_LOCK, _BEGIN_LOCK, _RANK_LOCK = "lock", "begin.lock", "rank-{}-of-{}.lock"
+_TRIES = 100  # to join other ranks: who ends one keeps all out for a moment
+_TICK_SECONDS = 0.01  # what is changed later than this has a later time on every file system
+_WORK_FILES = re.compile(
+    r"(lock|begin\.lock|rank-[0-9]{1,9}-of-[0-9]{1,9}\.lock|(run|replacing|earlier|manifest)\.json"
+    r"|(unit|input)-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl"
+    r"|shard-[0-9]{5,20}-[0-9]{3,20}(-[0-9a-f]{16})?\.arrow"
+    rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES)))})(\.part)?"
+)
 
 
 @dataclass(frozen=True)
 class Claim:
     """An output directory that is ours.
 
-    ended   the run whose result was put in place just now, because whoever packed it was
-            interrupted while doing so
-    shared  with other ranks of the same run
+    folder, own  the directory and our folder in it, held open; `work` is the path of the latter
+    ended        the run whose result was put in place just now, because whoever packed it was
+                 interrupted while doing so
+    shared       with other ranks of the same run
+    no_lock      go on where there are no locks
     """
 
     output: Path
     work: Path
+    folder: Folder
+    own: OwnFolder
     notify: Callable[[str], None]
     ended: Run | None
     shared: bool
+    no_lock: bool
+
+
+class Earlier(NamedTuple):
+    """A result that is there. `since_ns`: when its manifest was put there."""
+
+    name: str
+    manifest: dict[str, Any]
+    since_ns: int
 
 
 @contextmanager
@@ -74,50 +106,107 @@ def claimed(
     may_replace: bool,
     notify: Callable[[str], None],
     rank: tuple[int, int] | None = None,
+    no_lock: bool = False,
 ) -> Iterator[Claim]:
     """Make `output` ours, with the units that an interrupted run has packed.
 
     They stay there when this one fails, too, for the next; whatever else is left goes.
     `may_replace`: an earlier result. `rank`: and how many there are: others may pack units of the
-    same run meanwhile, or have finished it, which is theirs to look at. Raises UsageError when the
-    directory holds something that must not be replaced, InUseError when another run is writing
-    to it.
+    same run meanwhile, or have finished it, which is theirs to look at. `no_lock`: go on where
+    there are no locks. Raises UsageError when the directory holds something that must not be
+    replaced, InUseError when another run is writing to it.
     """
     refuse_inputs_inside(output, files)
+    shared = rank is not None
     try:
-        work, created, shared = output / WORK, not output.exists(), rank is not None
-        if not (work / REPLACING).exists():
-            _refuse_foreign(output, may_replace or shared)
+        if output.exists() and not output.is_dir():
+            raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
+        created = not output.exists()
+        make_folders(output)
         with ExitStack() as stack:
-            if shared:
-                stack.callback(_clean, output)
-            stack.enter_context(_locked(work, _LOCK, notify, shared=shared))
+            folder = stack.enter_context(Folder(output))
+            if not is_replacing(output):
+                _refuse_foreign(folder, may_replace or shared)
+            if rank is not None:
+                stack.callback(_clean, output, no_lock)
+            own = stack.enter_context(_locked_folder(folder, shared=shared, no_lock=no_lock))
             try:
+                own.refuse_strangers(_WORK_FILES)
                 if rank is not None:
-                    number, size = rank
-                    own = _locked(work, _RANK_LOCK.format(number, size), notify)
-                    stack.enter_context(own)
-                with _waiting_for(work / f"begin.{_LOCK}"):  # ranks begin at the same time
-                    if rank is not None:
-                        _refuse_other_ranks(work, size)
-                    ended = _ended(output)
+                    _hold_rank(stack, own, rank, output, no_lock)
+                with _alone(own, no_lock):  # ranks begin at the same time
+                    ended = _ended(folder, own)
                 if ended is None:  # now that nobody else can change it
-                    _refuse_foreign(output, may_replace or shared)
-                yield Claim(output, work, notify, ended, shared)
+                    _refuse_foreign(folder, may_replace or shared)
+                yield Claim(output, own.inside.path, folder, own, notify, ended, shared, no_lock)
             finally:
-                if not (shared or is_begun(work) or (work / REPLACING).exists()):
-                    _remove(output, created)
+                if not (shared or is_begun(own.inside.path) or own.inside.status(REPLACING)):
+                    own.remove(_WORK_FILES)
+                    remove_leftovers(folder, WORK, _WORK_FILES)
+                    if created:
+                        with suppress(OSError):  # it holds a result
+                            output.rmdir()
     except OSError as error:
-        raise from_os_error(error, error.filename or output, "write") from error
+        raise from_os_error(error, _place(error, output), "write") from error
+
+
+def _place(error: OSError, output: Path) -> Path:
+    """What an error is about: its file is named relative to a folder in the output."""
+    return output / os.fsdecode(error.filename) if error.filename else output
+
+
+@contextmanager
+def _locked_folder(folder: Folder, *, shared: bool, no_lock: bool) -> Iterator[OwnFolder]:
+    for _ in range(_TRIES):
+        own = claim(folder, WORK)
+        try:
+            tries = _TRIES if shared else 1
+            with locked(
+                own.inside, _LOCK, folder.path, shared=shared, tries=tries, without=no_lock
+            ):
+                if own.is_in_place():  # or a run that ended just now took it with it
+                    yield own
+                    return
+        finally:
+            own.close()
+    raise InUseError(
+        f"{folder.path}: other runs begin and end there all the time", "choose another --output"
+    )
+
+
+def _hold_rank(
+    stack: ExitStack, own: OwnFolder, rank: tuple[int, int], output: Path, no_lock: bool
+) -> None:
+    """Hold the lock of a rank. Raises InUseError when ranks of another world size are at work."""
+    mine = _RANK_LOCK.format(*rank)
+    stack.enter_context(locked(own.inside, mine, output, without=no_lock))
+    for name in own.inside.names():
+        parts = re.fullmatch(_RANK_LOCK.format("[0-9]+", "([0-9]+)"), name)
+        if parts and int(parts[1]) != rank[1]:
+            try:
+                with locked(own.inside, name, output, shared=True, without=no_lock):
+                    pass
+            except InUseError:
+                raise InUseError(
+                    f"{output}: ranks of another --world-size than {rank[1]} are at work",
+                    "give that --world-size, or wait for them to end",
+                ) from None
+
+
+@contextmanager
+def _alone(own: OwnFolder, no_lock: bool) -> Iterator[None]:
+    with locked(own.inside, _BEGIN_LOCK, own.inside.path, wait=True, without=no_lock):
+        yield
 
 
 def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: bool) -> bool:
     """Make the work folder that of `run`, with the units that it has already; False when its
-    result is in place. Raises UsageError for units or a result that may not be thrown away.
+    result is in place. Raises UsageError for units or a result that may not be thrown away, and
+    for files of others where the result is to be.
 
     `side_files`: those of `run`, by name. `may_replace`: what another run has packed.
     """
-    with _waiting_for(claim.work / f"begin.{_LOCK}"):  # ranks begin at the same time
+    with _alone(claim.own, claim.no_lock):
         return _begin(claim, run, side_files, may_replace)
 
 
@@ -126,7 +215,8 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bo
     if claim.ended is not None:
         if not differences(claim.ended, run):
             return False
-        _refuse_foreign(output, may_replace)
+        _refuse_foreign(claim.folder, may_replace)
+    _refuse_in_the_way(claim.folder, run)
     if run.resumable and (is_begun(work) or (claim.shared and (work / RUN).exists())):
         earlier = load_run(work / RUN)
         differ = (
@@ -141,54 +231,70 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bo
             raise UsageError(
                 f"{output}: holds an unfinished run that differs: {'; '.join(differ)}",
                 "to go on with it, give its options and inputs; to start over, "
-                + (f"remove {work} when no rank is at work" if claim.shared else "--overwrite"),
+                + (
+                    f"remove {output / WORK} when no rank is at work"
+                    if claim.shared
+                    else "--overwrite"
+                ),
             )
         claim.notify(f"{output}: the unfinished run is thrown away: {'; '.join(differ)}")
-    elif not all(map(_is_lock, os.listdir(work))):
+    elif not all(map(_is_lock, claim.own.inside.names())):
         claim.notify(f"{output} holds an unfinished run; starting it again from the beginning")
-    _empty(work)
+    _empty(claim.own.inside)
     for name, content in side_files.items():
         write_file(work / name, content)
     put_file(work / RUN, run.to_bytes())
-    sync(output)
-    if os.access(output.parent, os.R_OK):
-        sync(output.parent)  # or a power loss takes all of it, however complete
+    sync(work.parent)
+    claim.folder.sync()
     return True
 
 
-def _ended(output: Path) -> Run | None:
+def _refuse_in_the_way(folder: Folder, run: Run) -> None:
+    """UsageError for files of others where the result is to be, before all the work."""
+    names = SIDE_FILES | {MANIFEST, INCOMPLETE}
+    names -= {*TOKENIZER_FILES} - run.side_files.keys()
+    if run.config.on_error != "skip":
+        names -= {REJECTED}
+    if run.config.max_loss is None:
+        names -= {INCOMPLETE}
+    earlier = earlier_result(folder)
+    if foreign := [n for n in names if folder.status(n) and not _is_own(folder, n, earlier)]:
+        raise in_the_way(folder.path, foreign)
+
+
+def _ended(folder: Folder, own: OwnFolder) -> Run | None:
     """The run that was interrupted while putting its result in place, which is done now."""
-    work = output / WORK
-    if not (work / REPLACING).exists():
+    if own.inside.status(REPLACING) is None:
         return None
-    ended = load_run(work / REPLACING)
-    return ended if _put_in_place(output) else None
+    ended = load_run(own.inside.path / REPLACING)
+    return ended if _put_in_place(folder, own.inside) else None
 
 
-def _clean(output: Path) -> None:
+def _clean(output: Path, no_lock: bool) -> None:
     """Remove the locks of ranks from a result, if this was the last of them."""
     if (output / WORK).is_dir() and holds_result(output):
-        with suppress(InUseError), claimed(output, [], may_replace=True, notify=lambda line: None):
+        with (
+            suppress(InUseError),
+            claimed(output, [], may_replace=True, notify=lambda line: None, no_lock=no_lock),
+        ):
             pass
 
 
-def _refuse_other_ranks(work: Path, size: int) -> None:
-    """InUseError when ranks of another world size are at work: both would pack some units."""
-    for path in work.glob(_RANK_LOCK.format("*", "*")):
-        if not path.match(_RANK_LOCK.format("*", size)):
-            with open(path) as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise InUseError(
-                        f"{work.parent}: ranks of another --world-size than {size} are at work",
-                        "give that --world-size, or wait for them to end",
-                    ) from None
-
-
-def forget(work: Path) -> None:
+def forget(claim: Claim) -> None:
     """Throw the units of an unfinished run away: nobody is to go on with them."""
-    _empty(work)
+    _empty(claim.own.inside)
+
+
+def work_of(output: Path) -> Path | None:
+    """The folder in which a run writes, or was interrupted. Raises UsageError."""
+    if not output.is_dir():
+        return None
+    with Folder(output) as folder:
+        own = existing(folder, WORK)
+        if own is None:
+            return None
+        own.close()
+        return own.inside.path
 
 
 def is_begun(work: Path) -> bool:
@@ -196,48 +302,10 @@ def is_begun(work: Path) -> bool:
     return (work / RUN).is_file() and any(work.glob(UNIT_RECORDS))
 
 
-def _locked(
-    work: Path, name: str, notify: Callable[[str], None], *, shared: bool = False
-) -> IO[str]:
-    """Make the work folder and open a lock in it, held until closed or until the process ends."""
-    for attempt in range(_TRIES):
-        try:
-            work.mkdir(parents=True, exist_ok=True)
-            # network file systems want what is locked by several to be open for reading, too
-            lock = open(work / name, "w+")  # noqa: SIM115
-        except FileNotFoundError:
-            continue  # a run that ended just now took its folder with it
-        try:
-            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            if not shared or attempt == _TRIES - 1:
-                break
-            time.sleep(_SECONDS)
-            continue
-        except OSError as error:  # some network file systems have no locks
-            if shared:
-                raise DataError(
-                    f"{work}: cannot be locked: {error.strerror}; ranks need it to tell the last",
-                    "choose an --output on another file system, or leave out --rank",
-                ) from error
-            notify(f"{work} cannot be locked ({error.strerror}); let no other run write there")
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock.fileno()), os.stat(work / name)):
-                return lock
-        lock.close()  # of that run, too: nobody else would meet us at it
-    raise InUseError(
-        f"{work.parent}: another run is writing there",
-        "wait for it to end, or choose another --output",
-    )
-
-
-@contextmanager
-def _waiting_for(path: Path) -> Iterator[None]:
-    with open(path, "w+") as lock:
-        with suppress(OSError):  # said before
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def is_replacing(output: Path) -> bool:
+    """Whether a run was interrupted while putting its result in place."""
+    work = work_of(output)
+    return work is not None and (work / REPLACING).is_file()
 
 
 def _is_lock(name: str) -> bool:
@@ -263,133 +331,208 @@ def finished(output: Path) -> UsageError:
     )
 
 
-def _refuse_foreign(output: Path, overwrite: bool) -> None:
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
-    if not output.is_dir() or not os.listdir(output):
-        return
-    if holds_result(output):
-        if not overwrite:
-            raise finished(output)
-    elif not (output / WORK).is_dir():
+def _refuse_foreign(folder: Folder, may_replace: bool) -> None:
+    if holds_result(folder.path):
+        if not may_replace:
+            raise finished(folder.path)
+        earlier_result(folder)  # raises, when it is not known which files it has
+    elif existing(folder, WORK) is None and not all(is_leftover(n, WORK) for n in folder.names()):
         raise UsageError(
-            f"{output}: is not empty, and not a result of packer",
+            f"{folder.path}: is not empty, and not a result of packer",
             "choose another --output; --overwrite only replaces what packer made",
         )
 
 
-def _empty(work: Path) -> None:
+def _empty(work: Folder) -> None:
     """Remove all but the locks; what says that a result is being put in place goes last."""
-    for path in sorted(work.iterdir(), key=lambda path: path.name == REPLACING):
-        if not _is_lock(path.name):
-            path.unlink()
-
-
-def _remove(output: Path, created: bool) -> None:
-    """Remove the work folder, the lock last: whoever finds it gone must find all gone."""
-    work = output / WORK
-    with suppress(OSError):
-        _empty(work)
-        if holds_result(output) or os.listdir(output) == [WORK]:
-            for name in sorted(os.listdir(work), key=lambda name: name == _LOCK):
-                (work / name).unlink()
-            work.rmdir()
-            if created:
-                output.rmdir()  # unless it holds a result
-
-
-@contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, of the work folder; on the disk afterwards."""
-    try:
-        with open(path, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise from_os_error(error, path, "write") from error
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file of the work folder, down to the disk."""
-    with written(path) as file:
-        file.write(content)
-
-
-def put_file(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write a file that is there whole or not at all. `durable`: after a power loss, too."""
-    part = path.with_name(path.name + ".part")
-    try:
-        if durable:
-            write_file(part, content)
-        else:
-            part.write_bytes(content)
-        os.rename(part, path)
-    except OSError as error:
-        raise from_os_error(error, path, "write") from error
-    if durable:
-        sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Bring a file or a directory to the disk (fsync)."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise from_os_error(error, path, "write") from error
+    for name in sorted(work.names(), key=lambda name: name == REPLACING):
+        if _WORK_FILES.fullmatch(name) and work.is_file(name) and not _is_lock(name):
+            work.unlink(name)
 
 
 def holds_result(output: Path) -> bool:
     """Whether a finished result is there, also one that is marked incomplete."""
-    return is_manifest(output / MANIFEST) or is_manifest(output / INCOMPLETE)
+    return manifests.is_manifest(output / MANIFEST) or manifests.is_manifest(output / INCOMPLETE)
 
 
-def replace(output: Path) -> None:
-    """Put the result in the work folder in the place of the earlier one, the manifest last.
-
-    Every file must be on the disk already, the manifest too. From here on there is no way back:
-    whoever comes next finishes it.
+def earlier_result(folder: Folder) -> Earlier | None:
+    """The finished result in a directory. Raises UsageError for one whose manifest cannot be
+    relied on: nobody knows what of the directory is packer's.
     """
-    work = output / WORK
+    for name in (MANIFEST, INCOMPLETE):
+        content, status = folder.read(name), folder.status(name)
+        if content is None or status is None or not manifests.looks_like_one(content):
+            continue
+        if problem := manifests.unusable(content):
+            raise UsageError(
+                f"{folder.path / name}: {problem}, so it does not tell which files are packer's",
+                "choose another --output, or remove that directory yourself",
+            )
+        return Earlier(name, msgspec.json.decode(content), status.st_ctime_ns)
+    return None
+
+
+def listed(manifest: dict[str, Any]) -> dict[str, Listed]:
+    """The files that a manifest lists, as it says they were written."""
+    files = {one["file"]: Listed(one["bytes"], one["sha256"]) for one in manifest["shards"]}
+    files |= {name: Listed(None, sha256) for name, sha256 in manifest["side_files"].items()}
+    return {name: file for name, file in files.items() if is_result_file(name)}
+
+
+def _is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
+    """Whether a file belongs to the earlier result, and is what it was."""
+    if earlier is None or name == earlier.name:
+        return earlier is not None
+    if name == INPUT_TIMES:  # no digest covers it
+        return _is_input_times(folder.read(name) or b"", earlier.manifest)
+    file = listed(earlier.manifest).get(name)
+    return file is not None and unchanged(folder, name, file, earlier.since_ns)
+
+
+def _is_input_times(content: bytes, manifest: dict[str, Any]) -> bool:
+    """Whether it says something of each input, as packer writes it."""
     try:
-        sync(work)  # first: what is being put in place must be there
-        os.rename(work / RUN, work / REPLACING)
-        sync(work)
-        _put_in_place(output)
-    except OSError as error:
-        raise from_os_error(error, error.filename or output, "write") from error
-
-
-def _put_in_place(output: Path) -> bool:
-    """What `replace` does, from wherever it ended. The old manifest goes first: whatever moment
-    this ends at, a directory with a manifest is complete. False when the new one is damaged or
-    gone: the run is then an unfinished one again.
-    """
-    work = output / WORK
-    if is_manifest(work / MANIFEST):
-        new = msgspec.json.decode((work / MANIFEST).read_bytes())
-        names = {INPUT_TIMES, *new["side_files"], *(shard["file"] for shard in new["shards"])}
-        for manifest in (MANIFEST, INCOMPLETE):
-            (output / manifest).unlink(missing_ok=True)
-        sync(output)
-        for pattern in OURS:
-            for path in output.glob(pattern):
-                # what is new is still in the work folder; what is not is in its place already
-                if path.name not in names or (work / path.name).exists():
-                    path.unlink()
-        for name in sorted(names):
-            if (work / name).exists():
-                os.replace(work / name, output / name)
-        sync(output)
-        # a result that missed --max-loss gets a name that says so
-        os.replace(work / MANIFEST, output / (INCOMPLETE if "incomplete" in new else MANIFEST))
-        sync(output)
-    elif (work / MANIFEST).exists() or not holds_result(output):
-        os.rename(work / REPLACING, work / RUN)
+        said = msgspec.json.decode(content, type=dict[str, list[Any]])
+    except (ValueError, RecursionError):
         return False
+    return bool(said) and all(len(one) == len(manifest["inputs"]) for one in said.values())
+
+
+def replace(claim: Claim) -> None:
+    """Put the result in the work folder in the place of the earlier one.
+
+    Every file must be on the disk already, the manifest too. Raises UsageError, before anything is
+    changed, when files of others are where the result is to be.
+    """
+    folder, work = claim.folder, claim.own.inside
+    try:
+        earlier, new = earlier_result(folder), manifests.decode(work.read(MANIFEST) or b"")
+        own = {}
+        if earlier is not None:
+            names = [*listed(earlier.manifest), INPUT_TIMES, earlier.name]
+            own = {name: _state(folder, name) for name in names if _is_own(folder, name, earlier)}
+        _refuse_blocked(folder, work, new, own)
+        put_file(work.path / _EARLIER, sealed(msgspec.json.encode(own)))
+        work.sync()  # first: what is being put in place must be there
+        work.rename(RUN, work, REPLACING)
+        work.sync()
+        _put_in_place(folder, work)
+    except OSError as error:
+        raise from_os_error(error, _place(error, claim.output), "write") from error
+
+
+_State = tuple[int, int, int, int]  # inode, size and times: a file that was not changed has it
+
+
+def _state(folder: Folder, name: str) -> _State | None:
+    status = folder.status(name)
+    if status is None:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _earlier_files(work: Folder) -> dict[str, _State | None]:
+    try:
+        content = unsealed(work.read(_EARLIER) or b"")
+        found = msgspec.json.decode(content, type=dict[str, _State | None])
+    except ValueError:
+        return {}
+    known = (MANIFEST, INCOMPLETE)
+    return {name: found[name] for name in found if is_result_file(name) or name in known}
+
+
+def _refuse_blocked(
+    folder: Folder, work: Folder, new: dict[str, Any], own: dict[str, _State | None]
+) -> None:
+    """UsageError for files in the way of those in the work folder that the manifest lists."""
+    files = listed(new)
+    blocked = [
+        name
+        for name in (*files, INPUT_TIMES)
+        if work.status(name) is not None and not _is_free(folder, name, own, files.get(name))
+    ]
+    if work.status(MANIFEST) is not None and not _is_free(folder, _target(new), own, None):
+        blocked.append(_target(new))
+    if blocked:
+        raise in_the_way(folder.path, blocked)
+
+
+def _is_free(folder: Folder, name: str, own: dict[str, _State | None], new: Listed | None) -> bool:
+    """Whether nothing is lost when a file takes this name: there is none, or the earlier
+    result's, or the very same content.
+    """
+    state = _state(folder, name)
+    if state is None or state == own.get(name):
+        return True
+    return new is not None and unchanged(folder, name, new, 0)
+
+
+def _target(manifest: dict[str, Any]) -> str:
+    """A result that missed --max-loss gets a name that says so."""
+    return INCOMPLETE if "incomplete" in manifest else MANIFEST
+
+
+def _put_in_place(folder: Folder, work: Folder) -> bool:
+    """What `replace` does, from wherever it ended. False when the new manifest is damaged or gone:
+    the run is then an unfinished one again.
+    """
+    content = work.read(MANIFEST)
+    if content is not None and not manifests.unusable(content):
+        new = manifests.decode(content)
+    elif content is None and (there := _new_result(folder, work)) is not None:
+        new = there
+    else:
+        _take_back(folder, work)
+        work.rename(REPLACING, work, RUN)
+        return False
+    own, files = _earlier_files(work), listed(new)
+    _refuse_blocked(folder, work, new, own)
+    for name in (*files, INPUT_TIMES):  # shards first: side files name them
+        if work.status(name) is not None:
+            work.rename(name, folder, name)
+    if work.status(MANIFEST) is not None:
+        folder.sync()
+        time.sleep(_TICK_SECONDS)  # see ownership.unchanged
+        work.rename(MANIFEST, folder, _target(new))
+        folder.sync()
+    for name in own.keys() - {*files, INPUT_TIMES, _target(new)}:
+        if own[name] is not None and _state(folder, name) == own[name]:
+            folder.unlink(name)
+    folder.sync()
     _empty(work)
     return True
+
+
+def _new_result(folder: Folder, work: Folder) -> dict[str, Any] | None:
+    """The manifest in the output, if it is no longer the earlier result's."""
+    there = earlier_result(folder)
+    if there is None or _state(folder, there.name) == _earlier_files(work).get(there.name):
+        return None
+    return there.manifest
+
+
+def _take_back(folder: Folder, work: Folder) -> None:
+    """Shards that were moved to the output already, and that no result there lists."""
+    earlier = earlier_result(folder)
+    there = listed(earlier.manifest) if earlier else {}
+    for path in work.path.glob(UNIT_RECORDS):
+        record = read_unit_record(path)
+        for shard in record.shards if record and not record.reused else ():
+            file = Listed(shard.bytes, shard.sha256)
+            moved = work.status(shard.file) is None and shard.file not in there
+            if moved and is_result_file(shard.file) and unchanged(folder, shard.file, file, 0):
+                folder.rename(shard.file, work, shard.file)
+
+
+def remove_result(output: Path, *, no_lock: bool = False) -> None:
+    """Remove a result, finished or not, with its directory, and nothing that others made."""
+    with claimed(output, [], may_replace=True, notify=lambda line: None, no_lock=no_lock) as claim:
+        _empty(claim.own.inside)
+        if earlier := earlier_result(claim.folder):
+            names = [*listed(earlier.manifest), INPUT_TIMES]
+            for name in names:
+                if claim.folder.status(name) and _is_own(claim.folder, name, earlier):
+                    claim.folder.unlink(name)
+            claim.folder.unlink(earlier.name)  # last: it says whose the others are
+    with suppress(OSError):
+        output.rmdir()

@@ -1,7 +1,8 @@
 """Reading a packed directory: memory-mapped shards, checked against the manifest.
 
 A stream cut at a message boundary reads short without an error, so the size of every shard is
-compared on open, and its rows when it is mapped.
+compared on open, and its rows when it is mapped. Shards are named by their content, so a directory
+whose result is replaced while it is read gives the rows of the result that was opened, or an error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli.config import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
 from packer_cli.errors import DataError
-from packer_cli.manifest import MANIFEST, load
+from packer_cli.layout import MANIFEST
+from packer_cli.manifest import load
 from packer_cli.records import Int64
 from packer_cli.shard_writer import column_type
 
@@ -68,8 +70,8 @@ class PackedDirectory:
         file = self.path / shard["file"]
         try:
             status = file.stat()
-        except (OSError, ValueError):  # the latter: a name with a null character
-            raise DataError(f"{file}: is missing", PACK_AGAIN) from None
+        except OSError:
+            raise self.replaced() or DataError(f"{file}: is missing", PACK_AGAIN) from None
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{file}: is not a regular file", PACK_AGAIN)
         size = status.st_size
@@ -88,13 +90,25 @@ class PackedDirectory:
             with pa.memory_map(str(path)) as source:
                 rows = yield from self.read_batches(source)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(
+            raise self.replaced() or DataError(
                 f"{path}: not a readable shard: {first_line(error)}", PACK_AGAIN
             ) from error
         if rows != shard["rows"]:
             raise DataError(
                 f"{path}: holds {rows} rows, the manifest says {shard['rows']}", PACK_AGAIN
             )
+
+    def replaced(self) -> DataError | None:
+        """The error to raise when another result has taken the place of this one."""
+        try:
+            now = load(self.path, incomplete_too=True)
+        except DataError:
+            return None
+        if now.get("sha256") == self.manifest.get("sha256"):
+            return None
+        return DataError(
+            f"{self.path}: was replaced by another result while it was read", "read it again"
+        )
 
     def read_batches(self, source: Any) -> Generator[Any, None, int]:
         """The record batches of an Arrow stream, each safe to look into; returns their rows.
@@ -199,10 +213,16 @@ def open_packed(path: str | os.PathLike[str]) -> PackedDirectory:
     missing or has another size than the manifest says.
     """
     directory = storage.local(path, "rows are only read from local directories")
-    packed = PackedDirectory(directory, load(directory))
-    for shard in packed.manifest["shards"]:
-        packed.check_size(shard)
-    return packed
+    while True:
+        packed = PackedDirectory(directory, load(directory))
+        try:
+            for shard in packed.manifest["shards"]:
+                packed.check_size(shard)
+        except DataError:
+            if packed.replaced() is None:
+                raise
+            continue  # by now there is another result, whole
+        return packed
 
 
 def rows_of(column: Any) -> npt.NDArray[Any]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli import manifest, output, storage
+from packer_cli.commits import UNIT_RECORDS
 from packer_cli.config import PackConfig, RunOptions
 from packer_cli.discovery import find_inputs, plan_units
 from packer_cli.early import EarlyReference
@@ -97,13 +98,19 @@ class _Job:
         run = self._run(self.files, plan_units(self.files, self.config))
 
         def pack_staged(folder: Path) -> dict[str, Any]:
-            with output.claimed(folder, self.files, may_replace=False, notify=self.notify) as claim:
+            with output.claimed(
+                folder,
+                self.files,
+                may_replace=False,
+                notify=self.notify,
+                no_lock=self.options.no_lock,
+            ) as claim:
                 found = self._pack_claimed(claim, run, None)
             return found or manifest.load(folder, incomplete_too=True)
 
         return publish(
             url, staging, run, pack_staged, overwrite=self.options.overwrite,
-            notify=self.notify, show_progress=self.options.progress,
+            no_lock=self.options.no_lock, notify=self.notify, show_progress=self.options.progress,
         )  # fmt: skip
 
     def to_directory(self, destination: Path) -> dict[str, Any] | None:
@@ -111,15 +118,16 @@ class _Job:
         rank, options = self.options.as_rank, self.options
         may_replace = options.overwrite or options.update
         with output.claimed(
-            destination, self.files, may_replace=may_replace, notify=self.notify, rank=rank
-        ) as claim:
+            destination, self.files, may_replace=may_replace, notify=self.notify, rank=rank,
+            no_lock=options.no_lock,
+        ) as claim:  # fmt: skip
             update = None
             if (options.update or rank) and output.holds_result(destination):
                 earlier = manifest.load(destination, incomplete_too=True)
                 update = self._update(destination, earlier)
                 if not update.changed:
                     if not rank:
-                        output.forget(claim.work)
+                        output.forget(claim)
                     return earlier
                 if rank:
                     raise output.finished(destination)
@@ -131,7 +139,7 @@ class _Job:
             found = self._pack_claimed(claim, run, update)
             if found is not None:
                 return found
-        return finalize_if_last(destination, self.notify)
+        return finalize_if_last(destination, self.notify, no_lock=options.no_lock)
 
     def _run(self, files: Iterable[InputFile], units: Iterable[WorkUnit]) -> Run:
         return Run(
@@ -167,7 +175,7 @@ class _Job:
             self._pack_rest(run, claim.work)
         except PackerError as error:
             raise _with_progress(error, run, claim.work, may_replace) from error
-        return None if self.options.as_rank else finalize(run, claim.output)
+        return None if self.options.as_rank else finalize(run, claim)
 
     def _pack_rest(self, run: Run, work: Path) -> None:
         """Pack the units, and hash the inputs, that have no record in the work folder."""
@@ -177,7 +185,7 @@ class _Job:
         mine = len(run.units[ours])
         if len(units) < mine:
             done = mine - len(units)
-            self.notify(f"{work.parent}: going on: {done} of {mine} units are packed already")
+            self.notify(f"{work.parents[1]}: going on: {done} of {mine} units are packed already")
         tasks: list[Task] = [partial(commit_input, file, work, stop) for file in inputs]
         if not units:
             run_all(tasks, options.workers, stop)
@@ -222,7 +230,7 @@ def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
 
 def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) -> PackerError:
     """The error, with what is kept of the run."""
-    done = sum(1 for _ in work.glob(output.UNIT_RECORDS)) if run.resumable else 0
+    done = sum(1 for _ in work.glob(UNIT_RECORDS)) if run.resumable else 0
     kept = f"{done} of {len(run.units)} units are packed and kept"
     if isinstance(error, Interrupted):
         tip = f"{kept}; run the same command again to go on"

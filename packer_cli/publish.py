@@ -1,53 +1,63 @@
 """Results at a URL: packed in a local directory with all its guarantees, then uploaded.
 
-    STAGING/staged.json   whose it is: the URL's digest, and the run
-    STAGING/result/       a local result, finished or not
-    STAGING/lock
+    STAGING/.packer/<id>/   a lock, and staged.json: whose it is: the URL's digest, and the run
+    STAGING/result/         a local result, finished or not
 
-    URL/.packer/publishing.json   which result is being uploaded: the sha256 of its manifest
-    URL/shard-..., side files     what has the right size there is not uploaded again
-    URL/manifest.json             gets there last: with it the result is complete
+    URL/.packer/publishing.json   what is being uploaded: its manifest's sha256, and its files
+    URL/shard-..., side files     a shard that is there already is not uploaded again
+    URL/manifest.json             with it the result is complete; then the earlier one's files go
 
-Stores have neither locks nor a rename. Sizes alone do not tell shards of one result from those of
-another, so whatever is ours at the URL is removed, its manifest first, before the marker says
-`cleared`: what is there from then on is of the result that the marker names.
+Stores have no locks, but they replace an object in one step, and shards are named by their content.
+So an earlier result stays whole until its manifest is replaced.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import shutil
+import re
 import stat
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from packer_cli import manifest as manifests
 from packer_cli import output, storage
 from packer_cli.config import RunOptions
-from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error
-from packer_cli.manifest import INCOMPLETE, MANIFEST
+from packer_cli.durable import make_folders, put_file
+from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error, named
+from packer_cli.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK
+from packer_cli.locks import locked
+from packer_cli.ownership import (
+    Folder,
+    Listed,
+    OwnFolder,
+    claim,
+    existing,
+    is_leftover,
+    remove_leftovers,
+)
 from packer_cli.progress import Progress
 from packer_cli.run import Run, differences
 from packer_cli.shards import digest
 
 Notify = Callable[[str], None]
-MARKER = f"{output.WORK}/publishing.json"
-_STAGED, _RESULT, _OLD, _LOCK = "staged.json", "result", "old", "lock"
+MARKER = f"{WORK}/publishing.json"
+_STAGED, _RESULT, _LOCK = "staged.json", "result", "lock"
+_STAGING_FILES = re.compile(r"lock|staged\.json(\.part)?")
+_NAMED_BY_CONTENT = re.compile(r"shard-.*-[0-9a-f]{16}\.arrow")
 _THREADS = 8
 _MOST_BYTES = 128 << 20  # of parts in memory, counted once
 _BLOCK_BYTES = 1 << 20
+_FETCHED_BYTES = 4 << 20
 _WAIT_SECONDS = 2.0  # for threads to take back what they have begun to write
 
 
@@ -57,25 +67,34 @@ class _Staged(msgspec.Struct):
 
 
 class _Marker(msgspec.Struct, frozen=True):
-    """`manifest_sha256` "": nothing is uploaded yet."""
+    """`manifest_sha256` "": nothing is uploaded yet. (size, sha256 or "") by name: `files` of the
+    new result, and those of `earlier` ones that go once it is there.
+    """
 
     manifest_sha256: str
-    cleared: bool
+    files: dict[str, tuple[int, str]] = {}
+    earlier: dict[str, tuple[int, str]] = {}
 
 
 class _Found(NamedTuple):
-    """What is at the URL. `complete`: a result, whether marked incomplete or not."""
+    """What is at the URL. `manifest`: of a finished result; `problem`: why it cannot be used."""
 
     sizes: dict[str, int | None]
-    complete: bool
+    manifest: dict[str, Any] | None
+    problem: str
     marker: _Marker | None
 
+    @property
+    def complete(self) -> bool:
+        return self.manifest is not None or bool(self.problem)
 
-class _File(NamedTuple):
-    """Of the staged result. `sha256` None: not in the manifest."""
-
-    size: int
-    sha256: str | None
+    def listed(self) -> dict[str, Listed]:
+        """What packer has put there, as its records say."""
+        files = output.listed(self.manifest) if self.manifest else {}
+        if self.marker is not None:
+            marked = self.marker.earlier | self.marker.files
+            files |= {name: Listed(*file) for name, file in marked.items()}
+        return files
 
 
 def check_options(url: str, options: RunOptions) -> None:
@@ -107,17 +126,18 @@ def publish(
     pack: Callable[[Path], dict[str, Any]],
     *,
     overwrite: bool,
+    no_lock: bool,
     notify: Notify,
     show_progress: bool,
 ) -> dict[str, Any]:
-    """Have the result of `run` at a URL; gives its manifest.
+    """Put the result of `run` at a URL; gives its manifest.
 
     `pack` packs it into a local directory, or goes on with it. A result that is marked incomplete
     is not uploaded, and stays in the staging directory. Raises PackerError.
     """
     output.refuse_inputs_inside(url, run.files)
     try:
-        with _staging(url, staging, run, overwrite, notify) as folder:
+        with _staging(url, staging, run, overwrite, no_lock, notify) as folder:
             result, manifest = folder / _RESULT, _finished(folder / _RESULT)
             found = _look(url)
             if manifest is None:
@@ -131,11 +151,11 @@ def publish(
             own = digest(result / MANIFEST)
             if _is_there(url, found, own):
                 notify(f"{url}: was complete but for its last step")
-                _unmark(url)
+                _unmark(url, found)
             else:
                 _refuse(url, found, own[1], overwrite)
                 _upload(url, result, manifest, own, found, notify, show_progress)
-            _throw_away(folder)
+            output.remove_result(result, no_lock=no_lock)
             return manifest
     except OSError as error:
         raise from_os_error(error, error.filename or url, "write") from error
@@ -151,24 +171,37 @@ def _packed(pack: Callable[[Path], dict[str, Any]], result: Path) -> dict[str, A
 
 @contextmanager
 def _staging(
-    url: str, folder: Path | None, run: Run, overwrite: bool, notify: Notify
+    url: str, path: Path | None, run: Run, overwrite: bool, no_lock: bool, notify: Notify
 ) -> Iterator[Path]:
     """The staging directory, ours alone, with what an equal run has left in it."""
-    if folder is None:
-        folder = default_staging(url)
-        _make_private(folder)
-    elif folder.exists() and not folder.is_dir():
-        raise UsageError(f"--staging: {folder}: is not a directory", "choose another --staging")
-    with _lock(folder, notify):
+    if path is None:
+        path = default_staging(url)
+        _make_private(path)
+    elif path.exists() and not path.is_dir():
+        raise UsageError(f"--staging: {path}: is not a directory", "choose another --staging")
+    make_folders(path)
+    with Folder(path) as folder:
+        names = [name for name in folder.names() if not is_leftover(name, WORK)]
+        if existing(folder, WORK) is None and names:
+            raise UsageError(
+                f"--staging: {path}: is not empty, and not of an upload that was interrupted",
+                "choose another --staging",
+            )
+        own = claim(folder, WORK)
         try:
-            _begin(url, folder, run, overwrite, notify)
-            yield folder
+            with locked(own.inside, _LOCK, path, without=no_lock):
+                try:
+                    own.refuse_strangers(_STAGING_FILES)
+                    _begin(url, path, own, run, overwrite, no_lock, notify)
+                    yield path
+                finally:
+                    if not (path / _RESULT).exists():
+                        own.remove(_STAGING_FILES)
+                        remove_leftovers(folder, WORK, _STAGING_FILES)
+                        with suppress(OSError):
+                            path.rmdir()
         finally:
-            if not (folder / _RESULT).exists():
-                with suppress(OSError):
-                    (folder / _STAGED).unlink(missing_ok=True)
-                    (folder / _LOCK).unlink()
-                    folder.rmdir()
+            own.close()
 
 
 def _make_private(folder: Path) -> None:
@@ -180,41 +213,20 @@ def _make_private(folder: Path) -> None:
         raise UsageError(f"{folder}: is not a directory of yours", "choose one with --staging")
 
 
-def _lock(folder: Path, notify: Notify) -> IO[str]:
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (names := set(os.listdir(folder))) and not names & {_LOCK, _STAGED}:
-            raise UsageError(
-                f"--staging: {folder}: is not empty, and not of an upload that was interrupted",
-                "choose another --staging",
-            )
-        try:
-            lock = open(folder / _LOCK, "w")  # noqa: SIM115
-        except FileNotFoundError:
-            continue  # a run that ended just now took it with it
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise output.InUseError(
-                f"{folder}: another run is writing there",
-                "wait for it to end, or choose another --output",
-            ) from None
-        except OSError as error:  # some network file systems have no locks
-            notify(f"{folder} cannot be locked ({error.strerror}); let no other run write there")
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / _LOCK)):
-                return lock
-        lock.close()
-
-
-def _begin(url: str, folder: Path, run: Run, overwrite: bool, notify: Notify) -> None:
+def _begin(
+    url: str,
+    folder: Path,
+    own: OwnFolder,
+    run: Run,
+    overwrite: bool,
+    no_lock: bool,
+    notify: Notify,
+) -> None:
     """Everything in the staging directory is of runs equal to that in `staged.json`."""
     result, name = folder / _RESULT, hashlib.sha256(url.rstrip("/").encode()).hexdigest()
-    shutil.rmtree(folder / _OLD, ignore_errors=True)
     try:
-        staged = msgspec.json.decode((folder / _STAGED).read_bytes(), type=_Staged)
-    except (OSError, ValueError, TypeError):
+        staged = msgspec.json.decode(own.inside.read(_STAGED) or b"", type=_Staged)
+    except (ValueError, TypeError):
         staged = None
     if result.exists():
         if staged is not None and staged.url_sha256 != name:
@@ -233,15 +245,8 @@ def _begin(url: str, folder: Path, run: Run, overwrite: bool, notify: Notify) ->
             notify(f"{folder}: the unfinished run is thrown away: {'; '.join(differ)}")
         unfit = output.holds_result(result) and _finished(result) is None
         if differ or unfit or not run.resumable:
-            _throw_away(folder)
-    output.put_file(folder / _STAGED, msgspec.json.encode(_Staged(name, run)))
-
-
-def _throw_away(folder: Path) -> None:
-    """Remove the staged result, whole or not at all."""
-    os.rename(folder / _RESULT, folder / _OLD)
-    output.sync(folder)
-    shutil.rmtree(folder / _OLD)
+            output.remove_result(result, no_lock=no_lock)
+    put_file(own.inside.path / _STAGED, msgspec.json.encode(_Staged(name, run)))
 
 
 def _finished(result: Path) -> dict[str, Any] | None:
@@ -257,23 +262,29 @@ def _finished(result: Path) -> dict[str, Any] | None:
     return manifest if all(files[name].size == sizes[name] for name in sizes) else None
 
 
-def _files(result: Path, manifest: dict[str, Any]) -> dict[str, _File]:
+def _files(result: Path, manifest: dict[str, Any]) -> dict[str, Listed]:
     """All but the manifest, in the order in which they are uploaded."""
-    hashes: dict[str, str | None] = {one["file"]: one["sha256"] for one in manifest["shards"]}
+    hashes: dict[str, str] = {one["file"]: one["sha256"] for one in manifest["shards"]}
     hashes |= dict(sorted(manifest["side_files"].items()))
-    hashes[output.INPUT_TIMES] = None
-    return {name: _File((result / name).stat().st_size, sha) for name, sha in hashes.items()}
+    return {
+        name: Listed((result / name).stat().st_size, sha256)
+        for name, sha256 in (hashes | {INPUT_TIMES: ""}).items()
+    }
 
 
 def _look(url: str) -> _Found:
     if storage.is_file(url):
         raise UsageError(f"{url}: exists and is not a folder", "choose another --output")
-    sizes = storage.sizes(url)
-    complete = any(
-        name in sizes and manifests.is_manifest(storage.join(url, name))
-        for name in (MANIFEST, INCOMPLETE)
-    )
-    return _Found(sizes, complete, _marker(url) if output.WORK in sizes else None)
+    sizes, manifest, problem = storage.sizes(url), None, ""
+    for name in (MANIFEST, INCOMPLETE):
+        if sizes.get(name) is not None and manifest is None:
+            with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
+                content = file.read()
+            if manifests.looks_like_one(content):
+                problem = manifests.unusable(content)
+                manifest = None if problem else manifests.decode(content)
+                break
+    return _Found(sizes, manifest, problem, _marker(url) if WORK in sizes else None)
 
 
 def _is_there(url: str, found: _Found, own: tuple[int, str]) -> bool:
@@ -289,19 +300,54 @@ def _refuse(url: str, found: _Found, own: str | None, overwrite: bool) -> None:
                 f"{url}: holds a finished result",
                 "choose another --output, or replace it with --overwrite",
             )
+        if found.problem:
+            raise UsageError(
+                f"{storage.join(url, MANIFEST)}: {found.problem}, so it does not tell which files "
+                "are packer's",
+                "choose another --output, or remove that folder yourself",
+            )
     elif found.marker is not None and found.marker.manifest_sha256:
         if own not in (None, found.marker.manifest_sha256) and not overwrite:
             raise UsageError(
                 f"{url}: holds an unfinished upload of another result",
                 "finish that with its own command, or replace it with --overwrite",
             )
-    elif found.sizes.keys() - {output.WORK} or (
-        found.marker is None and storage.sizes(storage.join(url, output.WORK))
+    elif found.sizes.keys() - {WORK} or (
+        found.marker is None and storage.sizes(storage.join(url, WORK))
     ):
         raise UsageError(
             f"{url}: is not empty, and not a result of packer",
             "choose another --output; --overwrite only replaces what packer made",
         )
+
+
+def _refuse_in_the_way(url: str, found: _Found, files: dict[str, Listed]) -> None:
+    """UsageError for objects that packer did not make, where the result is to be."""
+    listed, blocked = found.listed(), list[str]()
+    for name in files:
+        if name in found.sizes and not _is_own(url, name, found, listed):
+            blocked.append(name)
+    if MANIFEST in found.sizes and not found.complete:
+        blocked.append(MANIFEST)
+    if blocked:
+        raise UsageError(
+            f"{url}: holds what packer did not make, or not like this: {named(sorted(blocked))}",
+            "nothing was changed; move that elsewhere, or choose another --output",
+        )
+
+
+def _is_own(url: str, name: str, found: _Found, listed: dict[str, Listed]) -> bool:
+    """Whether an object is one that packer's records list. The names of shards tell their content;
+    others are read.
+    """
+    size = found.sizes[name]
+    if name == INPUT_TIMES:  # no digest covers it
+        return (size is not None and found.complete) or name in listed
+    if size is None or name not in listed or listed[name].size not in (None, size):
+        return False
+    if _NAMED_BY_CONTENT.fullmatch(name):
+        return True
+    return digest(storage.join(url, name))[1] == listed[name].sha256
 
 
 def _marker(url: str) -> _Marker | None:
@@ -313,7 +359,7 @@ def _marker(url: str) -> _Marker | None:
         with storage.open_bytes(place) as file:
             return msgspec.json.decode(file.read(), type=_Marker)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _Marker("unreadable", cleared=False)
+        return _Marker("unreadable")
 
 
 def _mark(url: str, marker: _Marker) -> None:
@@ -321,22 +367,28 @@ def _mark(url: str, marker: _Marker) -> None:
     storage.write(storage.join(url, MARKER), [content], len(content))
 
 
-def _unmark(url: str) -> None:
+def _unmark(url: str, found: _Found) -> None:
+    """Remove what an earlier result has left, and then the marker that lists it."""
+    if found.marker is not None:
+        sizes = storage.sizes(url)
+        gone = [name for name, (size, _) in found.marker.earlier.items() if sizes.get(name) == size]
+        tasks = (partial(storage.remove, storage.join(url, name)) for name in sorted(gone))
+        _on_threads(tasks, _THREADS, threading.Event())
     storage.remove(storage.join(url, MARKER))
-    storage.remove_folder(storage.join(url, output.WORK))
+    storage.remove_folder(storage.join(url, WORK))
 
 
 def _unmark_empty(url: str) -> None:
     with suppress(PackerError):
-        if _marker(url) == _Marker("", cleared=False):
-            _unmark(url)
+        if _marker(url) == _Marker(""):
+            _unmark(url, _look(url))
 
 
 @contextmanager
 def _reserved(url: str, found: _Found) -> Iterator[None]:
     """Show that the URL can be written to before all the work, rather than after."""
     if found.marker is None:
-        _mark(url, _Marker("", cleared=False))
+        _mark(url, _Marker(""))
     try:
         yield
     except BaseException:
@@ -354,26 +406,30 @@ def _upload(
     show_progress: bool,
 ) -> None:
     """`own`: size and digest of the manifest."""
-    files, marker = _files(result, manifest), _Marker(own[1], cleared=True)
-    if found.complete or found.marker != marker:
-        _clear(url, found, own[1])
+    files = _files(result, manifest)
+    _refuse_in_the_way(url, found, files)
+    marker = _Marker(
+        own[1],
+        {name: (file.size or 0, file.sha256) for name, file in files.items()},
+        _earlier_files(url, found, files),
+    )
+    left = [name for name in files if not _is_there_already(name, files[name], found)]
+    if found.marker != marker:
         _mark(url, marker)
-    there = storage.sizes(url)
-    left = [name for name, file in files.items() if there.get(name) != file.size]
-    if len(left) < len(files):
+    elif len(left) < len(files):
         done = len(files) - len(left)
         notify(f"{url}: going on: {done} of {len(files)} files are uploaded already")
     stop, uploaded = threading.Event(), list[str]()
-    total, rest = (sum(files[name].size for name in names) for names in (files, left))
+    total, rest = (sum(files[name].size or 0 for name in names) for names in (files, left))
     progress = Progress(total, show=show_progress, doing="uploading")
     progress.skip(1 - rest / total)
 
     def put(name: str) -> None:
         blocks = _blocks(result / name, files[name].sha256, stop, progress)
-        storage.write(storage.join(url, name), blocks, files[name].size)
+        storage.write(storage.join(url, name), blocks, files[name].size or 0)
         uploaded.append(name)
 
-    largest = max(storage.part_bytes(file.size) for file in files.values())
+    largest = max(storage.part_bytes(file.size or 0) for file in files.values())
     threads = min(_THREADS, max(1, _MOST_BYTES // largest))
     with closing(progress):
         try:
@@ -394,34 +450,34 @@ def _upload(
     storage.write(storage.join(url, MANIFEST), blocks, own[0])
     if storage.stat(storage.join(url, MANIFEST), again=True).size != own[0]:
         raise _other_writer(f"{storage.join(url, MANIFEST)}: is not what was uploaded")
-    _unmark(url)
+    _unmark(url, found._replace(marker=marker))
 
 
 def _other_writer(message: str) -> DataError:
     return DataError(message, "let nothing else write there, and run the same command again")
 
 
-def _clear(url: str, found: _Found, own: str) -> None:
-    """Remove what is ours, the manifest first: from there on no result seems complete."""
-    ours = {
-        name
-        for name, size in found.sizes.items()
-        if size is not None and any(fnmatch(name, pattern) for pattern in output.OURS)
+def _is_there_already(name: str, file: Listed, found: _Found) -> bool:
+    return bool(_NAMED_BY_CONTENT.fullmatch(name)) and found.sizes.get(name) == file.size
+
+
+def _earlier_files(url: str, found: _Found, files: dict[str, Listed]) -> dict[str, tuple[int, str]]:
+    """What packer's records of an earlier result, or upload, list and the new one lacks."""
+    listed = found.listed()
+    earlier = {
+        name: (size, listed[name].sha256)
+        for name, size in sorted(found.sizes.items())
+        if size is not None
+        and name in listed
+        and name not in files
+        and _is_own(url, name, found, listed)
     }
-    if not ours:
-        return
-    _mark(url, _Marker(own, cleared=False))
-    for name in (MANIFEST, INCOMPLETE):
-        if name in ours:
-            storage.remove(storage.join(url, name))
-    rest = sorted(ours - {MANIFEST, INCOMPLETE})
-    tasks = (partial(storage.remove, storage.join(url, name)) for name in rest)
-    _on_threads(tasks, _THREADS, threading.Event())
+    if found.manifest is not None and "incomplete" in found.manifest:
+        earlier[INCOMPLETE] = found.sizes[INCOMPLETE] or 0, ""
+    return earlier
 
 
-def _blocks(
-    path: Path, sha256: str | None, stop: threading.Event, progress: Progress
-) -> Iterator[bytes]:
+def _blocks(path: Path, sha256: str, stop: threading.Event, progress: Progress) -> Iterator[bytes]:
     """A staged file's content. DataError when it is not what was packed, Interrupted to stop."""
     sha = hashlib.sha256()
     try:
@@ -434,7 +490,7 @@ def _blocks(
                 progress.read(len(block), 0)
     except OSError as error:
         raise from_os_error(error, path, "read") from error
-    if sha256 not in (None, sha.hexdigest()):
+    if sha256 not in ("", sha.hexdigest()):
         raise DataError(
             f"{path}: is not what was packed: its sha256 differs",
             "remove the directory, check its disk, and run the same command again",

@@ -16,6 +16,7 @@ from typing import Any
 from packer_cli import manifest, output
 from packer_cli.errors import DataError, UsageError
 from packer_cli.finalize import finalize
+from packer_cli.locks import InUseError
 from packer_cli.run import RUN, Run, load_run
 from packer_cli.worker import left_to_do
 
@@ -67,31 +68,37 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def finalize_if_last(destination: Path, notify: Callable[[str], None]) -> dict[str, Any] | None:
+def finalize_if_last(
+    destination: Path, notify: Callable[[str], None], *, no_lock: bool = False
+) -> dict[str, Any] | None:
     """The manifest, when no other rank is at work any more and all units are packed."""
-    work = destination / output.WORK
+    work = output.work_of(destination)
     # before it is locked, or a rank that begins now would find it locked
-    if (run := load_run(work / RUN)) and (missing := _missing(run, work)):
+    if work and (run := load_run(work / RUN)) and (missing := _missing(run, work)):
         notify(f"{destination}: {missing} are still to be packed by other ranks")
         return None
     try:
-        with output.claimed(destination, [], may_replace=True, notify=notify) as claim:
+        with output.claimed(
+            destination, [], may_replace=True, notify=notify, no_lock=no_lock
+        ) as claim:
             run = load_run(claim.work / RUN)
             if run is None:  # another rank was the last
                 return manifest.load(destination, incomplete_too=True)
-            return None if _missing(run, claim.work) else finalize(run, destination)
-    except output.InUseError:
+            return None if _missing(run, claim.work) else finalize(run, claim)
+    except InUseError:
         notify(f"{destination}: other ranks are at work; the last one finishes")
         return None
 
 
-def finalize_now(destination: Path) -> dict[str, Any]:
+def finalize_now(destination: Path, *, no_lock: bool = False) -> dict[str, Any]:
     """The manifest of what ranks have packed. Raises DataError when units are missing."""
-    work = destination / output.WORK
-    if not ((work / RUN).is_file() or (work / output.REPLACING).is_file()):
+    work = output.work_of(destination)
+    if not work or not ((work / RUN).is_file() or (work / output.REPLACING).is_file()):
         manifest.load(destination, incomplete_too=True)  # says what is wrong, if anything is
         raise UsageError(f"{destination}: is finished already", "see packer stats")
-    with output.claimed(destination, [], may_replace=True, notify=lambda message: None) as claim:
+    with output.claimed(
+        destination, [], may_replace=True, notify=lambda message: None, no_lock=no_lock
+    ) as claim:
         if claim.ended is not None:
             return manifest.load(destination, incomplete_too=True)
         run = load_run(claim.work / RUN)
@@ -105,7 +112,7 @@ def finalize_now(destination: Path) -> dict[str, Any]:
                 f"{destination}: {missing} are not packed",
                 "run the ranks that have failed again; the last one finishes",
             )
-        return finalize(run, destination)
+        return finalize(run, claim)
 
 
 def _missing(run: Run, work: Path) -> str:

@@ -20,12 +20,12 @@ import msgspec
 
 import packer_cli
 from packer_cli import commits
-from packer_cli.commits import UNITS, UnitRecord
+from packer_cli.commits import UnitRecord
 from packer_cli.config import PackConfig
 from packer_cli.discovery import plan_units
 from packer_cli.errors import DataError, UsageError
+from packer_cli.layout import INPUT_TIMES, UNITS
 from packer_cli.manifest_check import config_of
-from packer_cli.output import INPUT_TIMES
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.run import differing_options, differing_packers, differing_tokenizers
 from packer_cli.shapes import Shape

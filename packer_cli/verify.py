@@ -24,9 +24,9 @@ from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, Interrupted, PackerError, from_os_error
 from packer_cli.invariants import Broken, broken_rules
-from packer_cli.manifest import MANIFEST, checksum, load
+from packer_cli.layout import INPUT_TIMES, MANIFEST, WORK
+from packer_cli.manifest import checksum, load
 from packer_cli.manifest_check import config_of, disagreements
-from packer_cli.output import INPUT_TIMES, WORK
 from packer_cli.packed import PackedDirectory, first_line, metadata_of
 from packer_cli.progress import Progress
 from packer_cli.records import Int64

@@ -9,23 +9,26 @@ between two units, so a run is as safe as its records are.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from packer_cli import commits, output
+from packer_cli import commits
 from packer_cli.child import LostChildError
 from packer_cli.commits import UnitRecord
 from packer_cli.config import RunOptions
 from packer_cli.discovery import check_unchanged
+from packer_cli.durable import sync
 from packer_cli.early import EarlyReference
-from packer_cli.errors import DataError, Interrupted
+from packer_cli.errors import DataError, Interrupted, from_os_error
+from packer_cli.layout import shard_name
 from packer_cli.progress import Progress
 from packer_cli.readers.byte_streams import STDIN, stdin_digest
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.run import Run
 from packer_cli.shard_writer import schema
-from packer_cli.shards import digest
+from packer_cli.shards import Shard, digest
 from packer_cli.source import Chosen, Notify, prepare
 from packer_cli.unit import Job, UnitResult, pack_unit
 
@@ -89,12 +92,11 @@ class Worker:
     def commit(self, result: UnitResult) -> UnitRecord:
         """Bring the unit to the disk, its record last."""
         job, unit = self._job, result.unit
-        for shard in result.shards:
-            output.sync(job.folder / shard.file)
-            shard.bytes, shard.sha256 = digest(job.folder / shard.file, job.stop.is_set)
+        for part, shard in enumerate(result.shards):
+            self._name(shard, part)
         rejected = 0
         if result.rejected is not None:
-            output.sync(result.rejected)
+            sync(result.rejected)
             rejected = result.rejected.stat().st_size
         inputs = [(index, *_digest(job.files[index], job.stop)) for index in _alone(unit)]
         if job.tokenizer is not None:
@@ -112,6 +114,18 @@ class Worker:
         commits.write_unit(job.folder, record)
         self._count_rejected(result.counts.rejected_records)
         return record
+
+    def _name(self, shard: Shard, part: int) -> None:
+        """Bring a shard to the disk, and call it by its digest."""
+        written, job = self._job.folder / shard.file, self._job
+        sync(written)
+        shard.bytes, shard.sha256 = digest(written, job.stop.is_set)
+        self._stop_if_asked()  # the digest ended early then
+        shard.file = shard_name(shard.unit, part, shard.sha256)
+        try:
+            os.rename(written, job.folder / shard.file)
+        except OSError as error:
+            raise from_os_error(error, written, "write") from error
 
     def _count_rejected(self, count: int) -> None:
         """DataError as soon as there are too many, not after a night; a share is known last."""

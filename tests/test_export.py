@@ -15,6 +15,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import termios
 from collections.abc import Callable
 from itertools import pairwise
@@ -37,7 +38,7 @@ from conftest import (
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
-from packer_cli.export import FORMATS
+from packer_cli.export import FORMATS, destination
 from packer_cli.export.destination import MARKER
 from packer_cli.export.writing import lists
 from packer_cli.show import read_row
@@ -532,7 +533,7 @@ def test_a_termination_leaves_nothing(large: Path, folder: Path) -> None:
         [packer_script(), "export", large, "--to", "parquet", "-o", "out"],
         stderr=subprocess.PIPE,
     )
-    while not list(Path.cwd().glob("out.packer-partial/[!.]*")):
+    while not list(Path.cwd().glob("out.packer-partial/*/new")):
         assert run.poll() is None
     run.send_signal(signal.SIGTERM)
     _, message = run.communicate(timeout=60)
@@ -543,30 +544,28 @@ def test_a_termination_leaves_nothing(large: Path, folder: Path) -> None:
 
 def test_what_a_killed_export_left_goes(large: Path, small: Path) -> None:
     run = subprocess.Popen([packer_script(), "export", large, "--to", "numpy", "-o", "out"])
-    while not list(Path.cwd().glob("out.packer-partial/[!.]*")):
+    while not list(Path.cwd().glob("out.packer-partial/*/new")):
         assert run.poll() is None
     at_work = packer("export", small, "--to", "trl", "-o", "out")
     run.kill()
     run.wait()
-    assert_error(at_work, 1, "out: another export is writing there")
+    assert_error(at_work, 1, "out: another run is writing there")
     assert not Path("out").exists()
     assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0
     assert table_of(Path("out"))
     assert [str(path) for path in Path().glob("out*")] == ["out"]
 
 
-def test_without_locks_a_leftover_is_not_touched(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_it_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0
-    Path("other.packer-partial").mkdir()
-    result = packer("export", small, "--to", "trl", "-o", "other")
-    assert_error(result, 1, "other: another export is writing there")
-    assert "other.packer-partial" in result.stderr
+    command = ["export", small, "--to", "trl", "-q", "-o", "out"]
+    assert_error(packer(*command), 1, "out: cannot be locked: no locks")
+    assert not Path("out").exists()
+    assert packer(*command, "--no-lock").exit_code == 0
+    assert table_of(Path("out"))
 
 
 def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
@@ -578,7 +577,7 @@ def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
     assert list(table_of(Path("out"))) == ["input_ids", "labels"]
     Path("out/notes").write_text("mine")
     result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
-    assert_error(result, 2, "out: holds notes, which packer did not make")
+    assert_error(result, 2, "out: holds what packer did not make, or not like this: notes")
     before = contents(small)
     for other in ("packed", "."):
         result = packer("export", small, "--to", "trl", "-o", other, "--overwrite")
@@ -587,8 +586,9 @@ def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
     assert Path("out/notes").read_text() == "mine"
 
 
+@pytest.mark.parametrize("exchange", [True, False], ids=["one step", "two renames"])
 def test_overwrite_keeps_the_earlier_export_until_the_end(
-    small: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
     command = ["export", small, "-o", "out", "--overwrite"]
     assert packer(*command, "--to", "numpy").exit_code == 0
@@ -600,38 +600,91 @@ def test_overwrite_keeps_the_earlier_export_until_the_end(
     assert contents("out") == before
     shard.write_bytes(whole)
     with monkeypatch.context() as patch:
-        rename = Path.rename
-        patch.setattr(Path, "rename", lambda own, to: _fail_at(own, "partial") or rename(own, to))
+        if exchange:
+            patch.setattr(destination, "_exchange", lambda *places: _fail_at(Path("out"), "out"))
+        else:
+            rename = os.rename
+            patch.setattr(destination, "_exchange", lambda *places: False)
+            patch.setattr(
+                os,
+                "rename",
+                lambda own, to, **at: _fail_at(Path(own), "new") or rename(own, to, **at),
+            )
         assert_error(packer(*command, "--to", "trl"), 1, "out: cannot write")
     assert contents("out") == before
-    Path("out").rename("out.packer-earlier")  # as if killed between the two renames
+    assert [str(path) for path in Path().glob("out*")] == ["out"]
+
+
+# A program that is packer where directories cannot be exchanged, killed between the two renames.
+KILLED_BETWEEN = """
+import os
+from packer_cli import cli
+from packer_cli.export import destination
+rename = os.rename
+def renamed(own, to, **at):
+    if own == "new":
+        os.kill(os.getpid(), 9)
+    rename(own, to, **at)
+os.rename, destination._exchange = renamed, lambda *places: False
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["gone", "made anew"])
+def test_an_export_that_was_being_replaced_comes_back(small: Path, made: bool) -> None:
+    """Also when its reader has made the directory that was gone."""
+    command = ["export", str(small), "-o", "out", "--overwrite", "--to"]
+    assert packer(*command, "numpy").exit_code == 0
+    before = contents("out")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_BETWEEN, *command, "trl"], check=False, timeout=60
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert not Path("out").exists()
+    if made:
+        Path("out").mkdir()
     result = packer("export", small, "-o", "out", "--to", "trl")
     assert_error(result, 2, "out: holds a finished export")
     assert contents("out") == before
     assert [str(path) for path in Path().glob("out*")] == ["out"]
 
 
-@pytest.mark.parametrize("name", ["out.packer-earlier", "out.packer-partial"])
-@pytest.mark.parametrize("made", [False, True])
-def test_what_others_gave_such_a_name_stays(small: Path, name: str, made: bool) -> None:
-    Path(name).mkdir()
-    Path(name, "mine").write_text("mine")
-    if made:
-        Path("out").mkdir()
-    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
-    assert_error(result, 2, f"{name}: is not empty, and ")
-    assert contents(name) == {"mine": b"mine"}
-    assert contents("out") == {}
+def test_readers_of_an_export_find_one_or_the_other(small: Path) -> None:
+    """The two change places in one step."""
+    command = ["export", str(small), "-o", "out", "--overwrite", "-q", "--to"]
+    assert packer(*command, "numpy").exit_code == 0
+    for to in ("trl", "numpy"):
+        with subprocess.Popen([packer_script(), *command, to]) as run:
+            while run.poll() is None:
+                assert Path("out", MARKER).exists()
+        assert json.loads(Path("out", MARKER).read_text())["format"] == to
 
 
-def test_an_earlier_export_is_not_given_up_for_an_empty_directory(small: Path) -> None:
-    """As if killed between the two renames, and the reader made the directory that was gone."""
-    assert packer("export", small, "--to", "numpy", "-o", "out").exit_code == 0
+def test_what_others_gave_such_a_name_stays(small: Path) -> None:
+    for content in ({"mine": b"mine"}, {MARKER: b""}, {"owner.json": b'{"id": "x"}'}, {}):
+        name = Path("out.packer-partial")
+        name.mkdir()
+        for file, data in content.items():
+            Path(name, file).write_bytes(data)
+        result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
+        assert_error(result, 2, "out.packer-partial: has no owner.json of packer's")
+        assert contents(name) == content
+        assert not Path("out").exists()
+        shutil.rmtree(name)
+
+
+def test_a_file_of_an_export_that_was_changed_is_not_replaced(small: Path) -> None:
+    command = ["export", small, "-o", "out", "--overwrite", "--to"]
+    assert packer(*command, "numpy").exit_code == 0
+    data = bytearray(Path("out/labels.npy").read_bytes())
+    data[-1] ^= 1
+    Path("out/labels.npy").write_bytes(data)
+    Path("out/mine").mkdir()
     before = contents("out")
-    Path("out").rename("out.packer-earlier")
-    Path("out").mkdir()
-    result = packer("export", small, "--to", "trl", "-o", "out")
-    assert_error(result, 2, "out: holds a finished export")
+    result = packer(*command, "trl")
+    assert_error(result, 2, "out: holds what packer did not make, or not like this: mine")
+    Path("out/mine").rmdir()
+    assert_error(packer(*command, "trl"), 2, "not like this: labels.npy")
     assert contents("out") == before
 
 
@@ -641,11 +694,9 @@ def test_a_removal_that_was_interrupted_goes_on(
     command = ["export", small, "-o", "out", "--overwrite", "--to"]
     assert packer(*command, "numpy").exit_code == 0
     with monkeypatch.context() as patch:
-        unlink = Path.unlink
-        patch.setattr(Path, "unlink", lambda own: _fail_at(own, "labels") or unlink(own))
-        patch.setattr(shutil, "rmtree", lambda path: _fail_at(path, "out"))
+        patch.setattr(shutil, "rmtree", lambda path: _fail_at(path, "new"))
         assert packer(*command, "parquet").exit_code == 0
-    assert {"labels.npy", MARKER} <= contents("out.packer-earlier").keys()
+    assert list(Path().glob("out.packer-partial/*/new/labels.npy"))
     assert packer(*command, "trl").exit_code == 0
     assert [str(path) for path in Path().glob("out*")] == ["out"]
 
@@ -681,12 +732,11 @@ def test_a_parent_that_is_not_to_be_written_is_named(
 ) -> None:
     """Not the output, which may be there, empty and ours."""
 
-    def mkdir(path: Path, *arguments: object, **options: object) -> None:
-        if path.name == "out.packer-partial":
-            raise PermissionError(errno.EACCES, "no")
+    def mkdir(path: object, *arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "no")
 
     Path("out").mkdir()
-    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(os, "mkdir", mkdir)
     result = packer("export", small, "--to", "trl", "-o", "out")
     assert_error(result, 1, f"{Path.cwd()}: cannot write: Permission denied")
 

@@ -55,10 +55,11 @@ def export(
     output: str | os.PathLike[str],
     *,
     overwrite: bool = False,
+    no_lock: bool = False,
     show_progress: bool = False,
 ) -> PackedDirectory:
     """Write `directory` in the format `to` into the new or empty directory `output`, or, with
-    `overwrite`, in the place of an earlier export.
+    `overwrite`, in the place of an earlier export. `no_lock`: also where there are no locks.
 
     Returns the opened directory. Raises UsageError for an unknown format, an output that must not
     be replaced, and a directory that lacks what the format needs; DataError for a directory that
@@ -68,10 +69,12 @@ def export(
         raise one_of("--to", to, FORMATS)
     packed, kind = open_packed(directory), FORMATS[to]
     _refuse(packed, to, kind)
-    said = {"format": to, "manifest_sha256": checksum(packed.manifest)}
+    details = {"format": to, "manifest_sha256": checksum(packed.manifest)}
     total = sum(shard["bytes"] for shard in packed.manifest["shards"])
     with (
-        new_directory(Path(output), packed.path, said, overwrite=overwrite) as folder,
+        new_directory(
+            Path(output), packed.path, details, overwrite=overwrite, no_lock=no_lock
+        ) as folder,
         closing(Progress(total, show=show_progress, doing="exporting")) as progress,
     ):
         writer = kind(folder, packed)

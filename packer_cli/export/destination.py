@@ -1,95 +1,164 @@
 """The output of an export: all of it, or nothing that has its name.
 
-    OUT.packer-partial   what is being written, locked meanwhile; one that a killed export left is
-                         taken over by the next
-    OUT                  gets its name by one rename, when all is on the disk
-    OUT.packer-earlier   what --overwrite is replacing, between two renames
+    OUT.packer-partial/<id>/new   what is being written, in a folder of packer's (ownership.py)
+    OUT.packer-partial/<id>/old   what --overwrite is replacing, where it cannot be exchanged
+    OUT                           gets its name by one rename, when all is on the disk
 
-`.packer-export.json` is in each of them, the first and the last of its files: it names the others,
-once they are whole, and nothing else is ever removed. Trainers do not look at hidden files.
+An earlier export and the new one change places in one step where the system can (RENAME_EXCHANGE:
+ext4, XFS, Btrfs, tmpfs), and by two renames elsewhere. `.packer-export.json` in an export lists its
+files with their digests. An export in which there is anything else is not replaced. Trainers do not
+look at hidden files.
 """
 
 from __future__ import annotations
 
-import fcntl
+import ctypes
+import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from packer_cli.durable import make_folders, sync
 from packer_cli.errors import UsageError, from_os_error
-from packer_cli.output import InUseError, sync
+from packer_cli.locks import InUseError, locked
+from packer_cli.ownership import (
+    Folder,
+    Listed,
+    OwnFolder,
+    claim,
+    file_digest,
+    in_the_way,
+    remove_leftovers,
+    unchanged,
+)
 
 MARKER = ".packer-export.json"
+_LOCK = "lock"
+_NEW, _OLD = "new", "old"
+_OWN_FILES = re.compile(_LOCK)
+_EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
+_TRIES = 100
 
 
 @contextmanager
 def new_directory(
-    output: Path, source: Path, said: dict[str, str], *, overwrite: bool
+    output: Path, source: Path, details: dict[str, str], *, overwrite: bool, no_lock: bool = False
 ) -> Iterator[Path]:
     """An empty folder that becomes `output` at the end, and nothing when that is not reached.
 
-    `said`: what the marker tells of the export. Raises UsageError for an output that must not be
+    `details`: what the marker tells of the export. Raises UsageError for an output that must not be
     replaced, InUseError when another export is writing to it.
     """
-    real, own = Path(os.path.realpath(output)), Path(os.path.realpath(source))
-    if real.is_relative_to(own):
+    real, own_source = Path(os.path.realpath(output)), Path(os.path.realpath(source))
+    if real.is_relative_to(own_source):
         raise UsageError(
             f"{output}: lies in the directory that is exported", "choose another --output"
         )
     try:
         _refuse_taken(output, overwrite)
-        work = real.with_name(real.name + ".packer-partial")
-        earlier = real.with_name(real.name + ".packer-earlier")
-        _refuse_taken(earlier, overwrite=True)
-        work.parent.mkdir(parents=True, exist_ok=True)
-        with _claimed(work, output):
-            try:
-                _settle(earlier, real)
-                _refuse_taken(output, overwrite)  # now that no other export can change it
-                yield work
-                files = sorted(str(path.relative_to(work)) for path in _files(work))
-                (work / MARKER).write_text(json.dumps(said | {"files": files}, indent=1))
-                for path in work.rglob("*"):
-                    sync(path)
-                sync(work)
-                _refuse_taken(output, overwrite)  # that may have been hours ago
-                if overwrite and real.exists():
-                    real.rename(earlier)
-                work.rename(real)  # takes the place of an empty directory, and of no other
-                if os.access(real.parent, os.R_OK):
-                    sync(real.parent)
-            except BaseException:
-                shutil.rmtree(work, ignore_errors=True)
-                raise
-            finally:
-                _settle(earlier, real)
+        make_folders(real.parent)
+        with ExitStack() as stack:
+            parent = stack.enter_context(Folder(real.parent))
+            own = stack.enter_context(_claimed(parent, real, output, no_lock))
+            _refuse_taken(output, overwrite)  # now that no other export can change it
+            work = own.inside.path / _NEW
+            work.mkdir()
+            yield work
+            _write_marker(work, details)
+            for path in work.rglob("*"):
+                sync(path)
+            sync(work)
+            _refuse_taken(output, overwrite, closely=True)  # that may have been hours ago
+            _put_in_place(parent, own, real, output)
+            if os.access(real.parent, os.R_OK):
+                parent.sync()
     except OSError as error:
         raise from_os_error(error, output, "write") from error
 
 
-def _settle(earlier: Path, real: Path) -> None:
-    """Put an export that was being replaced back in its place, or remove it if it was replaced."""
-    if not earlier.exists():
+@contextmanager
+def _claimed(parent: Folder, real: Path, output: Path, no_lock: bool) -> Iterator[OwnFolder]:
+    """The folder to write in, empty but for its lock; it is gone afterwards."""
+    name = real.name + ".packer-partial"
+    for _ in range(_TRIES):
+        try:
+            own = claim(parent, name)
+        except PermissionError as error:
+            raise from_os_error(error, real.parent, "write") from error
+        try:
+            with locked(own.inside, _LOCK, output, without=no_lock):
+                if not own.is_in_place():  # an export that ended just now took it with it
+                    continue
+                try:
+                    _settle(parent, own, real)
+                    yield own
+                finally:
+                    _settle(parent, own, real)
+                    own.remove(_OWN_FILES)
+                    remove_leftovers(parent, name, _OWN_FILES)
+                return
+        finally:
+            own.close()
+    raise InUseError(f"{output}: other exports begin and end there", "choose another --output")
+
+
+def _settle(parent: Folder, own: OwnFolder, real: Path) -> None:
+    """Put an export that was being replaced back in its place, or remove it if it was replaced;
+    remove what was not finished.
+    """
+    if own.inside.status(_OLD) is not None:
+        taken = parent.status(real.name) is not None and os.listdir(real)
+        if not taken:
+            own.inside.rename(_OLD, parent, real.name)
+    for name in (_NEW, _OLD):
+        path = own.inside.path / name
+        if own.inside.status(name) is not None:
+            if (path / MARKER).exists() and (names := _strangers(path)):
+                raise in_the_way(path, names)
+            with suppress(OSError):  # the next export will do it
+                shutil.rmtree(path)
+
+
+def _put_in_place(parent: Folder, own: OwnFolder, real: Path, output: Path) -> None:
+    if not (real.exists() and os.listdir(real)):
+        own.inside.rename(_NEW, parent, real.name)  # replaces an empty directory, and no other
         return
-    if not real.exists() or not os.listdir(real):
-        earlier.rename(real)
+    if not _exchange(own.inside, _NEW, parent, real.name):
+        parent.rename(real.name, own.inside, _OLD)
+        own.inside.rename(_NEW, parent, real.name)
         return
-    with suppress(OSError):  # the next export will do it
-        _clear(earlier)
-        shutil.rmtree(earlier)
+    if names := _strangers(own.inside.path / _NEW):  # that came in this very moment
+        _exchange(own.inside, _NEW, parent, real.name)
+        raise in_the_way(output, names)
 
 
-def _clear(folder: Path) -> None:
-    """Remove everything but the marker: who is killed meanwhile leaves what is known as ours."""
-    for path in folder.iterdir():
-        if path.name != MARKER:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+def _exchange(folder: Folder, name: str, other: Folder, new: str) -> bool:
+    """Let two directories change places in one step; False where that cannot be had."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    places = folder.descriptor, os.fsencode(name), other.descriptor, os.fsencode(new)
+    if call(*places, _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), new)
 
 
-def _refuse_taken(output: Path, overwrite: bool) -> None:
+def _write_marker(work: Path, details: dict[str, str]) -> None:
+    files = {}
+    for path in sorted(_files(work)):
+        with Folder(path.parent) as folder:
+            files[str(path.relative_to(work))] = path.stat().st_size, file_digest(folder, path.name)
+    (work / MARKER).write_text(json.dumps(details | {"files": files}, indent=1))
+
+
+def _refuse_taken(output: Path, overwrite: bool, *, closely: bool = False) -> None:
     if not output.exists():
         return
     if not output.is_dir():
@@ -98,62 +167,51 @@ def _refuse_taken(output: Path, overwrite: bool) -> None:
         raise UsageError(f"{output}: is a mount point", "choose a directory inside it")
     if not os.listdir(output):
         return
-    try:
-        listed = set(json.loads((output / MARKER).read_bytes())["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+    if _listed(output) is None:
         raise UsageError(
             f"{output}: is not empty, and not an export of packer",
             "choose another --output; --overwrite only replaces what packer made",
-        ) from None
+        )
     if not overwrite:
         raise UsageError(
             f"{output}: holds a finished export",
             "choose another --output, or replace it with --overwrite",
         )
-    for path in _files(output):
-        name = str(path.relative_to(output))
-        if name not in listed and name != MARKER:
-            raise UsageError(
-                f"{output}: holds {name}, which packer did not make",
-                "move it elsewhere, or choose another --output",
-            )
+    if names := _strangers(output, closely=closely):
+        raise in_the_way(output, names)
+
+
+def _listed(folder: Path) -> dict[str, Listed] | None:
+    """The files of an export as its marker lists them."""
+    try:
+        with Folder(folder) as opened:
+            files = json.loads(opened.read(MARKER) or b"")["files"]
+        return {str(name): Listed(int(size), str(sha)) for name, (size, sha) in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _strangers(export: Path, *, closely: bool = False) -> list[str]:
+    """What is in an export, but is not what its marker lists: by name and kind, and `closely`, by
+    size and content.
+    """
+    listed = _listed(export) or {}
+    folders = {str(parent) for name in listed for parent in Path(name).parents}
+    names = []
+    for path in sorted(export.rglob("*")):
+        name = str(path.relative_to(export))
+        if path.is_dir() and not path.is_symlink():
+            own = name in folders
+        elif name == MARKER:
+            own = not path.is_symlink()
+        else:
+            with Folder(path.parent) as folder:
+                own = name in listed and folder.is_file(path.name)
+                own = own and (not closely or unchanged(folder, path.name, listed[name], 0))
+        if not own:
+            names.append(name)
+    return names
 
 
 def _files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-
-
-@contextmanager
-def _claimed(work: Path, output: Path) -> Iterator[None]:
-    """Make the folder `work`, or take over one that nobody is at work in, and lock it."""
-    try:
-        work.mkdir()
-        free = True
-    except FileExistsError:
-        free = False
-    except PermissionError as error:
-        raise from_os_error(error, work.parent, "write") from error
-    folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = os.path.samestat(os.fstat(folder), os.stat(work))
-        except (BlockingIOError, FileNotFoundError):
-            free = False
-        except OSError:  # a file system without locks: it is ours if we made it
-            pass
-        if not free:
-            raise InUseError(
-                f"{output}: another export is writing there",
-                f"wait for it to end, or choose another --output; if none is, remove {work}",
-            )
-        if os.listdir(work) and not (work / MARKER).exists():
-            raise UsageError(
-                f"{work}: is not empty, and was not left by an export",
-                "move it elsewhere, or choose another --output",
-            )
-        (work / MARKER).touch()
-        _clear(work)
-        yield
-    finally:
-        os.close(folder)

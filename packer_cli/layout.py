@@ -1,0 +1,44 @@
+"""What the files of a packed directory are called. Names that come from a file are held to this.
+
+A shard's name ends in the beginning of its content's digest. So shards of two results never share
+a name unless they share every byte, both can lie in one directory, and a manifest put in the place
+of another switches from all files of the one to all of the other.
+"""
+
+from __future__ import annotations
+
+import re
+
+MANIFEST = "manifest.json"
+# Of a result that missed --max-loss: whole, but nobody is to take it for what was wanted.
+INCOMPLETE = "manifest.incomplete.json"
+WORK = ".packer"  # in the output, while a run writes, and after one that failed
+REJECTED = "rejected.jsonl"
+UNITS = "units.jsonl"
+INPUT_TIMES = "input_times.json"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+)  # fmt: skip
+# All but shards and manifests. Only these, and only as a manifest lists them, are ever replaced.
+SIDE_FILES = frozenset(
+    {"state.json", "dataset_info.json", REJECTED, UNITS, INPUT_TIMES, *TOKENIZER_FILES}
+)
+
+# Packers before 0.2 wrote names without the digest.
+SHARD_PATTERN = r"^shard-[0-9]{5,20}-[0-9]{3,20}(-[0-9a-f]{16})?\.arrow\Z"
+SIDE_FILE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z"
+_SHARD = re.compile(SHARD_PATTERN)
+
+
+def shard_name(unit: int, part: int, sha256: str) -> str:
+    return f"shard-{unit:05d}-{part:03d}-{sha256[:16]}.arrow"
+
+
+def is_shard_of(name: str, unit: int, part: int, sha256: str) -> bool:
+    """Whether a shard may be called so: by this packer, or by one before 0.2."""
+    return name in (shard_name(unit, part, sha256), f"shard-{unit:05d}-{part:03d}.arrow")
+
+
+def is_result_file(name: str) -> bool:
+    """Whether a packed directory may have a file of this name, its manifests excepted."""
+    return name in SIDE_FILES or bool(_SHARD.match(name))

@@ -1,0 +1,71 @@
+"""Locks that the system takes away with the process that holds them (flock).
+
+Where there are none to be had, as on some network file systems, nothing is locked unless that is
+asked for: two runs in one directory give wrong data in silence.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from packer_cli.errors import DataError
+from packer_cli.ownership import Folder
+
+_TRIES, _SECONDS = 100, 0.05
+
+
+class InUseError(DataError):
+    """Another run is writing to the directory."""
+
+
+@contextmanager
+def locked(
+    folder: Folder,
+    name: str,
+    place: Path,
+    *,
+    shared: bool = False,
+    wait: bool = False,
+    tries: int = 1,
+    without: bool = False,
+) -> Iterator[None]:
+    """Hold the lock file `name`, which is made if need be. `place`: what errors say is in use.
+
+    `shared`: with others that share it. `wait`: for whoever holds it; otherwise it is tried
+    `tries` times, a twentieth of a second apart. `without`: go on where there are no locks. Raises
+    InUseError when another process holds it, DataError where there are no locks.
+    """
+    descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
+    try:
+        how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        _lock(descriptor, how, tries, place, without)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int, tries: int, place: Path, without: bool) -> None:
+    for attempt in range(tries):
+        try:
+            fcntl.flock(descriptor, how)
+            return
+        except BlockingIOError:
+            if attempt < tries - 1:
+                time.sleep(_SECONDS)
+        except OSError as error:
+            if without:
+                return
+            raise DataError(
+                f"{place}: cannot be locked: {error.strerror}",
+                "choose a file system with locks; --no-lock goes without, where you know that no "
+                "other run writes there",
+            ) from error
+    raise InUseError(
+        f"{place}: another run is writing there",
+        "wait for it to end, or choose another --output",
+    )

@@ -1,0 +1,292 @@
+"""What is packer's. Whatever removes, replaces or truncates a file goes through here.
+
+    claim(folder, ".packer")      a folder for packer alone, told by a marker that only packer makes
+    Listed, unchanged             whether a file is still what packer's own record says it wrote
+
+A folder of packer's is `NAME/owner.json`, with a random id, and `NAME/<id>/`, in which packer's
+files are. It is made elsewhere and renamed into its place, so it is there with its marker or not
+at all. A folder of that name without the marker is somebody else's, and so is everything in it but
+the two, and in `<id>` everything that is not a regular file of one of packer's names. Links are
+never followed, names never leave their directory: all calls are relative to descriptors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import msgspec
+
+from packer_cli.errors import UsageError, named
+
+MARKER = "owner.json"
+_KIND = "packer's own folder: put nothing in it"
+_ID = re.compile("[0-9a-f]{32}")
+_HASH_BYTES = 1 << 20
+_MOST_NAMED = 5
+
+
+class Folder:
+    """A directory that is held open: names in it mean its files, whatever its path becomes."""
+
+    def __init__(self, path: Path, within: Folder | None = None) -> None:
+        """`within`: the folder that holds it; then `path` may be no link. Raises OSError."""
+        self.path = path
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        if within is None:
+            self.descriptor = os.open(path, flags)
+        else:
+            self.descriptor = os.open(
+                _plain(path.name), flags | os.O_NOFOLLOW, dir_fd=within.descriptor
+            )
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self.descriptor)
+
+    def names(self) -> list[str]:
+        return os.listdir(self.descriptor)
+
+    def status(self, name: str) -> os.stat_result | None:
+        """Of the name itself, link or not; None when there is none."""
+        try:
+            return os.stat(_plain(name), dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def is_file(self, name: str) -> bool:
+        """Whether it is a regular file, not a link to one."""
+        status = self.status(name)
+        return status is not None and stat.S_ISREG(status.st_mode)
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """A descriptor. Raises OSError, also for links; never waits for the other end of a pipe."""
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(_plain(name), flags, 0o666, dir_fd=self.descriptor)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a regular file; None for all else."""
+        if not self.is_file(name):
+            return None
+        with open(self.open(name), "rb") as file:
+            return file.read()
+
+    def rename(self, name: str, to: Folder, new: str) -> None:
+        os.rename(_plain(name), _plain(new), src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
+
+    def unlink(self, name: str) -> None:
+        os.unlink(_plain(name), dir_fd=self.descriptor)
+
+    def mkdir(self, name: str) -> None:
+        os.mkdir(_plain(name), dir_fd=self.descriptor)
+
+    def rmdir(self, name: str) -> None:
+        os.rmdir(_plain(name), dir_fd=self.descriptor)
+
+    def sync(self) -> None:
+        os.fsync(self.descriptor)
+
+
+def _plain(name: str) -> str:
+    """Every name of a call: of something in the folder itself. Raises ValueError."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is no name of a file")
+    return name
+
+
+class Listed(NamedTuple):
+    """A file as packer's record says it was written. `size` None: not in the record."""
+
+    size: int | None
+    sha256: str
+
+
+def unchanged(folder: Folder, name: str, listed: Listed, since_ns: int) -> bool:
+    """Whether a file is the one that the record lists: a regular file of that size and digest.
+
+    As git does, it is not read where its times tell: not changed at all since packer renamed it to
+    its place (which sets the time of change, but not that of its content), earlier than `since_ns`,
+    the time of change of the record.
+    """
+    status = folder.status(name)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return False
+    if listed.size not in (None, status.st_size):
+        return False
+    if status.st_mtime_ns < status.st_ctime_ns < since_ns:
+        return True
+    return file_digest(folder, name) == listed.sha256
+
+
+def file_digest(folder: Folder, name: str) -> str:
+    """The sha256 of a regular file. Raises OSError."""
+    sha, buffer = hashlib.sha256(), memoryview(bytearray(_HASH_BYTES))
+    with open(folder.open(name), "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            sha.update(buffer[:count])
+    return sha.hexdigest()
+
+
+class OwnFolder:
+    """A folder that packer has made in another. `inside` is where packer's files are."""
+
+    def __init__(self, parent: Folder, name: str, identity: str) -> None:
+        self.parent, self.name, self.identity = parent, name, identity
+        with Folder(parent.path / name, parent) as outer:
+            self.inside = Folder(outer.path / identity, outer)
+
+    def close(self) -> None:
+        os.close(self.inside.descriptor)
+
+    def is_in_place(self) -> bool:
+        """Whether it still has its name: who ends a run takes it away."""
+        place = f"{self.name}/{self.identity}"
+        try:
+            found = os.stat(place, dir_fd=self.parent.descriptor, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return os.path.samestat(found, os.fstat(self.inside.descriptor))
+
+    def strangers(self, own: re.Pattern[str]) -> list[str]:
+        """What is in `inside`, but is no regular file with a name of packer's."""
+        return [
+            name
+            for name in sorted(self.inside.names())
+            if not (own.fullmatch(name) and self.inside.is_file(name))
+        ]
+
+    def refuse_strangers(self, own: re.Pattern[str]) -> None:
+        if names := self.strangers(own):
+            raise in_the_way(self.inside.path, names)
+
+    def remove(self, own: re.Pattern[str]) -> None:
+        """Remove packer's files and the folder; strangers stay where they are, and it with them."""
+        if self.strangers(own):
+            for name in self.inside.names():
+                if own.fullmatch(name) and self.inside.is_file(name):
+                    self.inside.unlink(name)
+            return
+        aside = f"{self.name}-{self.identity}"  # nobody else gets at half of it
+        self.parent.rename(self.name, self.parent, aside)
+        _remove(self.parent, aside, self.identity, own)
+        self.parent.sync()  # or a power loss brings it back
+
+
+def claim(parent: Folder, name: str) -> OwnFolder:
+    """The folder of packer's of that name, made now if there is none.
+
+    Raises UsageError when it is somebody else's.
+    """
+    while (found := existing(parent, name)) is None:
+        _make(parent, name, secrets.token_hex(16))
+    return found
+
+
+def existing(parent: Folder, name: str) -> OwnFolder | None:
+    """The same, if there is one."""
+    status = parent.status(name)
+    if status is None:
+        return None
+    path = parent.path / name
+    if not stat.S_ISDIR(status.st_mode):
+        raise _foreign(path, "is no directory")
+    try:
+        with Folder(path, parent) as outer:
+            identity = _identity(outer)
+            names = outer.names()
+        if identity is None:
+            raise _foreign(path, f"has no {MARKER} of packer's")
+        if rest := sorted(set(names) - {MARKER, identity}):
+            raise in_the_way(path, rest)
+        return OwnFolder(parent, name, identity)
+    except FileNotFoundError:
+        return None  # a run that ended just now took it away
+
+
+def _identity(outer: Folder) -> str | None:
+    try:
+        marker = msgspec.json.decode(outer.read(MARKER) or b"")
+        identity = str(marker["id"])
+        return identity if marker["made_as"] == _KIND and _ID.fullmatch(identity) else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _make(parent: Folder, name: str, identity: str) -> None:
+    """Make it beside its place, then rename it: it is never there without its marker."""
+    new = f"{name}-{identity}"
+    parent.mkdir(new)
+    with Folder(parent.path / new, parent) as outer:
+        outer.mkdir(identity)
+        content = msgspec.json.encode({"made_as": _KIND, "id": identity})
+        with open(outer.open(MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        outer.sync()
+    try:
+        parent.rename(new, parent, name)  # replaces no directory with anything in it, nor a file
+    except OSError:
+        _remove(parent, new, identity, re.compile(""))
+        if parent.status(name) is None:
+            raise  # not since another run was faster
+
+
+def remove_leftovers(parent: Folder, name: str, own: re.Pattern[str]) -> None:
+    """Remove folders of packer's that a kill or a power loss left on their way in or out."""
+    for found in parent.names():
+        if is_leftover(found, name):
+            with suppress(OSError):
+                _remove(parent, found, found.removeprefix(f"{name}-"), own)
+
+
+def is_leftover(found: str, name: str) -> bool:
+    """Whether it is called as the folder `name` is on its way in or out."""
+    return found.startswith(f"{name}-") and bool(_ID.fullmatch(found.removeprefix(f"{name}-")))
+
+
+def _remove(parent: Folder, name: str, identity: str, own: re.Pattern[str]) -> None:
+    """Remove a folder of packer's; what is not packer's stays, by an OSError that it causes."""
+    with Folder(parent.path / name, parent) as outer:
+        marked = _identity(outer) == identity
+        if outer.status(identity) is not None:
+            with Folder(outer.path / identity, outer) as inside:
+                names = inside.names() if marked else []
+                if all(own.fullmatch(file) and inside.is_file(file) for file in names):
+                    for file in names:
+                        inside.unlink(file)
+            outer.rmdir(identity)
+        if marked and outer.names() == [MARKER]:
+            outer.unlink(MARKER)
+    parent.rmdir(name)
+
+
+def _foreign(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path}: {why}, so it is not packer's to write in",
+        "move it elsewhere, or choose another --output; if a packer before 0.2 left it, remove it",
+    )
+
+
+def in_the_way(folder: Path, names: Iterable[str]) -> UsageError:
+    """The error for files that packer did not make, where it is to write or remove."""
+    return UsageError(
+        f"{folder}: holds what packer did not make, or not like this: "
+        f"{named(sorted(names), _MOST_NAMED)}",
+        "nothing was changed; move that elsewhere, or choose another --output",
+    )
