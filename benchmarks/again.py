@@ -29,7 +29,7 @@ def _killed_halfway(command: list[str | Path], output: Path, units: int) -> floa
     begun = time.perf_counter()
     with subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL) as child:
         while child.poll() is None:
-            if len(list(output.glob(".packer/unit-*.json"))) >= units // 2:
+            if len(list(output.glob(".packer/*/unit-*.json"))) >= units // 2:
                 child.send_signal(signal.SIGKILL)
                 break
             time.sleep(0.005)

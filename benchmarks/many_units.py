@@ -17,10 +17,13 @@ import msgspec
 from measuring import report, run, say, seconds_of
 from settings import CHECKOUT, Settings, from_environment
 
-from packer_cli import commits, output
+from packer_cli import commits
 from packer_cli.cli import default_output
 from packer_cli.config import PackConfig
-from packer_cli.finalize import finalize
+from packer_cli.layout import UNITS as RECORDS
+from packer_cli.layout import WORK, shard_name
+from packer_cli.ownership import Folder, claim
+from packer_cli.ranks import finalize_now
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.run import RUN, Run, sealed
 from packer_cli.shapes import Shape
@@ -36,22 +39,25 @@ def _record(settings: Settings, folder: Path) -> commits.UnitRecord:
     data.write_bytes(sample * ((16 << 20) // len(sample)))
     result = folder / default_output([str(data)], 4096)
     run([settings.packer, "pack", data, "-l", "4096", "-t", "bytes", "-q", "-o", result])
-    return next(commits.read_units(result / commits.UNITS))
+    return next(commits.read_units(result / RECORDS))
 
 
-def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> Run:
+def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None:
     """A work folder in which `count` such units are packed."""
     size = record.inputs[0][1] if record.inputs else 1 << 24
     config = PackConfig(max_length=4096, train_on="all", overlong="split", prompt_template="none")
     files = tuple(InputFile(i, f"data/{i:07d}.jsonl", "jsonl", None, size, 0) for i in range(count))
     units = tuple(WorkUnit(i, (Slice(i, 0, None, size),)) for i in range(count))
     made = Run(config, Shape("text", {"text": "text"}), files, units, "bytes", {})
-    work = destination / output.WORK
-    work.mkdir(parents=True)
+    destination.mkdir()
+    with Folder(destination) as folder:
+        own = claim(folder, WORK)
+        work = own.inside.path
+        own.close()
     (work / RUN).write_bytes(made.to_bytes())
     counts = record.counts | {"files": []}
     for unit in units:
-        name = f"shard-{unit.index:05d}-000.arrow"
+        name = shard_name(unit.index, 0, record.shards[0].sha256)
         shards = [replace(record.shards[0], file=name, unit=unit.index, bytes=1)]
         found = msgspec.structs.replace(
             record,
@@ -63,7 +69,6 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> Run:
         )
         (work / f"unit-{unit.index:05d}.json").write_bytes(sealed(msgspec.json.encode(found)))
         (work / name).write_bytes(b"0")
-    return made
 
 
 def main() -> None:
@@ -74,9 +79,9 @@ def main() -> None:
     try:
         record = _record(settings, folder)
         say(f"making {count:,} units")
-        made = _simulate(record, folder / "out", count)
+        _simulate(record, folder / "out", count)
         os.sync()
-        seconds = seconds_of(lambda: finalize(made, folder / "out"))
+        seconds = seconds_of(lambda: finalize_now(folder / "out"))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         manifest = (folder / "out" / "manifest.json").stat().st_size
         units = (folder / "out" / commits.UNITS).stat().st_size

@@ -46,7 +46,7 @@ from packer_cli.ownership import (
     Listed,
     OwnFolder,
     claim,
-    existing,
+    identity_of,
     in_the_way,
     is_leftover,
     remove_leftovers,
@@ -290,11 +290,8 @@ def work_of(output: Path) -> Path | None:
     if not output.is_dir():
         return None
     with Folder(output) as folder:
-        own = existing(folder, WORK)
-        if own is None:
-            return None
-        own.close()
-        return own.inside.path
+        identity = identity_of(folder, WORK)
+    return output / WORK / identity if identity else None
 
 
 def is_begun(work: Path) -> bool:
@@ -336,7 +333,9 @@ def _refuse_foreign(folder: Folder, may_replace: bool) -> None:
         if not may_replace:
             raise finished(folder.path)
         earlier_result(folder)  # raises, when it is not known which files it has
-    elif existing(folder, WORK) is None and not all(is_leftover(n, WORK) for n in folder.names()):
+    elif identity_of(folder, WORK) is None and not all(
+        is_leftover(n, WORK) for n in folder.names()
+    ):
         raise UsageError(
             f"{folder.path}: is not empty, and not a result of packer",
             "choose another --output; --overwrite only replaces what packer made",

@@ -25,13 +25,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from packer_cli.errors import UsageError, named
+from packer_cli.errors import InternalError, UsageError, named
 
 MARKER = "owner.json"
 _KIND = "packer's own folder: put nothing in it"
 _ID = re.compile("[0-9a-f]{32}")
 _HASH_BYTES = 1 << 20
 _MOST_NAMED = 5
+_TRIES = 100
 
 
 class Folder:
@@ -192,13 +193,22 @@ def claim(parent: Folder, name: str) -> OwnFolder:
 
     Raises UsageError when it is somebody else's.
     """
-    while (found := existing(parent, name)) is None:
-        _make(parent, name, secrets.token_hex(16))
-    return found
+    for attempt in range(_TRIES):
+        try:
+            if (identity := identity_of(parent, name)) is not None:
+                return OwnFolder(parent, name, identity)
+            _make(parent, name, secrets.token_hex(16))
+        except FileNotFoundError:  # a run that ended just now took it away
+            if attempt == _TRIES - 1:
+                raise
+    raise InternalError(f"{parent.path / name} is made and gone again")
 
 
-def existing(parent: Folder, name: str) -> OwnFolder | None:
-    """The same, if there is one."""
+def identity_of(parent: Folder, name: str) -> str | None:
+    """The id of the folder of packer's of that name; None when there is none.
+
+    Raises UsageError when it is somebody else's.
+    """
     status = parent.status(name)
     if status is None:
         return None
@@ -207,15 +217,14 @@ def existing(parent: Folder, name: str) -> OwnFolder | None:
         raise _foreign(path, "is no directory")
     try:
         with Folder(path, parent) as outer:
-            identity = _identity(outer)
-            names = outer.names()
-        if identity is None:
-            raise _foreign(path, f"has no {MARKER} of packer's")
-        if rest := sorted(set(names) - {MARKER, identity}):
-            raise in_the_way(path, rest)
-        return OwnFolder(parent, name, identity)
+            identity, names = _identity(outer), outer.names()
     except FileNotFoundError:
-        return None  # a run that ended just now took it away
+        return None
+    if identity is None:
+        raise _foreign(path, f"has no {MARKER} of packer's")
+    if rest := set(names) - {MARKER, identity}:
+        raise in_the_way(path, rest)
+    return identity
 
 
 def _identity(outer: Folder) -> str | None:
@@ -241,6 +250,8 @@ def _make(parent: Folder, name: str, identity: str) -> None:
         outer.sync()
     try:
         parent.rename(new, parent, name)  # replaces no directory with anything in it, nor a file
+    except FileNotFoundError:
+        raise
     except OSError:
         _remove(parent, new, identity, re.compile(""))
         if parent.status(name) is None:

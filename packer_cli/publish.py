@@ -41,7 +41,7 @@ from packer_cli.ownership import (
     Listed,
     OwnFolder,
     claim,
-    existing,
+    identity_of,
     is_leftover,
     remove_leftovers,
 )
@@ -182,7 +182,7 @@ def _staging(
     make_folders(path)
     with Folder(path) as folder:
         names = [name for name in folder.names() if not is_leftover(name, WORK)]
-        if existing(folder, WORK) is None and names:
+        if identity_of(folder, WORK) is None and names:
             raise UsageError(
                 f"--staging: {path}: is not empty, and not of an upload that was interrupted",
                 "choose another --staging",

@@ -107,6 +107,18 @@ def pack(*arguments: object) -> dict[str, Any]:
     return check_directory("out")
 
 
+def shard_of(directory: Path | str = "out", unit: int = 0, part: int = 0) -> Path:
+    """The shard of a unit: its name ends in its content's digest."""
+    (shard,) = Path(directory).glob(f"shard-{unit:05d}-{part:03d}-*.arrow")
+    return shard
+
+
+def work_folder(directory: Path | str = "out") -> Path:
+    """Where an interrupted run has left what it packed."""
+    (folder,) = Path(directory).glob(".packer/*/")
+    return folder
+
+
 def contents(directory: Path | str) -> dict[str, bytes]:
     """Every file below a directory."""
     return {
@@ -121,9 +133,9 @@ KILLED_WHILE_REPLACING = """
 import os
 from packer_cli import cli
 rename = os.rename
-def renamed(a, b):
-    rename(a, b)
-    if str(a).endswith("run.json"):
+def renamed(a, b, **at):
+    rename(a, b, **at)
+    if str(a).endswith("run.json") and str(b) == "replacing.json":
         os.kill(os.getpid(), 9)
 os.rename = renamed
 cli.main()

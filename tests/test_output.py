@@ -5,14 +5,29 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import pytest
-from conftest import assert_error, check_directory, contents, jsonl, pack, packer, recover_texts
+from conftest import (
+    assert_error,
+    check_directory,
+    contents,
+    jsonl,
+    pack,
+    packer,
+    recover_texts,
+    shard_of,
+)
+
+from packer_cli.locks import locked
+from packer_cli.ownership import Folder, claim
 
 pytestmark = pytest.mark.usefixtures("folder")
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
@@ -70,7 +85,7 @@ def test_overwrite_replaces_a_result_and_leaves_other_files(data: Path) -> None:
     assert recover_texts("out") == ["new"]
     assert sorted(contents(Path("out"))) == [
         "dataset_info.json", "input_times.json", "manifest.json", "notes.txt",
-        "shard-00000-000.arrow", "state.json", "units.jsonl",
+        shard_of().name, "state.json", "units.jsonl",
     ]  # fmt: skip
 
 
@@ -128,15 +143,25 @@ def test_an_output_inside_an_input_directory_is_no_input(folder: Path) -> None:
 
 
 def test_two_runs_do_not_write_to_one_directory(data: Path) -> None:
-    Path("out/.packer").mkdir(parents=True)
-    with open("out/.packer/lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with at_work(Path("out")):
+        before = contents("out")
         result = packer("pack", "a.jsonl", *OPTIONS)
         assert_error(result, 1, "out: another run is writing there")
-        assert contents(Path("out")) == {".packer/lock": b""}
+        assert contents("out") == before
     result = packer("pack", "a.jsonl", *OPTIONS)  # the lock went with its holder
     assert result.exit_code == 0
     check_directory("out")
+
+
+@contextmanager
+def at_work(output: Path) -> Iterator[None]:
+    """As if a run were at work in the directory."""
+    output.mkdir()
+    with Folder(output) as folder:
+        own = claim(folder, ".packer")
+        with locked(own.inside, "lock", output):
+            yield
+        own.close()
 
 
 def test_a_lock_that_went_with_its_run_is_no_lock(
@@ -144,64 +169,67 @@ def test_a_lock_that_went_with_its_run_is_no_lock(
 ) -> None:
     lock, calls = fcntl.flock, []
 
-    def after_the_other_run_ended(file: IO[str], how: int) -> None:
-        calls.append(file.name)
+    def after_the_other_run_ended(file: int, how: int) -> None:
+        calls.append(how)
         if len(calls) == 1:
             shutil.rmtree("out/.packer")
         lock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", after_the_other_run_ended)
     assert packer("pack", "a.jsonl", *OPTIONS).exit_code == 0
-    assert calls.count("out/.packer/lock") == 2
+    assert calls.count(fcntl.LOCK_EX | fcntl.LOCK_NB) == 2  # a second time, in a new folder
     check_directory("out")
 
 
-def test_the_lock_is_removed_last(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unlink, before = Path.unlink, list[list[str]]()
+def test_a_run_that_ends_takes_its_lock_with_all_the_rest(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, places = os.unlink, set[str]()
 
-    def record(path: Path, missing_ok: bool = False) -> None:
-        if path.name == "lock":
-            before.append(os.listdir(path.parent))
-        unlink(path, missing_ok)
+    def record(path: Any, **at: Any) -> None:
+        places.update(os.listdir("out"))
+        unlink(path, **at)
 
-    monkeypatch.setattr(Path, "unlink", record)
+    monkeypatch.setattr(os, "unlink", record)
     Path("bad.jsonl").write_bytes(jsonl("good") * 10 + b"{")
     assert packer("pack", "bad.jsonl", *OPTIONS).exit_code == 1
-    assert before == [["lock"]]
+    assert len(places) == 1  # nobody else finds half of it
+    assert re.fullmatch(r"\.packer-[0-9a-f]{32}", places.pop())
     assert not Path("out").exists()
 
 
 def test_a_file_system_without_locks(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(file: IO[str], how: int) -> None:
+    def no_locks(file: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out")
+    for quiet in ([], ["-q"]):
+        result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out", *quiet)
+        assert_error(result, 1, "out: cannot be locked: No locks available")
+        assert "--no-lock" in result.stderr
+        assert not Path("out/manifest.json").exists()
+    result = packer("pack", "a.jsonl", *OPTIONS, "--no-lock")
     assert result.exit_code == 0, result.stderr
-    message = "out/.packer cannot be locked (No locks available); let no other run write there"
-    assert result.stderr == f"packer: {message}\n"
     check_directory("out")
 
 
 REPLACING = (
     "import os, sys; from packer_cli.cli import main\n"
-    "steps = {step}\n"
-    "def count(call):\n"
-    "    def counted(*arguments, **options):\n"
-    "        global steps; steps -= '.packer' in str(arguments[0])\n"
-    "        if not steps: {failure}\n"
-    "        call(*arguments, **options)\n"
-    "    return counted\n"
-    "os.replace = count(os.replace); main()"
+    "steps, rename = {step}, os.rename\n"
+    "def moved(name, new, *, src_dir_fd=None, dst_dir_fd=None):\n"
+    "    global steps; steps -= src_dir_fd != dst_dir_fd\n"
+    "    if not steps: steps = -1; {failure}\n"
+    "    rename(name, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)\n"
+    "os.rename = moved; main()"
 )
 FAILURES = {
     "SIGTERM": ("os.kill(os.getpid(), 15)", 130, b"stopped: interrupted"),
     "SIGKILL": ("os.kill(os.getpid(), 9)", -9, b""),
-    "I/O error": ("raise OSError(5, 'I/O', 'out')", 1, b"error: out: cannot write: Input/output"),
+    "I/O error": ("raise OSError(5, 'I/O')", 1, b"error: out: cannot write: Input/output"),
 }
 
 
-@pytest.mark.parametrize("step", [1, 2, 4])
+@pytest.mark.parametrize("step", [1, 3, 6])  # a shard, a side file, the manifest
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("earlier", [False, True], ids=["new", "overwrite"])
 def test_a_failure_while_the_result_is_put_in_place(
@@ -216,9 +244,11 @@ def test_a_failure_while_the_result_is_put_in_place(
         [*command, "pack", "a.jsonl", *options], capture_output=True, timeout=60, check=False
     )
     assert (result.returncode, result.stderr[: len(message)]) == (code, message)
-    shards = [name for name in contents(Path("out")) if name.endswith(".arrow")]
-    assert [Path(name).name for name in shards] == ["shard-00000-000.arrow"]  # nothing is lost
-    assert_error(packer("stats", "out"), 1, "the run that writes it has not finished")
+    if earlier:  # whole all the time
+        assert packer("stats", "out", "--deep").exit_code == 0
+        assert recover_texts("out") == ["first", "second"]
+    else:
+        assert_error(packer("stats", "out"), 1, "the run that writes it has not finished")
     data.rename("a.away")  # another failure before the next success
     assert packer("pack", "a.away", *options, "--input-format", "csv").exit_code == 1
     Path("a.away").rename("a.jsonl")
@@ -226,18 +256,6 @@ def test_a_failure_while_the_result_is_put_in_place(
     assert result.exit_code == 0, result.stderr
     check_directory("out")
     assert recover_texts("out") == ["first", "second"]
-
-
-def test_what_a_killed_run_left_is_cleared_away(data: Path) -> None:
-    Path("out/.packer").mkdir(parents=True)
-    Path("out/.packer/shard-00007-000.arrow").write_bytes(b"half")
-    Path("out/shard-00007-000.arrow").write_bytes(b"of no manifest")
-    result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out")
-    assert result.exit_code == 0
-    message = "packer: out holds an unfinished run; starting it again from the beginning\n"
-    assert result.stderr == message
-    assert not list(Path("out").glob("**/shard-00007*"))
-    check_directory("out")
 
 
 def test_a_failed_run_leaves_an_earlier_result_whole(data: Path) -> None:

@@ -17,6 +17,7 @@ from conftest import (
     jsonl,
     packer,
     packer_script,
+    work_folder,
 )
 
 OPTIONS = ["-l", "64", "-t", "bytes", "--unit-bytes", "5k"]
@@ -84,7 +85,7 @@ def test_a_rank_that_is_lost_is_run_again() -> None:
 
 
 def test_finalize_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packer_cli.pipeline.finalize_if_last", lambda *arguments: None)
+    monkeypatch.setattr("packer_cli.pipeline.finalize_if_last", lambda *arguments, **options: None)
     for number in (0, 1):
         assert packer(*rank(number, 2)).exit_code == 0
     assert not Path("out/manifest.json").exists()
@@ -167,7 +168,7 @@ def test_the_same_rank_twice_is_refused() -> None:
     import fcntl
 
     assert packer(*rank(0, 2)).exit_code == 0
-    with open("out/.packer/rank-1-of-2.lock", "w") as lock:
+    with open(work_folder() / "rank-1-of-2.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert_error(packer(*rank(1, 2)), 1, "out: another run is writing there")
 
@@ -177,7 +178,7 @@ def test_ranks_of_another_world_size_are_refused_meanwhile() -> None:
     import fcntl
 
     assert packer(*rank(0, 2)).exit_code == 0
-    with open("out/.packer/rank-1-of-2.lock", "w") as lock:
+    with open(work_folder() / "rank-1-of-2.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = packer(*rank(0, 1))
         assert_error(done, 1, "out: ranks of another --world-size than 1 are at work")
@@ -217,7 +218,7 @@ def ended(inputs: None) -> Path:
     command = [sys.executable, "-c", KILLED_WHILE_REPLACING, *rank(1, 2)]
     killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert Path("out/.packer/replacing.json").exists()
+    assert (work_folder() / "replacing.json").exists()
     return Path("out")
 
 
@@ -239,7 +240,7 @@ def test_all_come_back_after_that(ended: Path) -> None:
 
 
 def test_finalize_by_hand_keeps_to_max_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packer_cli.pipeline.finalize_if_last", lambda *arguments: None)
+    monkeypatch.setattr("packer_cli.pipeline.finalize_if_last", lambda *arguments, **options: None)
     losing = ["--overlong", "drop", "--max-loss", "0.01"]
     assert packer(*rank(0, 1, "out", *losing)).exit_code == 0
     done = packer("finalize", "out")

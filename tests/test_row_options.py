@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import assert_error, check_directory, jsonl, pack, packer, recover_texts
+from conftest import assert_error, check_directory, jsonl, pack, packer, recover_texts, shard_of
 
 from packer_cli import open_packed, pipeline
 from packer_cli.config import COLUMNS, PackConfig, RunOptions
@@ -85,9 +85,9 @@ def test_wrap_with_a_multiple_pads_segments_and_the_end_only(texts: list[str]) -
 
 def test_a_multiple_of_one_changes_nothing(texts: list[str]) -> None:
     pack("a.jsonl", "-l", 64)
-    plain = Path("out/shard-00000-000.arrow").read_bytes()
+    plain = shard_of().read_bytes()
     pack("a.jsonl", "-l", 64, "--segment-multiple", 1, "--label-shift", "none", "--overwrite")
-    assert Path("out/shard-00000-000.arrow").read_bytes() == plain
+    assert shard_of().read_bytes() == plain
     assert "segment_multiple" not in said()
     assert "cu_seqlens_padded" not in next(batches()).schema.names
 
@@ -243,9 +243,9 @@ def test_deep_compares_what_shards_say_of_themselves(
 
 def test_position_ids_is_a_column_asked_for_shortly(texts: list[str]) -> None:
     assert pack("a.jsonl", "-l", 64, "--position-ids")["config"]["columns"] == list(COLUMNS)
-    shard = Path("out/shard-00000-000.arrow").read_bytes()
+    shard = shard_of().read_bytes()
     pack("a.jsonl", "-l", 64, "--columns", ",".join(COLUMNS), "--position-ids", "--overwrite")
-    assert Path("out/shard-00000-000.arrow").read_bytes() == shard
+    assert shard_of().read_bytes() == shard
 
 
 @pytest.mark.parametrize(

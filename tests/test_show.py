@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers
-from conftest import assert_error, jsonl, pack, packer, packer_process, packer_script
+from conftest import assert_error, jsonl, pack, packer, packer_process, packer_script, shard_of
 from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -76,7 +76,7 @@ def test_a_row_without_colour(packed: Path) -> None:
     assert show() == (
         "⟦trained tokens⟧, others\n"
         "\n"
-        "row 0 of 4: 2 segments, 14 tokens, 12 trained; shard-00000-000.arrow row 0\n"
+        f"row 0 of 4: 2 segments, 14 tokens, 12 trained; {shard_of().name} row 0\n"
         "── segment 0: a.jsonl byte 0, 6 tokens, 5 trained\n"
         "f⟦irst<eos>⟧\n"
         "── segment 1: a.jsonl byte 18, 8 tokens, 7 trained\n"
@@ -88,7 +88,7 @@ def test_a_row_without_colour(packed: Path) -> None:
 def test_a_later_part_of_a_document_and_a_full_row(packed: Path) -> None:
     full, end = show(2, 3).split("\n\n")[1:]
     assert full == (
-        "row 2 of 4: 1 segment, 16 tokens, 15 trained; shard-00000-000.arrow row 2\n"
+        f"row 2 of 4: 1 segment, 16 tokens, 15 trained; {shard_of().name} row 2\n"
         "── segment 0: a.jsonl byte 65, 16 tokens, 15 trained\n"
         "a⟦ longer one tha⟧"
     )
@@ -99,7 +99,7 @@ def test_json(packed: Path) -> None:
     assert show_json() == [
         {
             "row": 0,
-            "shard": "shard-00000-000.arrow",
+            "shard": shard_of().name,
             "shard_row": 0,
             "segments": [
                 {
@@ -249,7 +249,7 @@ def rewrite(change: Callable[[dict[str, Any]], None]) -> None:
 def test_a_shard_with_fewer_rows_than_the_manifest_says(packed: Path) -> None:
     rewrite(lambda manifest: manifest["shards"][0].update(rows=6))
     rewrite(lambda manifest: manifest.update(rows=6))
-    message = "out/shard-00000-000.arrow: holds 4 rows, the manifest says 6"
+    message = f"{shard_of()}: holds 4 rows, the manifest says 6"
     assert_error(packer("show", "out", 5), 1, message)
 
 
@@ -300,7 +300,7 @@ def change_shard(change: Callable[[dict[str, Any]], None], **metadata: str) -> N
 )
 def test_damaged_rows(packed: Path, column: str, value: object, message: str) -> None:
     change_shard(lambda columns: columns[column].__setitem__(0, value))
-    assert_error(packer("show", "out"), 1, "out/shard-00000-000.arrow: row 0: ", message)
+    assert_error(packer("show", "out"), 1, f"{shard_of()}: row 0: ", message)
     assert texts_of(1) == ["third\n\nline<eos>"]
 
 
@@ -343,7 +343,7 @@ def test_without_labels_all_is_plain_and_said(folder: Path) -> None:
         "packer: no labels column was written: not known which tokens are trained on\n"
     )
     assert result.stdout == (
-        "row 0 of 1: 1 segment, 5 tokens; shard-00000-000.arrow row 0\n"
+        f"row 0 of 1: 1 segment, 5 tokens; {shard_of().name} row 0\n"
         "── segment 0: 5 tokens\ntext<eos>\n... 3 padding tokens\n"
     )
     (segment,) = json.loads(packer("show", "out", "--json").stdout)["segments"]

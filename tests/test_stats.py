@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import assert_error, jsonl, pack, packer
+from conftest import assert_error, jsonl, pack, packer, shard_of
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
@@ -70,7 +70,7 @@ def test_the_figures(packed: Path) -> None:
     figures = json.loads(result.stdout)
     assert {name: figures[name] for name in FIGURES} == FIGURES
     assert figures["directory"] == "out"
-    assert figures["bytes"] == (packed / "shard-00000-000.arrow").stat().st_size
+    assert figures["bytes"] == shard_of(packed).stat().st_size
     assert figures["histograms"] == {
         "document_length": histogram(32, at2=2, at3=3, at4=1),
         "row_fill": histogram(21, at10=1, at17=2, at20=1),
@@ -224,7 +224,7 @@ def test_deep_finds_a_changed_label(packed: Path) -> None:
 @pytest.mark.parametrize("value", [-5, 0, 17, 2**31 - 1])
 def test_deep_finds_impossible_boundaries(packed: Path, value: int) -> None:
     tamper(packed, "cu_seqlens", put(1, value))
-    message = "shard-00000-000.arrow: is damaged: a row of cu_seqlens does not go up from 0 to 16"
+    message = f"{shard_of().name}: is damaged: a row of cu_seqlens does not go up from 0 to 16"
     assert_error(packer("stats", "out", "--deep"), 1, message)
 
 
@@ -268,12 +268,12 @@ def test_a_missing_shard_is_found(many_shards: Path) -> None:
 
 def test_a_shard_of_other_rows_and_equal_size_is_found(packed: Path) -> None:
     rewrite(packed, lambda manifest: manifest["shards"][0].update(rows=5))
-    message = "out/shard-00000-000.arrow: holds 4 rows, the manifest says 5"
+    message = f"{shard_of()}: holds 4 rows, the manifest says 5"
     assert_error(packer("stats", "out", "--deep"), 1, message)
 
 
 def test_a_shard_that_is_garbage_is_found(packed: Path) -> None:
-    shard = packed / "shard-00000-000.arrow"
+    shard = shard_of(packed)
     shard.write_bytes(b"x" * shard.stat().st_size)
     assert_error(packer("stats", "out", "--deep"), 1, f"out/{shard.name}: not a readable shard")
 

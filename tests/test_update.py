@@ -17,6 +17,7 @@ from conftest import (
     packer,
     packer_script,
     recover_texts,
+    shard_of,
 )
 
 OPTIONS = ["-l", 64, "-t", "bytes", "-q", "--unit-bytes", "5k"]
@@ -188,7 +189,7 @@ def test_an_update_of_nothing_packs_everything(result: Path) -> None:
 
 
 def test_a_lost_shard_is_packed_again(result: Path) -> None:
-    (result / "shard-00001-000.arrow").unlink()
+    shard_of(result, 1).unlink()
     assert "up to date" not in update("a.jsonl", "b.jsonl")
     assert sorted(recover_texts("out")) == sorted(texts(0) + texts(1))
 

@@ -21,6 +21,7 @@ from conftest import (
     packer_process,
     recover_documents,
     recover_texts,
+    shard_of,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,7 +92,7 @@ def test_shuffling_can_be_switched_off(data: Path) -> None:
     files = []
     for seed in (0, 1):
         pack(*INPUTS[:4], "--no-shuffle", "--seed", seed, "--overwrite")
-        files.append(Path("out/shard-00000-000.arrow").read_bytes())
+        files.append(shard_of().read_bytes())
     assert files[0] == files[1]
 
 
@@ -214,7 +215,7 @@ def test_position_ids(data: Path) -> None:
 
 def test_labels_and_types_are_those_of_the_format(data: Path) -> None:
     pack("a.jsonl", "-l", 16)
-    with pa.memory_map("out/shard-00000-000.arrow") as source:
+    with pa.memory_map(str(shard_of())) as source:
         schema = pa.ipc.open_stream(source).schema
     assert [(field.name, str(field.type).replace(" not null", "")) for field in schema] == [
         ("input_ids", "fixed_size_list<item: int32>[16]"),
@@ -235,11 +236,13 @@ def test_labels_and_types_are_those_of_the_format(data: Path) -> None:
 
 def test_shards_are_continued_in_parts(data: Path) -> None:
     manifest = pack("a.jsonl", "-l", 65536, "--shard-bytes", 1, "--overlong", "truncate")
-    assert [shard["file"] for shard in manifest["shards"]] == ["shard-00000-000.arrow"]
+    assert [shard["file"] for shard in manifest["shards"]] == [shard_of().name]
     (data / "long.jsonl").write_bytes(jsonl(*["x" * 600_000] * 6))
     options = ["-l", 65536, "--shard-bytes", "4M", "--columns", "input_ids,cu_seqlens,segments"]
     shards = pack("long.jsonl", *options, "--overwrite")["shards"]
-    assert [shard["file"] for shard in shards] == [f"shard-00000-00{i}.arrow" for i in range(4)]
+    names = [f"shard-00000-00{i}-{shard['sha256'][:16]}.arrow" for i, shard in enumerate(shards)]
+    assert len(names) == 4
+    assert [shard["file"] for shard in shards] == names
     assert all(len(document) == 600_001 for document in recover_documents("out").values())
 
 
