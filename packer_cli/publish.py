@@ -343,6 +343,8 @@ def _is_own(url: str, name: str, found: _Found, listed: dict[str, Listed]) -> bo
     size = found.sizes[name]
     if name == INPUT_TIMES:  # no digest covers it
         return (size is not None and found.complete) or name in listed
+    if found.marker is not None and name in found.marker.files:
+        return True  # perhaps only its beginning
     if size is None or name not in listed or listed[name].size not in (None, size):
         return False
     if _NAMED_BY_CONTENT.fullmatch(name):
@@ -351,7 +353,7 @@ def _is_own(url: str, name: str, found: _Found, listed: dict[str, Listed]) -> bo
 
 
 def _marker(url: str) -> _Marker | None:
-    """None when there is none. One that cannot be read is of no result that we know."""
+    """None when there is none. UsageError for one that is not packer's."""
     place = storage.join(url, MARKER)
     if not storage.is_file(place):
         return None
@@ -359,12 +361,19 @@ def _marker(url: str) -> _Marker | None:
         with storage.open_bytes(place) as file:
             return msgspec.json.decode(file.read(), type=_Marker)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _Marker("unreadable")
+        raise UsageError(
+            f"{place}: is not packer's", "move it elsewhere, or choose another --output"
+        ) from None
 
 
 def _mark(url: str, marker: _Marker) -> None:
     content = msgspec.json.encode(marker)
-    storage.write(storage.join(url, MARKER), [content], len(content))
+    _write(url, MARKER, [content], len(content))
+
+
+def _write(url: str, name: str, blocks: Iterable[bytes], size: int) -> None:
+    part = storage.join(url, f"{WORK}/{storage.base_name(name)}.part")
+    storage.write(storage.join(url, name), blocks, size, part)
 
 
 def _unmark(url: str, found: _Found) -> None:
@@ -374,6 +383,9 @@ def _unmark(url: str, found: _Found) -> None:
         gone = [name for name, (size, _) in found.marker.earlier.items() if sizes.get(name) == size]
         tasks = (partial(storage.remove, storage.join(url, name)) for name in sorted(gone))
         _on_threads(tasks, _THREADS, threading.Event())
+    for name in storage.sizes(storage.join(url, WORK)):
+        if name.endswith(".part"):  # of local files, when a run was killed
+            storage.remove(storage.join(url, f"{WORK}/{name}"))
     storage.remove(storage.join(url, MARKER))
     storage.remove_folder(storage.join(url, WORK))
 
@@ -426,7 +438,7 @@ def _upload(
 
     def put(name: str) -> None:
         blocks = _blocks(result / name, files[name].sha256, stop, progress)
-        storage.write(storage.join(url, name), blocks, files[name].size or 0)
+        _write(url, name, blocks, files[name].size or 0)
         uploaded.append(name)
 
     largest = max(storage.part_bytes(file.size or 0) for file in files.values())
@@ -447,7 +459,7 @@ def _upload(
     if _marker(url) != marker:
         raise _other_writer(f"{url}: another run is writing there")
     blocks = _blocks(result / MANIFEST, own[1], stop, progress)
-    storage.write(storage.join(url, MANIFEST), blocks, own[0])
+    _write(url, MANIFEST, blocks, own[0])
     if storage.stat(storage.join(url, MANIFEST), again=True).size != own[0]:
         raise _other_writer(f"{storage.join(url, MANIFEST)}: is not what was uploaded")
     _unmark(url, found._replace(marker=marker))

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
+from packer_cli.durable import sync
 from packer_cli.errors import DataError, PackerError, UsageError
 
 if TYPE_CHECKING:
@@ -159,12 +160,24 @@ def part_bytes(size: int) -> int:
     return max(_PART_BYTES, -(-size // _MOST_PARTS // _MIB) * _MIB)
 
 
-def write(url: str, blocks: Iterable[bytes], size: int) -> None:
+def write(url: str, blocks: Iterable[bytes], size: int, part: str) -> None:
     """Make an object of about `size` bytes. Raises PackerError, and what `blocks` raise.
 
     Then nothing is at the URL, or what was before; where stores have no such thing as a whole
-    object (file, sftp, memory in tests), perhaps its beginning.
+    object (sftp, memory in tests), perhaps its beginning. `part`: the URL at which local files are
+    written, to be renamed when they are whole.
     """
+    if url.partition("://")[0] in _LOCAL:
+        with _asking(url, "write"):
+            _write(part, blocks, size)
+            place = _store(url)[1]
+            os.replace(_store(part)[1], place)
+            sync(Path(place).parent)
+    else:
+        _write(url, blocks, size)
+
+
+def _write(url: str, blocks: Iterable[bytes], size: int) -> None:
     with _asking(url, "write"):
         store, name = _store(url)
         options = {"block_size": part_bytes(size)}

@@ -20,13 +20,14 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
-from conftest import assert_error, contents, jsonl, packer, packer_process, recover_texts
+from conftest import assert_error, contents, jsonl, packer, packer_process, recover_texts, shard_of
 from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from packer_cli import publish, storage
+from packer_cli import open_packed, publish, storage
 from packer_cli.manifest import is_manifest
+from packer_cli.shards import digest
 
 KILLS = int(os.environ.get("PACKER_KILLS", "30"))
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(400)]
@@ -229,14 +230,14 @@ def test_a_finished_result_is_replaced_only_when_asked() -> None:
     assert there() == before
     Shop.log.clear()
     succeeds("--overwrite")
-    assert there() == local() | {"notes.txt": b"mine"}
-    # reserved, marked; and the manifest goes before anything else is touched
-    assert Shop.log[:3] == [("write", MARKER), ("write", MARKER), ("remove", "manifest.json")]
-    last = max(i for i, (what, name) in enumerate(Shop.log) if what == "remove" and name != MARKER)
-    first = next(i for i, entry in enumerate(Shop.log) if entry[1].endswith(".arrow")
-                 and entry[0] == "write")  # fmt: skip
-    assert last < first
-    assert Shop.log[-2:] == [("write", "manifest.json"), ("remove", MARKER)]
+    mine = {"notes.txt": b"mine", "shard-99999-000.arrow": b"stale"}
+    assert there() == local() | mine
+    # reserved, marked; and nothing goes before the manifest is another
+    assert Shop.log[:2] == [("write", MARKER), ("write", MARKER)]
+    at = Shop.log.index(("write", "manifest.json"))
+    assert {what for what, _ in Shop.log[:at]} == {"write"}
+    assert {what for what, _ in Shop.log[at + 1 :]} == {"remove"}
+    assert Shop.log[-1] == ("remove", MARKER)
 
 
 def fail_at(number: int, error: BaseException) -> None:
@@ -256,7 +257,7 @@ def test_an_upload_that_fails_halfway_goes_on(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(publish, "_THREADS", 1)
     fail_at(3, PermissionError(errno.EACCES, "Access Denied"))
     result = pack()
-    assert_error(result, 1, f"{OUT}/shard-00002-000.arrow: cannot write: Access Denied")
+    assert_error(result, 1, f"{OUT}/shard-00002-000-", ".arrow: cannot write: Access Denied")
     tip = result.stderr.splitlines()[1]
     assert "write and to delete; 2 of " in tip
     assert tip.endswith("files are uploaded; run the same command again to go on")
@@ -268,8 +269,7 @@ def test_an_upload_that_fails_halfway_goes_on(monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 0, result.stderr
     assert f"{OUT}: going on: 2 of " in result.stderr
     written = [name for what, name in Shop.log if what == "write"]
-    assert "shard-00000-000.arrow" not in written
-    assert "shard-00002-000.arrow" in written
+    assert next(name[:11] for name in written if name.startswith("shard")) == "shard-00002"
     assert os.listdir("tmp") == []
     assert there() == local()
 
@@ -279,11 +279,12 @@ def test_every_object_is_checked_at_the_end(monkeypatch: pytest.MonkeyPatch) -> 
 
     def cut(what: str, name: str) -> None:
         if name == "units.jsonl":
-            Shop.objects["bucket/deep/out/shard-00001-000.arrow"] = b"short"
+            (shard,) = (n for n in Shop.objects if "shard-00001" in n)
+            Shop.objects[shard] = b"short"
 
     Shop.disturb = cut
     result = pack()
-    assert_error(result, 1, f"{OUT}/shard-00001-000.arrow: is not what was uploaded")
+    assert_error(result, 1, f"{OUT}/shard-00001-000-", ".arrow: is not what was uploaded")
     assert "manifest.json" not in there()
     Shop.disturb = lambda what, name: None
     succeeds()
@@ -293,8 +294,9 @@ def test_every_object_is_checked_at_the_end(monkeypatch: pytest.MonkeyPatch) -> 
 def test_another_run_that_writes_there_is_noticed() -> None:
     def take_over(what: str, name: str) -> None:
         if name == "units.jsonl":
-            content = b'{"manifest_sha256": "another", "cleared": true}'
-            Shop.objects[f"bucket/deep/out/{MARKER}"] = content
+            files = dict.fromkeys([*there(), "units.jsonl", "input_times.json"], (1, ""))
+            content = {"manifest_sha256": "another", "files": files}
+            Shop.objects[f"bucket/deep/out/{MARKER}"] = json.dumps(content).encode()
 
     Shop.disturb = take_over
     assert_error(pack(), 1, f"{OUT}: another run is writing there")
@@ -339,12 +341,12 @@ def test_a_staged_shard_that_was_damaged_is_not_published(folder: Path) -> None:
     fail_at(1, OSError("no"))
     assert pack("--staging", "s").exit_code == 1
     Shop.disturb = lambda what, name: None
-    shard = Path("s/result/shard-00004-000.arrow")
+    shard = shard_of("s/result", 4)
     data = bytearray(shard.read_bytes())
     data[-100] ^= 1
     shard.write_bytes(data)
     result = pack("--staging", "s")
-    assert_error(result, 1, "shard-00004-000.arrow: is not what was packed")
+    assert_error(result, 1, f"{shard.name}: is not what was packed")
     assert "manifest.json" not in there()
     shard.unlink()  # by whatever cleans up: then all is packed again
     succeeds("--staging", "s")
@@ -463,16 +465,22 @@ def test_killed_at_every_step(overwrite: bool) -> None:
         assert killed.returncode == -signal.SIGKILL, (step, killed.stderr)
         found = contents(out) if Path(out).exists() else {}
         found = {name: data for name, data in found.items() if not name.startswith(".packer")}
-        if is_manifest(Path(out, "manifest.json")):
-            assert found in (whole, other), step
-        else:
-            middle += bool(found)
+        if is_manifest(Path(out, "manifest.json")):  # one result or the other, whole
+            check_shards(out)
+            assert found["manifest.json"] in (whole["manifest.json"], other["manifest.json"]), step
+        before = other if overwrite else {}
+        middle += found != before and found.get("manifest.json") != whole["manifest.json"]
         again = crashing(0, *more, out=out)
         finished = "holds a finished result" in again.stderr
         assert again.returncode == 0 or finished, (step, again.stderr)
         assert contents(out) == whole, step
         assert os.listdir("tmp") == []
-    assert middle > KILLS // 12
+    assert middle
+
+
+def check_shards(out: str) -> None:
+    for shard in open_packed(out).manifest["shards"]:
+        assert digest(Path(out, shard["file"])) == (shard["bytes"], shard["sha256"])
 
 
 def test_stdin_is_packed_again_and_then_uploading_goes_on() -> None:
@@ -534,7 +542,7 @@ def test_an_object_that_is_not_whole_is_not_committed() -> None:
         raise OSError("no")
 
     with pytest.raises(Exception, match="cannot write: no"):
-        storage.write(f"{OUT}/x", blocks(), 10 << 20)
+        storage.write(f"{OUT}/x", blocks(), 10 << 20, f"{OUT}/.packer/x.part")
     assert there() == {}
     assert ("discard", "x") in Shop.log
     assert storage.part_bytes(1 << 40) * 10_000 > 1 << 40
