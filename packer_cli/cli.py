@@ -274,12 +274,33 @@ def pack(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier result in the output.")
     ] = False,
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add",
+            help="Add these inputs to the result, if there is one; those that it has already and "
+            "that are not named stay as they are packed, even if their files are gone.",
+        ),
+    ] = False,
     update: Annotated[
-        bool, typer.Option("--update", help="Pack only inputs that are new or have changed.")
+        bool,
+        typer.Option(
+            "--update",
+            help="Pack only inputs that are new or have changed. All others must be named, too: "
+            "see --add and --prune.",
+        ),
+    ] = False,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune", help="With --update: drop the documents of inputs that are not named."
+        ),
     ] = False,
     checksum: Annotated[
         bool,
-        typer.Option("--checksum", help="With --update: compare contents, not times of change."),
+        typer.Option(
+            "--checksum", help="With --update or --add: compare contents, not times of change."
+        ),
     ] = False,
     chat_template: Annotated[
         str | None,
@@ -489,7 +510,7 @@ def pack(
         options = RunOptions(
             engine=engine, ray_address=ray_address, **find_rank(rank, world_size),
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
-            update=update, checksum=checksum, progress=not quiet,
+            update=update, add=add, prune=prune, checksum=checksum, progress=not quiet,
         )  # fmt: skip
         if tokenizer == "":
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")

@@ -39,6 +39,7 @@ from packer_cli.shapes import Shape
 from packer_cli.source import Chosen, choose_encoding
 from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
+from packer_cli.unnamed import described
 from packer_cli.update import Update, plan_update
 from packer_cli.worker import Worker, commit_input, left_to_do
 
@@ -143,11 +144,13 @@ class _Job:
         """What has changed since an earlier result; says what a user should know of it."""
         update = plan_update(
             destination, earlier, self.files, self.shape, self.config, self.chosen.name,
-            self.chosen.hashes, checksum=self.options.checksum,
+            self.chosen.hashes, checksum=self.options.checksum, unnamed=self.options.unnamed,
         )  # fmt: skip
         rank = self.options.as_rank
-        if update.gone and not rank:
-            self.notify(f"{destination}: inputs that are gone, with their documents: {update.gone}")
+        if update.dropped and not rank:
+            self.notify(f"{destination}: drops {described(update.dropped)}")
+        if update.kept:
+            self.notify(f"{destination}: keeps {described(update.kept)}")
         if not update.changed:
             self.notify(f"{destination}: {'finished already' if rank else 'up to date'}")
         return update

@@ -46,7 +46,7 @@ def spread(cost: dict[str, int]) -> dict[str, float]:
 
 
 def inputs_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """The inputs, without those that an update found gone."""
+    """The inputs, without those that an update has dropped."""
     return [said for said in manifest["inputs"] if not said.get("removed")]
 
 
