@@ -528,7 +528,7 @@ def pack(
                 raise UsageError("--staging: is for an --output that is a URL", "leave it out")
         notify = (lambda message: None) if quiet else _say
         manifest = pipeline.pack(
-            inputs, destination, config, options, tokenizer, notify, ctx.obj, folder
+            inputs, destination, config, options, tokenizer, notify, _say, ctx.obj, folder
         )
         if manifest is None:  # there is more for other ranks to do
             return
@@ -570,7 +570,7 @@ def stats(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show how much of each row is real tokens.
+    """Show what a result was made with, and how much of each row is real tokens.
 
     Reads the manifest only, so it is instant on any size; --deep reads every shard.
     """

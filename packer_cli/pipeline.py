@@ -54,16 +54,17 @@ def pack(
     options: RunOptions,
     tokenizer_name: str | None = None,
     notify: Notify = lambda message: None,
+    warn: Notify = lambda message: None,
     early: EarlyReference | None = None,
     staging: Path | None = None,
 ) -> dict[str, Any] | None:
     """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
     rank that leaves work to others.
 
-    `notify` hears one-line messages for the user. `early`: of the tokenizer, if begun. `staging`:
-    where what goes to a URL is packed. Raises PackerError: UsageError before anything is written,
-    DataError for bad records or storage, Interrupted for Ctrl-C. Units that are packed by then
-    are kept for the next run.
+    `notify` hears one-line messages for the user, `warn` those that nobody should miss. `early`: of
+    the tokenizer, if begun. `staging`: where what goes to a URL is packed. Raises PackerError:
+    UsageError before anything is written, DataError for bad records or storage, Interrupted for
+    Ctrl-C. Units that are packed by then are kept for the next run.
     """
     url = str(destination) if storage.is_url(str(destination)) else None
     if url:
@@ -75,7 +76,7 @@ def pack(
     _refuse_shared_stdin(files, options)
     shape = detect_shape(files, config)
     config = config.for_shape(shape)
-    chosen = choose_encoding(shape, config, tokenizer_name, notify)
+    chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     return job.to_url(url, staging) if url else job.to_directory(Path(destination))
 

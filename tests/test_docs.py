@@ -82,6 +82,13 @@ def test_the_command_of_every_night_keeps_the_others(folder: Path) -> None:
         assert sorted(recover_texts("out")) == ["one", "three", "two"]
 
 
+def test_the_figures_that_readme_shows(project: Path) -> None:
+    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
+    printed = textwrap.indent(packer("stats", "documents-packed-1024").stdout, "    ")
+    shown = README.split("that `-q` does not silence:\n\n")[1].split("\n\n`packer show")[0]
+    assert printed.startswith(shown), printed
+
+
 def test_the_row_that_readme_shows(project: Path) -> None:
     assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
     shown = README.split("as here in `packer show documents-packed-1024 97`:\n\n")[1]
