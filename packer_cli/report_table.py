@@ -163,8 +163,7 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
     if by == "shard":
         max_length = manifest["config"]["max_length"]
-        for name in ("shard", "rows", "segments", "tokens", "utilization", "bytes"):
-            table.add_column(name, justify="left" if name == "shard" else "right")
+        _add_columns(table, "shard", "rows", "segments", "tokens", "utilization", "bytes")
         for s in manifest["shards"]:
             share = s["tokens"] / (s["rows"] * max_length)
             table.add_row(
@@ -172,10 +171,7 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
                 f"{share:.2%}", f"{s['bytes']:,}",
             )  # fmt: skip
     else:
-        for name in ("input", "documents", "tokens", "empty", "rejected", "bytes"):
-            table.add_column(
-                name, justify="left" if name == "input" else "right", overflow="fold"
-            )  # a path that is cut short names nothing
+        _add_columns(table, "input", "documents", "tokens", "empty", "rejected", "bytes")
         for i in inputs_of(manifest):
             table.add_row(
                 escape(i["path"]), f"{i['documents']:,}", f"{i['tokens']:,}",
@@ -183,3 +179,10 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
             )  # fmt: skip
     console.print()
     console.print(table)
+
+
+def _add_columns(table: Table, name: str, *figures: str) -> None:
+    """A name that is cut short names nothing: it goes on in the next line, and no figure does."""
+    table.add_column(name, overflow="fold")
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)
