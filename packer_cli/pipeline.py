@@ -39,7 +39,7 @@ from packer_cli.shapes import Shape
 from packer_cli.source import Chosen, choose_encoding
 from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
-from packer_cli.unnamed import described
+from packer_cli.unnamed import described, refuse_to_forget
 from packer_cli.update import Update, plan_update
 from packer_cli.worker import Worker, commit_input, left_to_do
 
@@ -125,6 +125,8 @@ class _Job:
                     return earlier
                 if rank:
                     raise output.finished(destination)
+            elif options.update and not options.prune:
+                refuse_to_forget(destination, self.files)
             run = (
                 self._run(update.files, update.units)
                 if update

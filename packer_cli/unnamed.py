@@ -78,7 +78,8 @@ def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
     if lost:
         raise UsageError(
             f"{directory}: holds an unfinished run with other inputs: {_named(lost)}",
-            f"name these, too; to give them up, remove {directory / WORK}",
+            "run its command again first, which goes on with it; to give these inputs up, remove "
+            f"{directory / WORK}",
         )
 
 

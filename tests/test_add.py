@@ -141,10 +141,8 @@ def test_a_directory_adds_what_is_in_it(nights: list[str]) -> None:
     assert packed() == sorted([*of_nights(1, 2, 3), "more"])
 
 
-def test_an_interrupted_addition_goes_on(nights: list[str], tmp_path: Path) -> None:
-    """Killed with the new unit packed, and what is kept recorded beside it."""
-    Path(nights[0]).unlink()
-    crash = """
+# A program that is packer, but is killed when all is packed and recorded.
+KILLED = """
 import os
 from packer_cli import cli, pipeline
 def killed(*arguments):
@@ -152,20 +150,39 @@ def killed(*arguments):
 pipeline.finalize = killed
 cli.main()
 """
+
+
+def killed(*command: str) -> None:
     python = Path(packer_script()).with_name("python")
-    command = ["pack", nights[2], *map(str, OPTIONS), "--add"]
-    done = subprocess.run([python, "-c", crash, *command], check=False, timeout=60)
+    done = subprocess.run([python, "-c", KILLED, *command], check=False, timeout=60)
     assert done.returncode == -9
+
+
+def test_an_interrupted_addition_goes_on(nights: list[str]) -> None:
+    Path(nights[0]).unlink()
+    command = ["pack", nights[2], *map(str, OPTIONS), "--add"]
+    killed(*command)
     assert packed() == of_nights(0, 1)
     # nobody would see that the third night was never added
     message = f"out: holds an unfinished run with other inputs: {nights[2]}"
     refused(nights[3], "--add", message=message, tip="remove out/.packer")
-    refused(*nights[1:2], "--add", message=message, tip="name these, too")
+    refused(*nights[1:2], "--add", message=message, tip="run its command again first")
     again = packer_process(*(option for option in command if option != "-q"))
     assert again.returncode == 0, again.stderr
     assert b"out: going on: " in again.stderr
     assert packed() == of_nights(0, 1, 2)
     check_directory("out")
+
+
+def test_an_interrupted_first_night_is_not_forgotten(folder: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        Path(name).write_bytes(jsonl(name))
+    killed("pack", "a.jsonl", *map(str, OPTIONS), "--add")
+    message = "out: holds an unfinished run with other inputs: a.jsonl"
+    refused("b.jsonl", "--add", message=message, tip="run its command again first")
+    add("a.jsonl")
+    add("b.jsonl")
+    assert packed() == ["a.jsonl", "b.jsonl"]
 
 
 def unit_of_small_inputs() -> list[str]:
