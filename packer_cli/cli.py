@@ -282,12 +282,33 @@ def pack(
         bool, typer.Option("--overwrite", help="Replace an earlier result in the output.")
     ] = False,
     no_lock: NoLock = False,
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add",
+            help="Add these inputs to the result, if there is one; those that it has already and "
+            "that are not named stay as they are packed, even if their files are gone.",
+        ),
+    ] = False,
     update: Annotated[
-        bool, typer.Option("--update", help="Pack only inputs that are new or have changed.")
+        bool,
+        typer.Option(
+            "--update",
+            help="Pack only inputs that are new or have changed. All others must be named, too: "
+            "see --add and --prune.",
+        ),
+    ] = False,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune", help="With --update: drop the documents of inputs that are not named."
+        ),
     ] = False,
     checksum: Annotated[
         bool,
-        typer.Option("--checksum", help="With --update: compare contents, not times of change."),
+        typer.Option(
+            "--checksum", help="With --update or --add: compare contents, not times of change."
+        ),
     ] = False,
     chat_template: Annotated[
         str | None,
@@ -497,7 +518,8 @@ def pack(
         options = RunOptions(
             engine=engine, ray_address=ray_address, **find_rank(rank, world_size),
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
-            update=update, checksum=checksum, no_lock=no_lock, progress=not quiet,
+            update=update, add=add, prune=prune, checksum=checksum, no_lock=no_lock,
+            progress=not quiet,
         )  # fmt: skip
         if tokenizer == "":
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
@@ -515,7 +537,7 @@ def pack(
                 raise UsageError("--staging: is for an --output that is a URL", "leave it out")
         notify = (lambda message: None) if quiet else _say
         manifest = pipeline.pack(
-            inputs, destination, config, options, tokenizer, notify, ctx.obj, folder
+            inputs, destination, config, options, tokenizer, notify, _say, ctx.obj, folder
         )
         if manifest is None:  # there is more for other ranks to do
             return
@@ -558,7 +580,7 @@ def stats(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show how much of each row is real tokens.
+    """Show what a result was made with, and how much of each row is real tokens.
 
     Reads the manifest only, so it is instant on any size; --deep reads every shard.
     """

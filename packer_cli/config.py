@@ -303,6 +303,8 @@ class RunOptions:
     tokenizer_backend  "auto", "gigatoken" or "tokenizers"
     overwrite          replace an earlier result in the output directory
     update             bring it up to date: pack only what is new or has changed
+    add                an update that keeps the inputs which are not named, as they are packed
+    prune              let an update drop the inputs which are not named
     checksum           tell changed inputs by their contents, not by size and time of change
     no_lock            go on where the file system has no locks
     progress           show progress on stderr
@@ -315,6 +317,8 @@ class RunOptions:
     tokenizer_backend: str = "auto"
     overwrite: bool = False
     update: bool = False
+    add: bool = False
+    prune: bool = False
     checksum: bool = False
     no_lock: bool = False
     progress: bool = True
@@ -335,20 +339,41 @@ class RunOptions:
                     f"--rank: {self.rank} is not between 0 and {self.world_size - 1}",
                     "ranks are counted from 0",
                 )
-            if self.overwrite or self.update or self.engine != "local":
+            if self.overwrite or self.update or self.add or self.engine != "local":
                 raise UsageError(
-                    "--rank: does not go with --overwrite, --update or --engine ray",
+                    "--rank: does not go with --overwrite, --update, --add or --engine ray",
                     "give the ranks an --output of their own, and put it in place afterwards",
                 )
         _one_of("--tokenizer-backend", self.tokenizer_backend, ("auto", "gigatoken", "tokenizers"))
         if self.workers < 0:
             raise UsageError(f"--workers: {self.workers} is negative")
-        if self.update and self.overwrite:
-            raise UsageError("--update and --overwrite: one keeps what the other replaces")
-        if self.checksum and not self.update:
-            raise UsageError("--checksum: is for --update", "leave it out, or add --update")
+        self._check_update()
         if self.workers == 0:
             object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))
+
+    def _check_update(self) -> None:
+        name = "--add" if self.add else "--update"
+        if self.add and self.prune:
+            raise UsageError(
+                "--add and --prune: one keeps the inputs that are not named, the other drops them",
+                "leave one of them out",
+            )
+        object.__setattr__(self, "update", self.update or self.add)
+        if self.update and self.overwrite:
+            raise UsageError(f"{name} and --overwrite: one keeps what the other replaces")
+        for option, given in (("--checksum", self.checksum), ("--prune", self.prune)):
+            if given and not self.update:
+                raise UsageError(f"{option}: is for --update", "leave it out, or add --update")
+
+    @property
+    def unnamed(self) -> str:
+        """What becomes of an earlier result's inputs that are not named: "kept", "dropped", or
+        the run is "refused".
+        """
+        if self.add:
+            return "kept"
+        # ranks only ask whether they are at work on what is finished already
+        return "dropped" if self.prune or self.as_rank else "refused"
 
     @property
     def as_rank(self) -> tuple[int, int] | None:

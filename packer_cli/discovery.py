@@ -246,21 +246,18 @@ def check_unchanged(file: InputFile) -> None:
         )
 
 
-def plan_units(
-    files: list[InputFile], config: PackConfig, among: list[InputFile] | None = None
-) -> list[WorkUnit]:
+def plan_units(files: list[InputFile], config: PackConfig, standing: int = 0) -> list[WorkUnit]:
     """Cut the inputs into work units of about equal weight, in input order.
 
     Units hold about `unit_bytes` of text. By default a thousand rows' worth, so that a unit's
     unfilled last row is noise, and more for inputs of many gigabytes, so that there are at
-    most about a thousand shards. `among`: all inputs, when others are packed already.
+    most about a thousand shards. `standing`: the weight of inputs that are packed already.
     """
     weights = {file.index: _weight(file) for file in files}
     total = sum(weights.values())
     unit_bytes = config.unit_bytes
     if unit_bytes is None:
-        everything = total if among is None else sum(map(_weight, among))
-        unit_bytes = _default_unit_bytes(everything, config.max_length)
+        unit_bytes = _default_unit_bytes(total + standing, config.max_length)
     target = max(1, -(-total // max(1, -(-total // unit_bytes))))
     units: list[WorkUnit] = []
     current: list[Slice] = []

@@ -28,6 +28,10 @@ class _Tokenizer(Struct):
     bos_token_id: _Id | None
     eos_token_id: _Id | None
     pad_token_id: _Id
+    bos_token: str | None = None
+    eos_token: str | None = None
+    prefix: list[_Id] = []
+    suffix: list[_Id] = []
 
 
 class _Histograms(Struct):
@@ -84,6 +88,9 @@ class _Config(Struct):
     label_shift: str = "none"
     max_segments_per_row: Annotated[int, Meta(ge=1, le=MAX_LENGTH_LIMIT)] | None = None
     input_format: str | None = None
+    prompt_template: str | None = None
+    chat_template: str | None = None
+    fields: list[tuple[str, str]] = []
 
 
 class _Manifest(Struct):

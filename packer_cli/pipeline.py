@@ -40,6 +40,7 @@ from packer_cli.shapes import Shape
 from packer_cli.source import Chosen, choose_encoding
 from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
+from packer_cli.unnamed import described, refuse_to_forget
 from packer_cli.update import Update, plan_update
 from packer_cli.worker import Worker, commit_input, left_to_do
 
@@ -54,16 +55,17 @@ def pack(
     options: RunOptions,
     tokenizer_name: str | None = None,
     notify: Notify = lambda message: None,
+    warn: Notify = lambda message: None,
     early: EarlyReference | None = None,
     staging: Path | None = None,
 ) -> dict[str, Any] | None:
     """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
     rank that leaves work to others.
 
-    `notify` hears one-line messages for the user. `early`: of the tokenizer, if begun. `staging`:
-    where what goes to a URL is packed. Raises PackerError: UsageError before anything is written,
-    DataError for bad records or storage, Interrupted for Ctrl-C. Units that are packed by then
-    are kept for the next run.
+    `notify` hears one-line messages for the user, `warn` those that nobody should miss. `early`: of
+    the tokenizer, if begun. `staging`: where what goes to a URL is packed. Raises PackerError:
+    UsageError before anything is written, DataError for bad records or storage, Interrupted for
+    Ctrl-C. Units that are packed by then are kept for the next run.
     """
     url = str(destination) if storage.is_url(str(destination)) else None
     if url:
@@ -75,7 +77,7 @@ def pack(
     _refuse_shared_stdin(files, options)
     shape = detect_shape(files, config)
     config = config.for_shape(shape)
-    chosen = choose_encoding(shape, config, tokenizer_name, notify)
+    chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     return job.to_url(url, staging) if url else job.to_directory(Path(destination))
 
@@ -131,6 +133,8 @@ class _Job:
                     return earlier
                 if rank:
                     raise output.finished(destination)
+            elif options.update and not options.prune:
+                refuse_to_forget(destination, self.files)
             run = (
                 self._run(update.files, update.units)
                 if update
@@ -151,11 +155,13 @@ class _Job:
         """What has changed since an earlier result; says what a user should know of it."""
         update = plan_update(
             destination, earlier, self.files, self.shape, self.config, self.chosen.name,
-            self.chosen.hashes, checksum=self.options.checksum,
+            self.chosen.hashes, checksum=self.options.checksum, unnamed=self.options.unnamed,
         )  # fmt: skip
         rank = self.options.as_rank
-        if update.gone and not rank:
-            self.notify(f"{destination}: inputs that are gone, with their documents: {update.gone}")
+        if update.dropped and not rank:
+            self.notify(f"{destination}: drops {described(update.dropped)}")
+        if update.kept:
+            self.notify(f"{destination}: keeps {described(update.kept)}")
         if not update.changed:
             self.notify(f"{destination}: {'finished already' if rank else 'up to date'}")
         return update

@@ -102,8 +102,9 @@ def check_options(url: str, options: RunOptions) -> None:
     if not url.partition("://")[2].strip("/"):
         raise UsageError(f"--output: {url}: names no folder", "for example s3://bucket/folder")
     if options.update:
+        option = "--add" if options.add else "--update"
         raise UsageError(
-            f"--update: {url}: a URL, and only local results can be updated",
+            f"{option}: {url}: a URL, and only local results can be updated",
             "update a local copy and upload that, or pack everything anew with --overwrite",
         )
     if options.as_rank is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli.manifest import TOTALS
+from packer_cli.origin import inputs_of, origin
 
 
 def figures(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -45,13 +46,8 @@ def spread(cost: dict[str, int]) -> dict[str, float]:
     }
 
 
-def inputs_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """The inputs, without those that an update found gone."""
-    return [said for said in manifest["inputs"] if not said.get("removed")]
-
-
 def as_json(directory: Path | str, manifest: dict[str, Any], *, by: str | None = None) -> str:
-    content = {"directory": str(directory)} | figures(manifest)
+    content = {"directory": str(directory)} | origin(manifest) | figures(manifest)
     content["histograms"] = manifest["histograms"]
     if by == "shard":
         content["by_shard"] = manifest["shards"]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from packer_cli.report import figures, inputs_of
+from packer_cli.origin import BUILT_IN, inputs_of, origin_lines
+from packer_cli.report import figures
 
 _BAR = 40
+_TITLE = len("utilization")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -25,8 +30,10 @@ def print_report(
     deep: bool = False,
 ) -> None:
     """Print to stdout. `detail`: histograms too; `deep`: say that a recount agreed."""
-    width = None if sys.stdout.isatty() else 10_000  # a pipe has none: a line is a line
-    console = Console(highlight=False, soft_wrap=True, width=width)
+    # a pipe has no width: a line is a line, without the spaces that fill up a table's
+    piped = None if sys.stdout.isatty() else io.StringIO()
+    width = None if piped is None else 10_000
+    console = Console(file=piped, highlight=False, soft_wrap=True, width=width)
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     times = "x" if plain else "×"
     f = figures(manifest)
@@ -68,6 +75,8 @@ def print_report(
     for name, count, rest in _losses(f, manifest["config"].get("train_on", "all")):
         table.add_row(name, f"{count:,}", rest, style="yellow")
     console.print(f"[bold]{escape(str(directory))}[/bold]")
+    _print_origin(console, manifest)
+    console.print()
     console.print(table)
     if detail:
         _histograms(console, manifest, plain)
@@ -75,6 +84,17 @@ def print_report(
         _breakdown(console, manifest, by)
     if deep:
         console.print("\nrecounted from the shards: all figures agree")
+    if piped is not None:
+        sys.stdout.write("\n".join(line.rstrip() for line in piped.getvalue().split("\n")))
+
+
+def _print_origin(console: Console, manifest: dict[str, Any]) -> None:
+    width = max(console.width - _TITLE - 2, _TITLE)
+    for name, text in origin_lines(manifest):
+        lines = wrap(text, width, replace_whitespace=False, break_on_hyphens=False)
+        for title, line in zip([name, *[""] * len(lines)], lines, strict=False):
+            style = "yellow" if text.startswith(BUILT_IN) else ""
+            console.print(Text.assemble((f"{title:<{_TITLE}}  ", "dim"), (line, style)))
 
 
 def _losses(f: dict[str, Any], train_on: str) -> list[tuple[str, int, str]]:
@@ -143,8 +163,7 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
     if by == "shard":
         max_length = manifest["config"]["max_length"]
-        for name in ("shard", "rows", "segments", "tokens", "utilization", "bytes"):
-            table.add_column(name, justify="left" if name == "shard" else "right")
+        _add_columns(table, "shard", "rows", "segments", "tokens", "utilization", "bytes")
         for s in manifest["shards"]:
             share = s["tokens"] / (s["rows"] * max_length)
             table.add_row(
@@ -152,10 +171,7 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
                 f"{share:.2%}", f"{s['bytes']:,}",
             )  # fmt: skip
     else:
-        for name in ("input", "documents", "tokens", "empty", "rejected", "bytes"):
-            table.add_column(
-                name, justify="left" if name == "input" else "right", overflow="fold"
-            )  # a path that is cut short names nothing
+        _add_columns(table, "input", "documents", "tokens", "empty", "rejected", "bytes")
         for i in inputs_of(manifest):
             table.add_row(
                 escape(i["path"]), f"{i['documents']:,}", f"{i['tokens']:,}",
@@ -163,3 +179,10 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
             )  # fmt: skip
     console.print()
     console.print(table)
+
+
+def _add_columns(table: Table, name: str, *figures: str) -> None:
+    """A name that is cut short names nothing: it goes on in the next line, and no figure does."""
+    table.add_column(name, overflow="fold")
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)

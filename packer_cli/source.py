@@ -98,15 +98,17 @@ class Source:
 
 
 def choose_encoding(
-    shape: Shape, config: PackConfig, tokenizer: str | None, notify: Notify
+    shape: Shape, config: PackConfig, tokenizer: str | None, notify: Notify, warn: Notify
 ) -> Chosen:
-    """What `tokenizer` and the options name. `notify` hears what was chosen. Raises UsageError."""
+    """What `tokenizer` and the options name. `notify` hears what was chosen, `warn` what was most
+    likely not meant. Raises UsageError.
+    """
     chosen, origin = choose(tokenizer)
     if shape.kind == "tokens" and origin == "default":
         notify("input_ids found: no tokenizer needed; padding is id 0")
         return Chosen(None)
     if chosen == BYTES and origin == "default":
-        notify("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
+        warn("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
     files = None if chosen == BYTES else locate(chosen)
     if not shape.is_supervised:
         return Chosen(chosen, files)

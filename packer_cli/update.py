@@ -2,9 +2,10 @@
 
     plan_update(...) -> Update(files, units, reused)
 
-A unit stands when all inputs that it reads are what they were. Files and units keep their
-numbers, because rows name them; what is new gets numbers that are free. So an update may give
-other rows than packing everything anew, but holds the same documents, each once.
+A unit stands when all inputs that it reads are what they were, or are kept without being named
+(`unnamed.py`). Files and units keep their numbers, because rows name them; what is new gets
+numbers that are free. So an update may give other rows than packing everything anew, but holds
+the same documents, each once.
 """
 
 from __future__ import annotations
@@ -30,6 +31,17 @@ from packer_cli.records import InputFile, WorkUnit
 from packer_cli.run import differing_options, differing_packers, differing_tokenizers
 from packer_cli.shapes import Shape
 from packer_cli.shards import digest
+from packer_cli.unnamed import (
+    Unnamed,
+    find_unnamed,
+    kept_file,
+    read_again,
+    refuse_changed,
+    refuse_loss,
+    refuse_loss_of_stdin,
+    refuse_other_names,
+    refuse_to_forget,
+)
 
 _NOT_OF_TOKENIZER = {"state.json", "dataset_info.json", "rejected.jsonl", UNITS}
 _ANEW = "to pack everything anew, --overwrite"
@@ -48,7 +60,8 @@ class Update:
     reused   records of those that stand
     digests  of the inputs that these read
     changed  whether anything is to be done
-    gone     how many inputs are not among those named any more
+    kept     inputs that are not named, and stay as they are
+    dropped  inputs that are not named, and go with their documents
     """
 
     files: list[InputFile]
@@ -56,7 +69,8 @@ class Update:
     reused: list[UnitRecord]
     digests: dict[int, commits.Digest]
     changed: bool
-    gone: int
+    kept: Unnamed
+    dropped: Unnamed
 
     def keep(self, work: Path) -> None:
         """Have the units that stand recorded, but for those packed anew by a run before.
@@ -81,33 +95,73 @@ def plan_update(
     side_files: dict[str, str],
     *,
     checksum: bool,
+    unnamed: str,
 ) -> Update:
     """Compare an earlier result with the inputs `found` now.
 
     An input is what it was when its size and time of change are, or with `checksum` its digest.
-    Raises UsageError when the options or the tokenizer are others, DataError when the result
-    lacks what is needed.
+    `unnamed`: what becomes of inputs that are not among `found`, as in `RunOptions`. Raises
+    UsageError when documents would be lost, or the options or the tokenizer are others; DataError
+    when the result lacks what is needed.
     """
     _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
-    same = _same_inputs(directory, manifest, found, checksum)
-    files = _numbered(manifest, found)
+    others = find_unnamed(manifest, found)
+    if unnamed != "dropped":
+        refuse_loss_of_stdin(manifest, found)
+        refuse_other_names(others, found)
+    if unnamed == "refused":
+        refuse_loss(directory, others)
+    kept, dropped = (others, Unnamed()) if unnamed == "kept" else (Unnamed(), others)
+    same = _same_inputs(directory, manifest, found, checksum) | kept.keys()
     records = _reusable(_records(directory, manifest), directory, same)
     standing = {index for record in records for index in _inputs(record)}
+    kept_files = _kept_files(directory, manifest, kept, standing, config, checksum)
+    files = _numbered(manifest, [*found, *kept_files])
+    if unnamed != "dropped":
+        refuse_to_forget(directory, files)
     rest = [file for file in files if file.format and file.index not in standing]
     new: list[WorkUnit] = []
     if rest:
         free = _free({record.unit for record in records})
-        weighed = plan_units(rest, config, among=[file for file in files if file.format])
-        new = [replace(unit, index=next(free)) for unit in weighed]
+        weight = sum(part[-1] for record in records for part in record.slices)
+        new = [replace(unit, index=next(free)) for unit in plan_units(rest, config, weight)]
     units = sorted([*new, *(record.work_unit for record in records)], key=lambda unit: unit.index)
-    there = {file.path for file in found}
-    said = (one for one in manifest["inputs"] if not one.get("removed"))
-    gone = sum(one["path"] not in there for one in said)
     digests = {
         index: (manifest["inputs"][index]["size"], manifest["inputs"][index]["sha256"])
         for index in standing - {index for record in records for index, *_ in record.inputs}
     }
-    return Update(files, units, records, digests, changed=bool(new or gone), gone=gone)
+    return Update(files, units, records, digests, bool(new or dropped), kept, dropped)
+
+
+def _kept_files(
+    directory: Path,
+    manifest: dict[str, Any],
+    kept: Unnamed,
+    standing: set[int],
+    config: PackConfig,
+    checksum: bool,
+) -> list[InputFile]:
+    """The inputs that are kept: as they were, but for those whose units do not stand."""
+    if not kept:
+        return []
+    anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
+    if anew:
+        refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
+    times = _times(directory, len(manifest["inputs"]))
+    return anew + [
+        kept_file(index, one, config, times[index])
+        for index, one in kept.items()
+        if index in standing
+    ]
+
+
+def _times(directory: Path, count: int) -> list[int]:
+    """When each input was changed; an input of an unknown time, 0, counts as changed later on."""
+    try:
+        said = msgspec.json.decode((directory / INPUT_TIMES).read_bytes(), type=_Times)
+    except (OSError, ValueError, RecursionError):
+        return [0] * count
+    return said.mtime_ns if len(said.mtime_ns) == count else [0] * count
 
 
 def _refuse_other_options(

@@ -128,13 +128,19 @@ def test_usage_errors_of_values(data: Path, options: list[object], message: str)
     assert not Path("out").exists()
 
 
+NO_TOKENIZER = (
+    "packer: no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)\n"
+)
+
+
 def test_the_tokenizer_is_announced_on_stderr_and_the_table_on_stdout(data: Path) -> None:
     result = packer_process("pack", "a.jsonl", "--max-length", 16)
     assert result.returncode == 0
-    assert result.stderr.decode() == (
-        "packer: no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)\n"
-    )
-    assert result.stdout.decode().startswith("a-packed-16\nutilization")
+    assert result.stderr.decode() == NO_TOKENIZER
+    shown = result.stdout.decode()
+    assert shown.startswith("a-packed-16\nmade from    1 input, ")
+    assert "\ntokenizer    built-in bytes, as when no --tokenizer is given; 258 ids\n" in shown
+    assert "\n\nutilization  " in shown
     assert recover_texts("a-packed-16") == ["first", "second"]
 
 
@@ -154,9 +160,23 @@ def test_the_tokenizer_of_the_environment(data: Path, monkeypatch: pytest.Monkey
 
 
 def test_quiet_prints_the_table_only(data: Path) -> None:
-    result = packer("pack", "a.jsonl", "-l", 16, "-q", "-o", "out")
+    result = packer("pack", "a.jsonl", "-l", 16, "-q", "-t", "bytes", "-o", "out")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.startswith("out\nutilization")
+    assert result.stdout.startswith("out\nmade from ")
+
+
+@pytest.mark.parametrize("how", [[], ["--json"], ["--add"]])
+def test_a_forgotten_tokenizer_is_not_silenced(data: Path, how: list[str]) -> None:
+    for _ in range(2 if how == ["--add"] else 1):
+        result = packer("pack", "a.jsonl", "-l", 16, "-q", "-o", "out", *how)
+        assert (result.exit_code, result.stderr) == (0, NO_TOKENIZER)
+
+
+def test_quiet_prints_no_warning_where_no_tokenizer_is_needed(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(b'{"input_ids": [1, 2]}\n')
+    result = packer("pack", "a.jsonl", "-l", 8, "-q", "-o", "out")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "\ntokenizer    none: the inputs hold token ids\n" in result.stdout
 
 
 def test_json_of_pack_is_that_of_stats(data: Path) -> None:
@@ -213,7 +233,7 @@ def test_progress_on_a_terminal(data: Path) -> None:
     shown = os.read(terminal, 1 << 16).decode().split("\r")
     os.close(terminal)
     assert done.returncode == 0
-    assert done.stdout.decode().startswith("out\nutilization")
+    assert done.stdout.decode().startswith("out\nmade from ")
     assert shown[-2].startswith("packing: 100%")
     for part in ("B/s, 2 docs, ", "tokens/s, 81.25% used]"):
         assert part in shown[-2]

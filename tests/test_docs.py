@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from chats import marked_pieces, run
-from conftest import jsonl, packer
+from conftest import jsonl, packer, recover_texts
 
 from packer_cli.config import COLUMNS, PADDED_BOUNDARIES
 from packer_cli.export import FORMATS
@@ -66,6 +66,27 @@ def test_the_commands_on_long_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
                 shutil.rmtree("out", ignore_errors=True)
             result = packer(*command.split())
             assert result.exit_code == 0, (command, result.stderr)
+
+
+def test_the_command_of_every_night_keeps_the_others(folder: Path) -> None:
+    page = (ROOT / "docs" / "runs.md").read_text()
+    for text in (page, README):
+        (command,) = re.findall(r"^    packer (pack new/[^#\n]* --add[^#\n]*)", text, re.M)
+        shutil.rmtree("out", ignore_errors=True)
+        (folder / "new").mkdir(exist_ok=True)
+        for name, content in (("2024-01-01", ["one", "two"]), ("2024-01-02", ["three"])):
+            (folder / "new" / f"{name}.jsonl").write_bytes(jsonl(*content))
+            night = command.replace("2024-01-02", name).split()
+            assert packer(*night, "-t", "bytes").exit_code == 0
+            (folder / "new" / f"{name}.jsonl").unlink()
+        assert sorted(recover_texts("out")) == ["one", "three", "two"]
+
+
+def test_the_figures_that_readme_shows(project: Path) -> None:
+    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
+    printed = textwrap.indent(packer("stats", "documents-packed-1024").stdout, "    ")
+    shown = README.split("that `-q` does not silence:\n\n")[1].split("\n\n`packer show")[0]
+    assert printed.startswith(shown), printed
 
 
 def test_the_row_that_readme_shows(project: Path) -> None:

@@ -94,7 +94,8 @@ def test_a_changed_input_is_packed_again(result: Path) -> None:
 
 
 def test_inputs_that_go_and_come_back(result: Path) -> None:
-    assert "out: inputs that are gone, with their documents: 1\n" in update("b.jsonl")
+    said = update("b.jsonl", "--prune")
+    assert "out: drops 100 documents of 1 input: a.jsonl (not named)\n" in said
     assert sorted(recover_texts("out")) == sorted(texts(1))
     assert "a.jsonl" not in packer("stats", "out", "--by", "input").stdout
     assert "out: up to date" in update("b.jsonl")
@@ -104,7 +105,7 @@ def test_inputs_that_go_and_come_back(result: Path) -> None:
 
 def test_a_number_that_is_free_is_given_again(result: Path) -> None:
     Path("c.jsonl").write_bytes(jsonl(*texts(2)))
-    update("b.jsonl")
+    update("b.jsonl", "--prune")
     update("b.jsonl", "c.jsonl")
     assert sorted(recover_texts("out")) == sorted(texts(1) + texts(2))
     manifest = json.loads((result / "manifest.json").read_bytes())
@@ -120,7 +121,7 @@ def test_small_inputs_that_share_a_unit(folder: Path) -> None:
     Path(names[11]).unlink()
     before = inodes(folder / "out")
     names.pop(11)
-    update(*names)
+    update(*names, "--prune")
     expected = [t for i in range(20) if i not in (7, 11) for t in texts(i, 5)]
     assert sorted(recover_texts("out")) == sorted([*expected, "new"])
     after = inodes(folder / "out")
@@ -194,11 +195,13 @@ def test_a_lost_shard_is_packed_again(result: Path) -> None:
     assert sorted(recover_texts("out")) == sorted(texts(0) + texts(1))
 
 
-def test_killed_during_an_update(result: Path) -> None:
-    Path("b.jsonl").unlink()
+@pytest.mark.parametrize("how", ["--prune", "--add"])
+def test_killed_during_an_update(result: Path, how: str) -> None:
+    if how == "--prune":
+        Path("b.jsonl").unlink()
     Path("c.jsonl").write_bytes(jsonl(*texts(2)))
     subprocess.run(["cp", "-a", "out", "copy"], check=True)
-    update("a.jsonl", "c.jsonl")
+    update("a.jsonl", "c.jsonl", how)
     crash = """
 import os
 from packer_cli import cli
@@ -212,7 +215,7 @@ def counted(a, b):
 os.rename = os.replace = counted
 cli.main()
 """
-    arguments = ["pack", "a.jsonl", "c.jsonl", *map(str, OPTIONS), "--update", "-o"]
+    arguments = ["pack", "a.jsonl", "c.jsonl", *map(str, OPTIONS), "--update", how, "-o"]
     python = Path(packer_script()).with_name("python")
     for step in (1, 2, 8, 15, 25, 30, 33):
         out = f"out{step}"

@@ -36,7 +36,10 @@ Tokens = tuple[UInt32, Int64, UInt8 | None]
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """What the manifest says of a tokenizer. Ids are None where it has no such token."""
+    """What the manifest says of a tokenizer. Ids are None where it has no such token.
+
+    `prefix` and `suffix`: the ids that are put around every document.
+    """
 
     source: str
     sha256: str
@@ -44,6 +47,10 @@ class TokenizerInfo:
     bos_token_id: int | None
     eos_token_id: int | None
     pad_token_id: int
+    bos_token: str | None
+    eos_token: str | None
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
 
     def as_json(self) -> dict[str, object]:
         return dict(vars(self))
@@ -157,10 +164,13 @@ def bytes_tokenizer(framing: Framing) -> Tokenizer:
             f"--eos-token: {framing.eos_token!r} is not used: the bytes tokenizer has its own",
             "leave it out, or name a --tokenizer",
         )
-    info = TokenizerInfo("bytes", "", engine.VOCAB_SIZE, None, engine.EOS, engine.PAD)
     separator, _ = engine.encode([framing.separator or ""])
-    suffix = np.array([engine.EOS] if framing.eos else [], np.uint32)
-    return Tokenizer(info, engine, _Frame(suffix[:0], suffix, separator), plain_bytes)
+    suffix = (engine.EOS,) if framing.eos else ()
+    info = TokenizerInfo(
+        "bytes", "", engine.VOCAB_SIZE, None, engine.EOS, engine.PAD, None, "<eos>", (), suffix
+    )
+    frame = _Frame(np.array([], np.uint32), np.array(suffix, np.uint32), separator)
+    return Tokenizer(info, engine, frame, plain_bytes)
 
 
 def load_tokenizer(
@@ -257,5 +267,9 @@ def _describe(
     if pad is None:
         pad = 0 if eos is None else eos  # masked by position, never by its id: any id will do
     separator, _ = reference.encode([framing.separator or ""])
-    info = TokenizerInfo(files.source, files.sha256, about.vocab_size, bos, eos, pad)
+    info = TokenizerInfo(
+        files.source, files.sha256, about.vocab_size, bos, eos, pad,
+        None if bos is None else files.bos, None if eos is None else eos_name,
+        tuple(prefix), tuple(suffix),
+    )  # fmt: skip
     return info, _Frame(np.array(prefix, np.uint32), np.array(suffix, np.uint32), separator)
