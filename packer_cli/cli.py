@@ -692,10 +692,7 @@ def verify(
                 print(line.replace("\n", "\\n").replace("\r", "\\r"))
         if findings.problems:
             count = len(findings.problems)
-            raise DataError(
-                f"{directory}: {count} problem{'s' * (count != 1)}",
-                "copy the directory again, or pack the data again with --overwrite",
-            )
+            raise DataError(f"{directory}: {count} problem{'s' * (count != 1)}", findings.tip())
 
 
 @app.command(no_args_is_help=True)
