@@ -12,7 +12,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from packer_cli.manifest import to_bytes
+import numpy as np
+
+from packer_cli.bounds import lower_bound_rows
+from packer_cli.counts import Counts
+from packer_cli.manifest import TOTALS, to_bytes
+from packer_cli.manifest_check import why_incomplete
 from packer_cli.saved_dataset import saved_dataset
 
 UNITS = "units.jsonl"
@@ -50,6 +55,11 @@ class Result:
         self.manifest[name] += more
         counts = self.record(unit)["counts"]
         counts[name] = counts.get(name, 0) + more
+        if name in ("truncated_tokens", "dropped_tokens"):
+            counts["encoded_tokens"] += more
+            if "incomplete" in self.manifest:
+                limit = self.manifest["config"]["max_loss"]
+                self.manifest["incomplete"] = why_incomplete(limit, self.manifest)
 
     def add_to_input(self, name: str, more: int, file: int = 0, unit: int = 0) -> None:
         """The same of one input, and of the whole."""
@@ -58,6 +68,31 @@ class Result:
         place = ["documents", "tokens", "empty_documents", "rejected_records"].index(name)
         (counts,) = (c for c in self.record(unit)["counts"]["files"] if c[0] == file)
         counts[place + 1] += more
+
+    def sum_up(self) -> None:
+        """Have the totals follow from the units' records."""
+        manifest, config = self.manifest, self.manifest["config"]
+        total = Counts(piece_length=np.zeros(config["max_length"] + 1, np.int64))
+        for record in self.records:
+            total.add(Counts.from_json(record["counts"]))
+        slots = total.rows * config["max_length"]
+        manifest |= {name: getattr(total, name) for name in TOTALS}
+        manifest |= {
+            "rows": total.rows,
+            "padding_tokens": slots - total.tokens,
+            "utilization": total.tokens / slots,
+            "lower_bound_rows": lower_bound_rows(
+                total.piece_length, config["max_length"],
+                max_segments=config["max_segments_per_row"],
+                segment_multiple=config["segment_multiple"],
+            ),
+        }  # fmt: skip
+        for name in manifest["histograms"]:
+            manifest["histograms"][name] = getattr(total, name).tolist()
+        for name in manifest.get("attention_cost", {}):
+            manifest["attention_cost"][name] = getattr(total, f"attention_{name}").as_json()
+        for index, one in enumerate(manifest["inputs"]):
+            one.update(vars(total.file(index)))
 
     def save(self) -> None:
         """Write what was changed, with all that follows from it."""

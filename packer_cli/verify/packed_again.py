@@ -81,7 +81,8 @@ class PlanComparison:
     def _shown(self, segments: Int64) -> str:
         file, position, start, _ = segments[:, 0].tolist()
         piece = f"token {start} of " if start else ""
-        return f"{segments.shape[1]} segments from {piece}{self._paths[file]} at {position} on"
+        what = "1 segment" if segments.shape[1] == 1 else f"{segments.shape[1]} segments"
+        return f"{what} from {piece}{self._paths[file]} at {position} on"
 
     def close(self) -> list[Shard]:
         if not self.difference and self._row < len(self._rows.row_sizes):
