@@ -24,9 +24,10 @@ import tiny_tokenizers
 from conftest import jsonl, packer
 from forging import Result
 
-from packer_cli import tokenization
 from packer_cli.config import PackConfig
 from packer_cli.manifest import TOTALS
+from packer_cli.records import Spans
+from packer_cli.tokenization import Tokenizer, Tokens
 
 ALL = ("verify", "out", "--against-inputs", "--sample", "all")
 TEMPLATE = (
@@ -765,21 +766,44 @@ def test_each_kind_of_problem_has_its_tip(copied: Callable[[str], Result]) -> No
     assert tips["notes.txt"].startswith("move them elsewhere")
 
 
+@pytest.mark.parametrize("columns", ["input_ids,cu_seqlens", "input_ids,labels,cu_seqlens"])
+def test_rows_that_do_not_say_where_they_come_from(folder: Path, columns: str) -> None:
+    options = (*write_mixed(folder), "--columns", columns, "-q", "-o", "out")
+    assert packer("pack", *options).exit_code == 0
+    result = packer(*ALL)
+    assert result.exit_code == 0, result.stdout
+    assert "units packed again: the same rows" in result.stdout
+    for change, found in (
+        (set_config("seed", 1), "expected by the options of the manifest"),
+        (set_config("seed", 0), ""),
+        (swap_rows, "expected by the options of the manifest"),
+        (swap_rows, ""),
+        (change_column("input_ids", lambda ids: ids.__setitem__((0, 0), 9)),
+         "input_ids has 9 at place 0 of row 0 of"),
+    ):  # fmt: skip
+        forged = Result("out")
+        change(forged)
+        forged.save()
+        result = packer(*ALL, "-q")
+        assert (result.exit_code, found in result.stdout) == (1 if found else 0, True), found
+
+
 # --- labels
 
 
 def test_labels_are_those_of_the_reference_and_not_of_the_code_that_made_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever adds up the bytes of tokens may be wrong: verify does not ask it."""
-    right = tokenization.mark_trained
+    """Whatever tells trained tokens may be wrong while packing: verify does not ask it."""
+    right = Tokenizer.encode
 
-    def wrong(*arguments: Any) -> Any:
-        flags = right(*arguments)
-        flags[np.flatnonzero(flags)[-1]] = 0
-        return flags
+    def wrong(self: Tokenizer, texts: list[str], spans: Spans | None = None) -> Tokens:
+        ids, offsets, trained = right(self, texts, spans)
+        if trained is not None and trained.any():
+            trained[np.flatnonzero(trained)[-1]] = 0
+        return ids, offsets, trained
 
-    monkeypatch.setattr(tokenization, "mark_trained", wrong)
+    monkeypatch.setattr(Tokenizer, "encode", wrong)
     assert packer("pack", *write_chat(folder), "-q", "-o", "out").exit_code == 0
     for sample in ("all", 50):
         found = packer("verify", "out", "--against-inputs", "--sample", sample, "-q")

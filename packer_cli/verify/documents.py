@@ -14,7 +14,16 @@ from packer_cli.encoding import Encode
 from packer_cli.errors import Interrupted
 from packer_cli.fitting import trained_documents
 from packer_cli.readers import reader_for
-from packer_cli.records import IGNORED, BadRecord, InputFile, Int64, Records, TokenBatch
+from packer_cli.records import (
+    IGNORED,
+    BadRecord,
+    InputFile,
+    Int64,
+    Records,
+    TokenBatch,
+    UInt8,
+    UInt32,
+)
 from packer_cli.unit import pieces_of
 from packer_cli.verify.findings import DIFFERENT, Findings
 from packer_cli.verify.rows import UnitRows
@@ -23,7 +32,10 @@ _MOST = 20  # differing documents that are named, of one input in one unit
 
 
 class Documents:
-    """Compares documents of one unit. `encode` is an `encoding.Encode` that does so on the way."""
+    """Compares documents of one unit. `encode` is an `encoding.Encode` that does so on the way.
+
+    Rows that do not say where their segments come from are not compared here.
+    """
 
     def __init__(
         self,
@@ -49,7 +61,9 @@ class Documents:
         if self._stop.is_set():
             raise Interrupted("stopped")
         batch, bad = self._encode(records, file, counts)
-        self._compare(batch, file)
+        self._compared[file.index].append(batch.position)
+        if self._unit.by_place:
+            self._compare(batch, file)
         if bad and self._config.on_error == "fail":
             self._differs(file, bad[0].position, f"a bad record: {bad[0].reason}")
         return batch, bad
@@ -84,7 +98,6 @@ class Documents:
         elif batch.trained is not None and not self._config.keep_untrained:
             kept, _ = trained_documents(batch.offsets, batch.trained)
             wanted = np.where(np.isin(np.arange(len(wanted)), kept), wanted, 0)
-        self._compared[file.index].append(batch.position)
         for document, position in enumerate(batch.position.tolist()):
             text = self._difference(file.index, batch, document, expected, int(wanted[document]))
             if text:
@@ -125,35 +138,42 @@ class Documents:
                     "when encoded again"
                 )
         for i in range(low, high):
-            if text := self._piece_difference(i, batch, begin):
+            text = piece_difference(
+                unit, i, batch.ids, batch.trained, begin + int(unit.start[i]), self._config
+            )
+            if text:
                 return text
         return ""
 
-    def _piece_difference(self, i: int, batch: TokenBatch, begin: int) -> str:
-        unit = self._unit
-        shard, first_row, ids, labels = unit.batches[unit.batch[i]]
-        row, place, length = (int(one[i]) for one in (unit.row, unit.begin, unit.length))
-        source = slice(begin + int(unit.start[i]), begin + int(unit.start[i]) + length)
-        expected = batch.ids[source].astype(np.int32)
-        trained = np.ones(length, bool)
-        if batch.trained is not None:
-            trained = batch.trained[source].astype(bool)
-        trained[0] = False  # nothing before it in the row predicts it
-        values = [("input_ids", ids, expected)]
-        if labels is not None:
-            wanted = np.where(trained, expected, np.int32(IGNORED))
-            if self._config.label_shift == "pre":
-                wanted = np.append(wanted[1:], np.int32(IGNORED))
-            values.append(("labels", labels, wanted))
-        for name, column, wanted in values:
-            here = column[row, place : place + length]
-            if not np.array_equal(here, wanted):
-                at = int(np.argmax(here != wanted))
-                return (
-                    f"{name} has {here[at]} at place {place + at} of row {first_row + row} of "
-                    f"{shard}, {wanted[at]} expected when encoded again"
-                )
-        return ""
+
+def piece_difference(
+    unit: UnitRows, i: int, ids: UInt32, trained: UInt8 | None, begin: int, config: PackConfig
+) -> str:
+    """How segment `i` of a unit and the tokens from `begin` on differ; "" for not at all.
+
+    ids uint32[T], trained uint8[T] or None, as in a TokenBatch.
+    """
+    shard, first_row, in_rows, labels = unit.batches[unit.batch[i]]
+    row, place, length = (int(one[i]) for one in (unit.row, unit.begin, unit.length))
+    source = slice(begin, begin + length)
+    expected = ids[source].astype(np.int32)
+    values = [("input_ids", in_rows, expected)]
+    if labels is not None:
+        flags = np.ones(length, bool) if trained is None else trained[source].astype(bool)
+        flags[0] = False  # nothing before it in the row predicts it
+        wanted = np.where(flags, expected, np.int32(IGNORED))
+        if config.label_shift == "pre":
+            wanted = np.append(wanted[1:], np.int32(IGNORED))
+        values.append(("labels", labels, wanted))
+    for name, column, wanted in values:
+        here = column[row, place : place + length]
+        if not np.array_equal(here, wanted):
+            at = int(np.argmax(here != wanted))
+            return (
+                f"{name} has {here[at]} at place {place + at} of row {first_row + row} of "
+                f"{shard}, {wanted[at]} expected when encoded again"
+            )
+    return ""
 
 
 def _shown(pieces: list[tuple[int, int]]) -> str:

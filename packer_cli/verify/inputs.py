@@ -35,17 +35,15 @@ from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile, Records, Slice
 from packer_cli.shapes import Shape
 from packer_cli.shards import digest
-from packer_cli.source import TEMPLATE, encode_again, framing_of
+from packer_cli.source import TEMPLATE, encode_again
 from packer_cli.threads import run_all
-from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
-from packer_cli.tokenization.locate import TokenizerFiles, locate
 from packer_cli.unit import Job
 from packer_cli.verify.documents import Documents
 from packer_cli.verify.drawing import drawn_records, draws, records_at, row_group_rows, shares
 from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings
+from packer_cli.verify.kept_tokenizer import kept_tokenizer, other_tokenizer
 from packer_cli.verify.packed_again import compare_packed
 from packer_cli.verify.reading import is_file, path_of
-from packer_cli.verify.reference_tokens import ReferenceTokenizer
 from packer_cli.verify.rows import load_rows
 from packer_cli.verify.said import file_format, row_groups_left, unshaped
 from packer_cli.verify.unit_records import unit_records
@@ -71,19 +69,22 @@ def compare_inputs(
     if not files:
         return
     _check_row_groups(manifest, files, findings)
-    if "segments" not in config.columns:
-        notify("documents are not compared: the column segments was not written")
-        return
     documents = sum(manifest["inputs"][file]["documents"] for file in files)
     everything = sample is None or sample >= documents
+    if "segments" not in config.columns and not everything:
+        notify(
+            "documents are not compared: the column segments was not written, so a sample of them "
+            "cannot be found in the rows; --sample all compares whole units"
+        )
+        return
     try:
         shape = detect_shape(list(files.values()), config)
-        tokenizer, tokenizer_files = _tokenizer(packed, shape, config, fast=sample is None)
+        tokenizer, tokenizer_files = kept_tokenizer(packed, shape, config, fast=sample is None)
     except PackerError as error:
         findings.add(MANIFEST, f"config: {error.message}", remedy=DIFFERENT)
         return
     findings.add(MANIFEST, *unshaped(config, shape), remedy=DIFFERENT)
-    findings.add(MANIFEST, *_other_tokenizer(manifest, tokenizer), remedy=DIFFERENT)
+    findings.add(MANIFEST, *other_tokenizer(manifest, tokenizer), remedy=DIFFERENT)
     if findings.problems:
         if tokenizer:
             tokenizer.close()
@@ -155,35 +156,6 @@ def _check_row_groups(
             findings.add(file.path, *([text] if text else []), remedy=DIFFERENT)
 
 
-def _tokenizer(
-    packed: PackedDirectory, shape: Shape, config: PackConfig, *, fast: bool
-) -> tuple[Tokenizer | None, TokenizerFiles | None]:
-    """The tokenizer that the directory keeps: the reference engine, unless it is to be `fast` and
-    everything is trained on.
-    """
-    said = packed.manifest["tokenizer"]
-    if said is None:
-        return None, None
-    framing, supervised = framing_of(config), shape.is_supervised
-    if not said["sha256"]:
-        tokenizer, files = bytes_tokenizer(framing), None
-    else:
-        files = locate(str(packed.path))
-        backend = "auto" if fast and not supervised else "tokenizers"
-        tokenizer = load_tokenizer(files, backend=backend, framing=framing)
-    return (ReferenceTokenizer(tokenizer) if supervised else tokenizer), files
-
-
-def _other_tokenizer(manifest: dict[str, Any], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """What the manifest says of the tokenizer that it is not."""
-    if tokenizer is None:
-        return
-    said = manifest["tokenizer"]
-    for name, value in tokenizer.info.as_json().items():
-        if name != "source" and said[name] != value:  # the source is where it was, not what it is
-            yield f"tokenizer: {name} is {said[name]}, that of its files is {value}"
-
-
 class _Comparison:
     """Compares units, one after the other on each thread."""
 
@@ -227,7 +199,7 @@ class _Comparison:
             read = {part[0] for part in about["slices"]}
             if read <= self._files.keys():
                 yield partial(self._pack_again, about, record, rejected_from, same_plan)
-            elif read & self._files.keys():
+            elif read & self._files.keys() and "segments" in self._config.columns:
                 yield partial(self._compare_files, about)
             rejected_from += record.rejected
 

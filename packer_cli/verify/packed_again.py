@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from packer_cli.commits import UNITS, UnitRecord, counts_of
+from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.finalize import REJECTED
@@ -22,7 +23,7 @@ from packer_cli.packed import PackedDirectory
 from packer_cli.records import Int64, Slice, Stock, WorkUnit
 from packer_cli.shards import Shard
 from packer_cli.unit import Job, UnitResult, pack_unit
-from packer_cli.verify.documents import Documents
+from packer_cli.verify.documents import Documents, piece_difference
 from packer_cli.verify.findings import DIFFERENT, Findings
 from packer_cli.verify.reading import part_of
 from packer_cli.verify.rows import UnitRows
@@ -37,8 +38,9 @@ class PlanComparison:
     `difference`: the first one, "" for none.
     """
 
-    def __init__(self, unit: int, rows: UnitRows, paths: list[str]) -> None:
+    def __init__(self, unit: int, rows: UnitRows, config: PackConfig, paths: list[str]) -> None:
         self._rows = rows
+        self._config = config
         self._paths = paths
         self._edges = np.concatenate([[0], np.cumsum(rows.row_sizes)])
         self._row = 0
@@ -46,14 +48,16 @@ class PlanComparison:
         self.difference = ""
 
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
-        planned = np.stack([
-            stock.file[order].astype(np.int64), stock.position[order],
-            stock.start[order].astype(np.int64), stock.length[order].astype(np.int64),
-        ])  # fmt: skip
+        places = np.stack([stock.file[order], stock.position[order], stock.start[order]])
+        planned = np.concatenate([places, stock.length[order][None]]).astype(np.int64)
+        if not self._rows.by_place:
+            planned[:3] = 0
         self._shard.trained_tokens += _trained_tokens(stock, order)
         rows = len(row_offsets) - 1
         if not self.difference:
             self._compare(planned, row_offsets, rows)
+        if not self.difference and not self._rows.by_place:
+            self._compare_tokens(stock, order)
         self._row += rows
 
     def _compare(self, planned: Int64, row_offsets: Int64, rows: int) -> None:
@@ -78,8 +82,20 @@ class PlanComparison:
                 )
                 return
 
+    def _compare_tokens(self, stock: Stock, order: Int64) -> None:
+        """Where segments do not say whose they are, their tokens do."""
+        first = int(self._edges[self._row])
+        for i, begin in enumerate(stock.begin[order].tolist(), first):
+            self.difference = piece_difference(
+                self._rows, i, stock.ids, stock.trained, begin, self._config
+            )
+            if self.difference:
+                return
+
     def _shown(self, segments: Int64) -> str:
-        file, position, start, _ = segments[:, 0].tolist()
+        file, position, start, length = segments[:, 0].tolist()
+        if not self._rows.by_place:
+            return f"{segments.shape[1]} segments from one of {length} tokens on"
         piece = f"token {start} of " if start else ""
         what = "1 segment" if segments.shape[1] == 1 else f"{segments.shape[1]} segments"
         return f"{what} from {piece}{self._paths[file]} at {position} on"
@@ -123,7 +139,9 @@ def compare_packed(
     """
     number = about["unit"]
     slices = tuple(Slice(file, start, stop, 0) for file, start, stop in about["slices"])
-    plan = PlanComparison(number, rows, [one["path"] for one in packed.manifest["inputs"]])
+    plan = PlanComparison(
+        number, rows, job.config, [one["path"] for one in packed.manifest["inputs"]]
+    )
     with tempfile.TemporaryDirectory(prefix="packer-verify-") as folder:
         again = replace(job, encode=documents.encode, folder=Path(folder))
         try:
@@ -134,7 +152,7 @@ def compare_packed(
                     f"unit {number}", f"cannot be packed again: {error.message}", remedy=DIFFERENT
                 )
             return
-        for file in sorted({part.file for part in slices}):
+        for file in sorted({part.file for part in slices} if rows.by_place else ()):
             documents.expect(job.files[file], rows.positions(file))
         if documents.differing:
             return

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from packer_cli.errors import from_os_error
+from packer_cli.errors import Interrupted, from_os_error
 from packer_cli.packed import PackedDirectory
 from packer_cli.shards import digest
+
+_READ_BYTES = 1 << 20
 
 
 def names_in(packed: PackedDirectory) -> set[str]:
@@ -70,3 +74,32 @@ def part_of(packed: PackedDirectory, name: str, start: int, size: int) -> bytes:
 def content_of(packed: PackedDirectory, name: str) -> bytes:
     """All of a side file. Raises DataError."""
     return part_of(packed, name, 0, -1)
+
+
+class Hashed:
+    """A file for Arrow to read: hashes what is read, and reads no more than there is."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes], size: int, stop: threading.Event) -> None:
+        self._file, self._left, self._stop = file, size, stop
+        self._sha = hashlib.sha256()
+        self.end = b""
+
+    def read(self, size: int) -> bytes:
+        if self._stop.is_set():
+            raise Interrupted("stopped")
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        self._sha.update(data)
+        self.end = (self.end + data[-8:])[-8:]
+        return data
+
+    def close(self) -> None:
+        pass
+
+    def digest(self) -> str:
+        """Of the whole file: reads what is left."""
+        while self.read(_READ_BYTES):
+            pass
+        return self._sha.hexdigest()

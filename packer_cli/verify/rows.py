@@ -26,6 +26,8 @@ class Batch(NamedTuple):
 class UnitRows(NamedTuple):
     """The segments of a unit, sorted by file, position and start.
 
+    by_place            whether the rows say where segments come from; else all is 0, and the
+                        segments are in the order of the rows
     batch, row, begin   where each is: in which of `batches`, in which of its rows, from which place
     in_order            int64[4, segments] (file, position, start, length), row after row
     row_sizes           int64[rows], segments in each row
@@ -41,6 +43,7 @@ class UnitRows(NamedTuple):
     batches: list[Batch]
     in_order: Int64
     row_sizes: Int64
+    by_place: bool
 
     def positions(self, file: int) -> Int64:
         """Of the documents of a file, each once."""
@@ -65,11 +68,10 @@ def load_rows(packed: PackedDirectory, shards: list[dict[str, Any]]) -> UnitRows
         first_row = 0
         for batch in batches_of(packed, shard):
             begin, length, offsets = segments_of(batch)
-            struct = batch.column("segments").values
-            file, position, start = (struct.field(i).to_numpy().astype(np.int64) for i in range(3))
+            places = _places(batch, len(length))
             row = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
             number = np.full(len(row), len(batches))
-            parts.append(np.stack([file, position, start, length, number, row, begin]))
+            parts.append(np.stack([*places, length, number, row, begin]))
             sizes.append(np.diff(offsets))
             labels = rows_of(batch.column("labels")) if "labels" in batch.schema.names else None
             batches.append(
@@ -80,7 +82,15 @@ def load_rows(packed: PackedDirectory, shards: list[dict[str, Any]]) -> UnitRows
     file, position, start = found[:3]
     by_place = np.lexsort((start, position, file))
     file, position, start, length, number, row, begin = found[:, by_place]
-    sizes_of_rows = np.concatenate(sizes)
     return UnitRows(
-        file, position, start, length, number, row, begin, batches, found[:4], sizes_of_rows
-    )
+        file, position, start, length, number, row, begin, batches, found[:4],
+        np.concatenate(sizes), "segments" in packed.manifest["config"]["columns"],
+    )  # fmt: skip
+
+
+def _places(batch: Any, segments: int) -> Int64:
+    """int64[3, segments]: file, position, start."""
+    if "segments" not in batch.schema.names:
+        return np.zeros((3, segments), np.int64)
+    struct = batch.column("segments").values
+    return np.stack([struct.field(i).to_numpy().astype(np.int64) for i in range(3)])

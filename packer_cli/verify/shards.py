@@ -5,10 +5,9 @@ Shards are hashed while their rows are checked, units on threads.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from itertools import groupby
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,41 +26,11 @@ from packer_cli.shard_writer import schema
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
 from packer_cli.verify.findings import Findings
-from packer_cli.verify.reading import content_of, digest_of, is_file, open_shard, path_of
+from packer_cli.verify.reading import Hashed, content_of, digest_of, is_file, open_shard, path_of
 
 TOKENIZER = "tokenizer.json"
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CHUNK_TOKENS = 1 << 16  # what the rules look at together: it stays in the cache
-_READ_BYTES = 1 << 20
-
-
-class _Hashed:
-    """A file for Arrow to read: hashes what is read, and reads no more than there is."""
-
-    closed = False
-
-    def __init__(self, file: IO[bytes], size: int, stop: threading.Event) -> None:
-        self._file, self._left, self._stop = file, size, stop
-        self._sha = hashlib.sha256()
-        self.end = b""
-
-    def read(self, size: int) -> bytes:
-        if self._stop.is_set():
-            raise Interrupted("stopped")
-        data = self._file.read(min(size, self._left))
-        self._left -= len(data)
-        self._sha.update(data)
-        self.end = (self.end + data[-8:])[-8:]
-        return data
-
-    def close(self) -> None:
-        pass
-
-    def digest(self) -> str:
-        """Of the whole file: reads what is left."""
-        while self.read(_READ_BYTES):
-            pass
-        return self._sha.hexdigest()
 
 
 class ShardChecks:
@@ -122,7 +91,7 @@ class ShardChecks:
         mine = Counts()
         try:
             with open_shard(self._packed, shard) as file:
-                hashed = _Hashed(file, shard["bytes"], self._stop)
+                hashed = Hashed(file, shard["bytes"], self._stop)
                 try:
                     for batch in self._packed.read_batches(pa.PythonFile(hashed, mode="r")):
                         if not mine.rows:
