@@ -649,7 +649,10 @@ def verify(
     ] = False,
     sample: Annotated[
         str,
-        typer.Option(metavar="N|all", help="How many documents --against-inputs compares."),
+        typer.Option(
+            metavar="N|all",
+            help="How many documents --against-inputs compares; all: packs every unit again.",
+        ),
     ] = "1000",
     seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
     workers: Annotated[int, typer.Option(help="Units checked at a time. Default: cores.")] = 0,
