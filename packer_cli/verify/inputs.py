@@ -255,7 +255,7 @@ class _Comparison:
             slices, number_drawn = _slices(about, index), drawn.get((number, index), 0)
             for records in drawn_records(self._read, file, slices, number_drawn, rng):
                 records_drawn += 1
-                if not np.isin(records.positions, chosen).any():
+                if not np.isin(records.positions, positions).any():  # dropped, or lost
                     documents.encode(records, file, Counts())
         documents.finish()
         self._findings.count("documents_compared", compared)
