@@ -680,7 +680,10 @@ def verify(
     ] = False,
     sample: Annotated[
         str,
-        typer.Option(metavar="N|all", help="How many documents --against-inputs compares."),
+        typer.Option(
+            metavar="N|all",
+            help="How many documents --against-inputs compares; all: packs every unit again.",
+        ),
     ] = "1000",
     seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
     workers: Annotated[int, typer.Option(help="Units checked at a time. Default: cores.")] = 0,
@@ -723,10 +726,7 @@ def verify(
                 print(line.replace("\n", "\\n").replace("\r", "\\r"))
         if findings.problems:
             count = len(findings.problems)
-            raise DataError(
-                f"{directory}: {count} problem{'s' * (count != 1)}",
-                "copy the directory again, or pack the data again with --overwrite",
-            )
+            raise DataError(f"{directory}: {count} problem{'s' * (count != 1)}", findings.tip())
 
 
 @app.command(no_args_is_help=True)

@@ -19,7 +19,7 @@ from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.layout import INCOMPLETE, MANIFEST, WORK
-from packer_cli.manifest_check import misfit
+from packer_cli.manifest_check import misfit, why_incomplete
 from packer_cli.records import InputFile
 from packer_cli.run import Run
 from packer_cli.shards import FORMAT_VERSION, Shard
@@ -73,12 +73,8 @@ def build(
         "shards": [shard.as_json() for shard in shards],
         "side_files": side_files,
     }
-    lost = (counts.truncated_tokens + counts.dropped_tokens) / counts.encoded_tokens
-    if config.max_loss is not None and lost > config.max_loss:
-        manifest["incomplete"] = (
-            f"{lost:.4f} of the tokens were lost, {counts.truncated_tokens:,} truncated and "
-            f"{counts.dropped_tokens:,} dropped; --max-loss is {config.max_loss}"
-        )
+    if incomplete := why_incomplete(config.max_loss, manifest):
+        manifest["incomplete"] = incomplete
     return manifest
 
 

@@ -5,6 +5,7 @@ A manifest may come from anywhere. Whoever has loaded one may rely on the types 
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -153,6 +154,31 @@ def config_of(manifest: dict[str, Any]) -> PackConfig:
     return config
 
 
+def why_incomplete(max_loss: float | None, figures: dict[str, Any]) -> str | None:
+    """What marks a result incomplete; None when no more was lost than --max-loss allows."""
+    tokens, truncated, dropped = (
+        figures[name] for name in ("tokens", "truncated_tokens", "dropped_tokens")
+    )
+    lost = (truncated + dropped) / max(tokens + truncated + dropped, 1)
+    if max_loss is None or lost <= max_loss:
+        return None
+    return (
+        f"{lost:.4f} of the tokens were lost, {truncated:,} truncated and {dropped:,} dropped; "
+        f"--max-loss is {max_loss}"
+    )
+
+
+def part_of(shard: str) -> int:
+    """Which part of its unit a shard of this name is."""
+    return int(shard.split("-")[2].partition(".")[0])
+
+
+def _in_order(shards: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """(unit, part) as a run would give them to so many shards of the same units."""
+    counts = Counter(shard["unit"] for shard in shards)
+    return [(unit, part) for unit in sorted(counts) for part in range(counts[unit])]
+
+
 def disagreements(manifest: dict[str, Any]) -> list[str]:
     """The figures of a manifest that do not agree with each other."""
     shards, inputs = manifest["shards"], manifest["inputs"]
@@ -184,6 +210,8 @@ def disagreements(manifest: dict[str, Any]) -> list[str]:
     ]
     if len(set(files)) < len(files):
         wrong.append("names a shard twice")
+    elif [(shard["unit"], part_of(shard["file"])) for shard in shards] != _in_order(shards):
+        wrong.append("shards are not in order, or a part of a unit is left out")
     numbers = [unit["unit"] for unit in manifest["units"]]
     if any(a >= b for a, b in pairwise(numbers)):
         wrong.append("units are not in order")

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packer_cli.config import MIB, PackConfig, RunOptions
+from packer_cli.counts import Counts
 from packer_cli.early import EarlyReference
 from packer_cli.encoding import Encode, Read, plain_encoder
 from packer_cli.errors import UsageError
 from packer_cli.readers import reader_for
 from packer_cli.readers.byte_streams import STDIN
-from packer_cli.records import InputFile, Records, Slice, WorkUnit
+from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch, WorkUnit
 from packer_cli.run import Run
 from packer_cli.shapes import Shape
 from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
@@ -242,14 +243,26 @@ def encode_again(
     """What makes tokens of records as readers give them, whatever the shape: to compare."""
     if not shape.is_supervised or tokenizer is None:
         return plain_encoder(tokenizer)
-    from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+    # jinja2 is slow
+    from packer_cli.supervised.documents import make_composer, placed  # noqa: PLC0415
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
+    from packer_cli.supervised.turns import UndecidableError  # noqa: PLC0415
 
     found = find_template(config.chat_template, files)
     composer = make_composer(*_composer_parts(shape, config, files, found))
     encode = SupervisedEncoder(lambda: composer, tokenizer)
-    return lambda records, file, counts: encode(composer.compose(records), file, counts)
+
+    def again(
+        records: Records, file: InputFile, counts: Counts
+    ) -> tuple[TokenBatch, list[BadRecord]]:
+        try:
+            composed = composer.compose(records)
+        except UndecidableError as error:
+            raise placed(error, file) from error
+        return encode(composed, file, counts)
+
+    return again
 
 
 def _beginning(file: InputFile) -> Slice:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from packer_cli.fitting import (
 )
 from packer_cli.progress import Progress
 from packer_cli.readers import reader_for
-from packer_cli.records import BadRecord, InputFile, Int64, Pieces, TokenBatch, WorkUnit
+from packer_cli.records import BadRecord, InputFile, Int64, Pieces, Stock, TokenBatch, WorkUnit
 from packer_cli.shapes import Shape
 from packer_cli.shard_writer import ShardWriter
 from packer_cli.shards import Shard
@@ -68,10 +68,22 @@ class UnitResult:
     rejected: Path | None
 
 
-def pack_unit(unit: WorkUnit, job: Job) -> UnitResult:
-    """Read the unit's slices and write its shards. Raises Interrupted once `job.stop` is set."""
+class RowWriter(Protocol):
+    """Where the rows of a unit go. `close` gives the shards, whose trained tokens are counted."""
+
+    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None: ...
+    def close(self) -> list[Shard]: ...
+    def abandon(self) -> None: ...
+
+
+def pack_unit(unit: WorkUnit, job: Job, writer: RowWriter | None = None) -> UnitResult:
+    """Read the unit's slices and write its shards. Raises Interrupted once `job.stop` is set.
+
+    `writer`: takes the rows instead of shards.
+    """
     rejections = _Rejections(unit, job)
-    writer = ShardWriter(job.folder, unit.index, job.config, job.schema, job.pad_token_id)
+    if writer is None:
+        writer = ShardWriter(job.folder, unit.index, job.config, job.schema, job.pad_token_id)
     counts, window, stream_position = Counts(), Window(job.config, unit.index), 0
     try:
         for batch in _batches(unit, job, rejections, counts):
@@ -177,7 +189,7 @@ def _count_documents(
     of_file.tokens += int(placed.sum())
 
 
-def _write(writer: ShardWriter, counts: Counts, job: Job, planned: PlannedRows) -> None:
+def _write(writer: RowWriter, counts: Counts, job: Job, planned: PlannedRows) -> None:
     stock, order, row_offsets = planned.stock, planned.order, planned.row_offsets
     if job.stop.is_set():
         raise Interrupted("stopped")

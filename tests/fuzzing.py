@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from packer_cli.cli import app
 from packer_cli.manifest import to_bytes
 
 MANIFEST = "manifest.json"
+SIDE_FILES = ("units.jsonl", "state.json", "dataset_info.json", "rejected.jsonl")
 COMMANDS = (
     ("verify", "-q", "--workers", "1"),
+    ("verify", "-q", "--workers", "1", "--against-inputs", "--sample", "all"),
     ("stats", "--deep"),
     ("stats", "--by", "shard"),
     ("stats", "--json", "--by", "input"),
@@ -99,6 +102,23 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value[key])
 
 
+def mutate_json(data: bytes, rng: random.Random) -> bytes:
+    """One or two values of a document that are others, gone or there twice."""
+    content = json.loads(data)
+    for _ in range(rng.choice((1, 1, 2))):
+        container, key = rng.choice(list(places(content)))
+        change = rng.randrange(8)
+        if change == 0:
+            del container[key]
+        elif change == 1 and isinstance(container, list):
+            container[key:key] = copy.deepcopy(container[key : key + 1])
+        elif change == 2 and isinstance(container[key], int):
+            container[key] += rng.choice((-1, 1, 100))
+        else:
+            container[key] = copy.deepcopy(rng.choice(VALUES))
+    return json.dumps(content).encode()
+
+
 def mutate_manifest(data: bytes, rng: random.Random) -> bytes:
     kind = rng.randrange(10)
     if kind == 0:
@@ -112,26 +132,36 @@ def mutate_manifest(data: bytes, rng: random.Random) -> bytes:
     if kind == 2:
         at = rng.randrange(len(data))
         return data[:at] + rng.choice((b"[" * 100_000, b"1" * 5000, b"\0", b"\xff", b"9e999"))
-    manifest = json.loads(data)
-    for _ in range(rng.choice((1, 1, 2))):
-        container, key = rng.choice(list(places(manifest)))
-        change = rng.randrange(8)
-        if change == 0:
-            del container[key]
-        elif change == 1 and isinstance(container, list):
-            container[key:key] = copy.deepcopy(container[key : key + 1])
-        elif change == 2 and isinstance(container[key], int):
-            container[key] += rng.choice((-1, 1, 100))
-        else:
-            container[key] = copy.deepcopy(rng.choice(VALUES))
+    manifest = json.loads(mutate_json(data, rng))
     return to_bytes(manifest) if rng.random() < 0.7 else json.dumps(manifest).encode()
 
 
+def mutate_lines(data: bytes, rng: random.Random) -> bytes:
+    """A side file of JSON, or of JSON lines."""
+    lines = data.splitlines(keepends=True)
+    with suppress(ValueError):
+        json.loads(data)
+        lines = [data]
+    at = rng.randrange(len(lines))
+    kind = rng.randrange(4)
+    if kind == 0:
+        del lines[at]
+    elif kind == 1:
+        lines.insert(at, lines[rng.randrange(len(lines))])
+    else:
+        lines[at] = mutate_json(lines[at], rng) + b"\n"
+    return b"".join(lines)
+
+
 def signed(files: dict[str, bytes], name: str) -> bytes:
-    """The manifest with the size and digest that a shard has now, as a forger would."""
+    """The manifest with the size and digest that a file has now, as a forger would."""
     manifest = json.loads(files[MANIFEST])
-    (entry,) = (shard for shard in manifest["shards"] if shard["file"] == name)
-    entry.update(bytes=len(files[name]), sha256=hashlib.sha256(files[name]).hexdigest())
+    sha256 = hashlib.sha256(files[name]).hexdigest()
+    if name in manifest["side_files"]:
+        manifest["side_files"][name] = sha256
+    else:
+        (entry,) = (shard for shard in manifest["shards"] if shard["file"] == name)
+        entry.update(bytes=len(files[name]), sha256=sha256)
     return to_bytes(manifest)
 
 
@@ -141,6 +171,11 @@ def mutated(good: dict[str, bytes], rng: random.Random) -> tuple[str, dict[str, 
     if rng.random() < 0.4:
         files[MANIFEST] = mutate_manifest(good[MANIFEST], rng)
         return MANIFEST, files, False
+    if rng.random() < 0.3:
+        name = rng.choice(SIDE_FILES)
+        files[name] = mutate_lines(good[name], rng)
+        files[MANIFEST] = signed(files, name)
+        return name, files, False
     name = rng.choice(sorted(file for file in good if file.endswith(".arrow")))
     files[name] = mutate_shard(good[name], messages(good[name]), rng)
     forged = rng.random() < 0.7

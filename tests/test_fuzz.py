@@ -22,12 +22,12 @@ _SECONDS = 120
 
 def test_no_mutation_ends_in_a_crash(folder: Path) -> None:
     texts = [letter * size for letter, size in zip("abcdef", (15, 7, 33, 3, 9, 2), strict=True)]
-    (folder / "a.jsonl").write_bytes(jsonl(*texts * 6))
+    (folder / "a.jsonl").write_bytes(jsonl(*texts * 6) + b"bad\n")
     tiny_tokenizers.save(
         folder / "tok", tiny_tokenizers.byte_level(), tokenizer_config={"eos_token": "</s>"}
     )
     options = ["-l", 16, "--unit-bytes", 600, "--position-ids", "--segment-multiple", 4]
-    options += ["--balance", "attention", "--max-segments-per-row", 3]
+    options += ["--balance", "attention", "--max-segments-per-row", 3, "--on-error", "skip"]
     result = packer("pack", "a.jsonl", *options, "-t", "tok", "-q", "-o", "out")
     assert result.exit_code == 0, result.stderr
 

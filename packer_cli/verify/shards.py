@@ -1,20 +1,13 @@
-"""`packer verify`: a result held against its manifest, every shard read once.
+"""Every shard of a result read once: its digest, the rules of its rows, its figures.
 
-Shards are hashed while their rows are checked, units on threads. What is wrong becomes a
-`Problem`, one for each rule that a shard breaks; only a manifest that cannot be used raises.
+Shards are hashed while their rows are checked, units on threads.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,184 +15,25 @@ import pyarrow as pa
 
 from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
-from packer_cli.errors import DataError, Interrupted, PackerError, from_os_error
+from packer_cli.errors import Interrupted, PackerError
 from packer_cli.invariants import Broken, broken_rules
-from packer_cli.layout import INPUT_TIMES, MANIFEST, WORK
-from packer_cli.manifest import checksum, load
-from packer_cli.manifest_check import config_of, disagreements
+from packer_cli.layout import MANIFEST
 from packer_cli.packed import PackedDirectory, first_line, metadata_of
 from packer_cli.progress import Progress
 from packer_cli.records import Int64
 from packer_cli.recount import count_documents, count_rows, differences
 from packer_cli.shard_writer import schema
-from packer_cli.shards import digest
-from packer_cli.threads import run_all
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
+from packer_cli.verify.findings import Findings
+from packer_cli.verify.reading import Hashed, content_of, digest_of, is_file, open_shard, path_of
 
-_TOKENIZER = "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CHUNK_TOKENS = 1 << 16  # what the rules look at together: it stays in the cache
-_READ_BYTES = 1 << 20
 
 
-class Problem(NamedTuple):
-    """Something that is not as it should be, and the file that it is in."""
-
-    file: str
-    problem: str
-
-
-@dataclass
-class Findings:
-    """What was checked, and all that is wrong. Threads add to it under `lock`."""
-
-    problems: list[Problem] = field(default_factory=list)
-    shards: int = 0
-    bytes: int = 0
-    rows: int = 0
-    tokens: int = 0
-    documents_compared: int | None = None
-    inputs_compared: int | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, file: str, *texts: str) -> None:
-        with self.lock:
-            self.problems.extend(Problem(file, text) for text in texts)
-
-    def lines(self, directory: Path) -> list[str]:
-        """A line for each problem, or one that says what was checked."""
-        if self.problems:
-            return [f"{directory}: {file}: {text}" for file, text in sorted(self.problems)]
-        line = f"{directory}: {_counted(self.shards, 'shard')}, {_counted(self.rows, 'row')}: sound"
-        if self.documents_compared is not None and self.inputs_compared is not None:
-            documents = _counted(self.documents_compared, "document")
-            inputs = _counted(self.inputs_compared, "input")
-            line += f"; {documents} of {inputs} encoded again: the same"
-        return [line]
-
-    def as_json(self) -> dict[str, Any]:
-        figures = {name: value for name, value in vars(self).items() if name != "lock"}
-        figures["problems"] = [problem._asdict() for problem in sorted(self.problems)]
-        return {"ok": not self.problems} | figures
-
-
-def _counted(count: int, name: str) -> str:
-    return f"{count:,} {name}{'s' * (count != 1)}"
-
-
-def verify(
-    directory: Path,
-    *,
-    workers: int,
-    show_progress: bool,
-    against_inputs: bool = False,
-    sample: int | None = None,
-    seed: int = 0,
-    notify: Callable[[str], None] = lambda message: None,
-) -> Findings:
-    """Check a finished directory, and with `against_inputs` documents against their inputs.
-
-    `sample`: how many documents, None for all. Inputs are only compared with a result that is
-    sound by itself. Raises DataError when there is no usable manifest.
-    """
-    manifest = load(directory)
-    packed, findings, stop = PackedDirectory(directory, manifest), Findings(), threading.Event()
-    try:
-        config = config_of(manifest)
-    except ValueError as error:
-        raise DataError(
-            f"{directory / MANIFEST}: damaged: config: {error}", "pack the data again"
-        ) from error
-    _check_manifest(manifest, findings)
-    _check_files(packed, findings)
-    total = sum(shard["bytes"] for shard in manifest["shards"])
-    progress = Progress(total, show=show_progress, doing="verifying")
-    try:
-        checks = _ShardChecks(packed, config, findings, progress, stop)
-        units = [list(group) for _, group in groupby(manifest["shards"], lambda s: s["unit"])]
-        run_all((partial(checks.check_unit, unit) for unit in units), workers, stop)
-        checks.check_totals()
-    finally:
-        progress.close()
-    if against_inputs and findings.problems:
-        notify("not compared with the inputs: the result itself has problems")
-    elif against_inputs:
-        from packer_cli.against_inputs import compare_inputs  # noqa: PLC0415 needs a tokenizer
-
-        compare_inputs(packed, config, findings, workers, sample, seed, stop, notify)
-    return findings
-
-
-def _check_manifest(manifest: dict[str, Any], findings: Findings) -> None:
-    found, said = checksum(manifest), manifest.get("sha256")
-    if found != said:
-        findings.add(MANIFEST, f"was edited: its contents have the sha256 {found}, it says {said}")
-    findings.add(MANIFEST, *disagreements(manifest))
-
-
-def _check_files(packed: PackedDirectory, findings: Findings) -> None:
-    """Files that are missing, changed, or that nobody knows."""
-    manifest = packed.manifest
-    side_files = dict(manifest.get("side_files", {}))
-    if manifest["tokenizer"] and manifest["tokenizer"]["sha256"]:
-        said = manifest["tokenizer"]["sha256"]
-        if side_files.setdefault(_TOKENIZER, said) != said:
-            findings.add(MANIFEST, f"gives {_TOKENIZER} two digests")
-    try:
-        names = set(os.listdir(packed.path))
-    except OSError as error:
-        raise from_os_error(error, packed.path, "read") from error
-    for name, said in side_files.items():
-        path = packed.path / name
-        if name not in names or not path.is_file():
-            findings.add(name, "is missing")
-            continue
-        try:
-            if (found := digest(path)[1]) != said:
-                findings.add(name, f"its sha256 is {found}, the manifest says {said}")
-        except PackerError as error:
-            findings.add(name, error.message.removeprefix(f"{path}: "))
-    known = {MANIFEST, INPUT_TIMES, *side_files, *(shard["file"] for shard in manifest["shards"])}
-    for name in sorted(names - known):
-        findings.add(
-            name,
-            f"a run is writing here, or was killed: run it again, or remove {WORK} alone"
-            if name == WORK
-            else "a foreign file: the manifest does not list it",
-        )
-
-
-class _Hashed:
-    """A file for Arrow to read: hashes what is read, and reads no more than there is."""
-
-    closed = False
-
-    def __init__(self, file: IO[bytes], size: int, stop: threading.Event) -> None:
-        self._file, self._left, self._stop = file, size, stop
-        self._sha = hashlib.sha256()
-        self.end = b""
-
-    def read(self, size: int) -> bytes:
-        if self._stop.is_set():
-            raise Interrupted("stopped")
-        data = self._file.read(min(size, self._left))
-        self._left -= len(data)
-        self._sha.update(data)
-        self.end = (self.end + data[-8:])[-8:]
-        return data
-
-    def close(self) -> None:
-        pass
-
-    def digest(self) -> str:
-        """Of the whole file: reads what is left."""
-        while self.read(_READ_BYTES):
-            pass
-        return self._sha.hexdigest()
-
-
-class _ShardChecks:
+class ShardChecks:
     """Checks units, and adds up what is in them."""
 
     def __init__(
@@ -227,6 +61,11 @@ class _ShardChecks:
         self._counts = Counts()
         self._complete = True  # whether every row was counted
 
+    def units(self) -> list[list[dict[str, Any]]]:
+        """The shards of each unit."""
+        shards = self._packed.manifest["shards"]
+        return [list(group) for _, group in groupby(shards, lambda shard: shard["unit"])]
+
     def check_unit(self, shards: list[dict[str, Any]]) -> None:
         """The shards of one unit, and its documents, whose pieces lie in any of them."""
         counts = Counts()
@@ -245,15 +84,14 @@ class _ShardChecks:
 
     def _check_shard(self, shard: dict[str, Any], counts: Counts) -> list[Int64] | None:
         """int64[4, segments] of each batch (file, position, length, start); None if not sound."""
-        path, name = self._packed.path / shard["file"], shard["file"]
+        path, name = path_of(self._packed, shard["file"]), shard["file"]
         rules: dict[str, Broken] = {}
         texts: list[str] = []
         parts: list[Int64] = []
         mine = Counts()
         try:
-            self._packed.check_size(shard)
-            with open(path, "rb", buffering=0) as file:
-                hashed = _Hashed(file, shard["bytes"], self._stop)
+            with open_shard(self._packed, shard) as file:
+                hashed = Hashed(file, shard["bytes"], self._stop)
                 try:
                     for batch in self._packed.read_batches(pa.PythonFile(hashed, mode="r")):
                         if not mine.rows:
@@ -437,13 +275,12 @@ def _highest(packed: PackedDirectory, findings: Findings) -> int | None:
         return None
     if not tokenizer["sha256"]:
         return BytesEngine.VOCAB_SIZE - 1
-    path = packed.path / _TOKENIZER
     try:
-        if not path.is_file() or digest(path)[1] != tokenizer["sha256"]:
+        if not is_file(packed, TOKENIZER) or digest_of(packed, TOKENIZER)[1] != tokenizer["sha256"]:
             return None  # told already
-        return highest_id(path.read_bytes())
+        return highest_id(content_of(packed, TOKENIZER))
     except (PackerError, OSError):
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        findings.add(_TOKENIZER, f"is not a tokenizer: {error}")
+        findings.add(TOKENIZER, f"is not a tokenizer: {error}")
         return None

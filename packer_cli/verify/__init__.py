@@ -1,0 +1,94 @@
+"""`packer verify`: a result held against its manifest, and against the inputs.
+
+    files and manifest     digests, names, figures that must agree, slices that cover the inputs
+    shards                 every row once, on threads
+    records                what the side files say, if all of that is sound
+    inputs                 documents read and encoded again, if that is sound, too
+
+What is wrong becomes a `Problem`, one for each rule that a file breaks; only a manifest that cannot
+be used raises.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from packer_cli.errors import DataError
+from packer_cli.layout import MANIFEST
+from packer_cli.manifest import load
+from packer_cli.manifest_check import config_of
+from packer_cli.output import is_replacing
+from packer_cli.packed import PackedDirectory
+from packer_cli.progress import Progress
+from packer_cli.threads import run_all
+from packer_cli.verify.files import check_contents, check_files
+from packer_cli.verify.findings import Findings, Problem
+from packer_cli.verify.said import check_manifest
+from packer_cli.verify.shards import ShardChecks
+from packer_cli.verify.unit_records import check_unit_records
+
+__all__ = ["Findings", "Problem", "verify"]
+
+
+def verify(
+    directory: Path,
+    *,
+    workers: int,
+    show_progress: bool,
+    against_inputs: bool = False,
+    sample: int | None = None,
+    seed: int = 0,
+    notify: Callable[[str], None] = lambda message: None,
+) -> Findings:
+    """Check a finished directory, and with `against_inputs` documents against their inputs.
+
+    `sample`: how many documents, None for all, whose units are packed again. Inputs are only
+    compared with a result that is sound by itself. Raises DataError when there is no usable
+    manifest.
+    """
+    manifest = load(directory, incomplete_too=True)
+    packed, findings, stop = PackedDirectory(directory, manifest), Findings(), threading.Event()
+    try:
+        config = config_of(manifest)
+    except ValueError as error:
+        raise DataError(
+            f"{directory / MANIFEST}: damaged: config: {error}", "pack the data again"
+        ) from error
+    if "incomplete" in manifest:
+        notify(f"{directory} is marked incomplete: {manifest['incomplete']}")
+    check_manifest(packed, config, findings)
+    check_files(packed, findings, notify)
+    total = sum(shard["bytes"] for shard in manifest["shards"])
+    progress = Progress(total, show=show_progress, doing="verifying")
+    try:
+        checks = ShardChecks(packed, config, findings, progress, stop)
+        run_all((partial(checks.check_unit, unit) for unit in checks.units()), workers, stop)
+        checks.check_totals()
+    finally:
+        progress.close()
+    if not findings.problems:  # or every figure that is wrong would be told twice
+        check_contents(packed, findings)
+        check_unit_records(packed, findings)
+    if against_inputs and findings.problems:
+        notify("not compared with the inputs: the result itself has problems")
+    elif against_inputs:
+        from packer_cli.verify.inputs import compare_inputs  # noqa: PLC0415 needs a tokenizer
+
+        compare_inputs(packed, config, findings, workers, sample, seed, stop, notify)
+    if findings.problems:
+        _raise_if_replaced(packed)
+    return findings
+
+
+def _raise_if_replaced(packed: PackedDirectory) -> None:
+    """What seems wrong may be of two results."""
+    if error := packed.replaced():
+        raise error
+    if is_replacing(packed.path):
+        raise DataError(
+            f"{packed.path}: another result is being put in its place, or that was interrupted",
+            "run the packer pack that was interrupted again, then verify",
+        )

@@ -1,0 +1,181 @@
+"""Documents encoded again, held against their pieces in the rows."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from packer_cli.config import PackConfig
+from packer_cli.counts import Counts
+from packer_cli.encoding import Encode
+from packer_cli.errors import Interrupted
+from packer_cli.fitting import trained_documents
+from packer_cli.readers import reader_for
+from packer_cli.records import (
+    IGNORED,
+    BadRecord,
+    InputFile,
+    Int64,
+    Records,
+    TokenBatch,
+    UInt8,
+    UInt32,
+)
+from packer_cli.unit import pieces_of
+from packer_cli.verify.findings import DIFFERENT, Findings
+from packer_cli.verify.rows import UnitRows
+
+_MOST = 20  # differing documents that are named, of one input in one unit
+
+
+class Documents:
+    """Compares documents of one unit. `encode` is an `encoding.Encode` that does so on the way.
+
+    Rows that do not say where their segments come from are not compared here.
+    """
+
+    def __init__(
+        self,
+        unit: UnitRows,
+        config: PackConfig,
+        encode: Encode,
+        findings: Findings,
+        stop: threading.Event,
+    ) -> None:
+        self._unit = unit
+        self._config = config
+        self._encode = encode
+        self._findings = findings
+        self._stop = stop
+        self._problems: dict[str, list[str]] = defaultdict(list)
+        self._compared: dict[int, list[Int64]] = defaultdict(list)
+        self.differing = 0
+
+    def encode(
+        self, records: Records, file: InputFile, counts: Counts
+    ) -> tuple[TokenBatch, list[BadRecord]]:
+        """The same as a run's, and every document is compared."""
+        if self._stop.is_set():
+            raise Interrupted("stopped")
+        batch, bad = self._encode(records, file, counts)
+        self._compared[file.index].append(batch.position)
+        if self._unit.by_place:
+            self._compare(batch, file)
+        if bad and self._config.on_error == "fail":
+            self._differs(file, bad[0].position, f"a bad record: {bad[0].reason}")
+        return batch, bad
+
+    def expect(self, file: InputFile, positions: Int64) -> None:
+        """Note those documents of the rows that were not among the compared ones."""
+        nothing = np.empty(0, np.int64)
+        missing = np.setdiff1d(positions, np.concatenate([nothing, *self._compared[file.index]]))
+        if len(missing):
+            count = len(missing)
+            self._differs(file, int(missing[0]), f"no document begins there, {count} like this")
+
+    def finish(self) -> int:
+        """Tell the findings; gives how many documents were compared."""
+        for path, texts in self._problems.items():
+            left = len(texts) - _MOST
+            texts = texts[:_MOST] + [f"{left} more documents differ"] * (left > 0)  # noqa: PLW2901
+            self._findings.add(path, *texts, remedy=DIFFERENT)
+        return sum(len(some) for parts in self._compared.values() for some in parts)
+
+    def _differs(self, file: InputFile, position: int, text: str) -> None:
+        self.differing += 1
+        place = reader_for(file.format).describe(file, position)
+        self._problems[file.path].append(f"{place}: {text}")
+
+    def _compare(self, batch: TokenBatch, file: InputFile) -> None:
+        expected, wanted = None, np.diff(batch.offsets)
+        if self._config.strategy != "wrap":
+            pieces, _ = pieces_of(batch, self._config)
+            edges = np.searchsorted(pieces.document, np.arange(len(batch.position) + 1))
+            expected = (pieces, edges)
+        elif batch.trained is not None and not self._config.keep_untrained:
+            kept, _ = trained_documents(batch.offsets, batch.trained)
+            wanted = np.where(np.isin(np.arange(len(wanted)), kept), wanted, 0)
+        for document, position in enumerate(batch.position.tolist()):
+            text = self._difference(file.index, batch, document, expected, int(wanted[document]))
+            if text:
+                self._differs(file, position, text)
+
+    def _difference(
+        self,
+        file: int,
+        batch: TokenBatch,
+        document: int,
+        expected: tuple[Any, Int64] | None,
+        tokens: int,
+    ) -> str:
+        """How a document and its pieces in the rows differ; "" for not at all. `tokens`: of it
+        that are to be in rows, where pieces are not `expected` one by one.
+        """
+        unit, position = self._unit, int(batch.position[document])
+        first, last = np.searchsorted(unit.file, [file, file + 1])
+        low, high = first + np.searchsorted(unit.position[first:last], [position, position + 1])
+        found = [(int(unit.start[i]), int(unit.length[i])) for i in range(low, high)]
+        begin = int(batch.offsets[document])
+        if expected is None:
+            reached = 0
+            for start, length in found:
+                if start != reached:
+                    break
+                reached += length
+            if reached != tokens:
+                return f"has {tokens} tokens when encoded again, {reached} of them in rows"
+        else:
+            pieces, edges = expected
+            here = slice(edges[document], edges[document + 1])
+            wanted = list(zip(pieces.start[here].tolist(), pieces.length[here].tolist(),
+                              strict=True))  # fmt: skip
+            if found != wanted:
+                return (
+                    f"is packed as {_shown(found)} of its tokens, {_shown(wanted)} expected "
+                    "when encoded again"
+                )
+        for i in range(low, high):
+            text = piece_difference(
+                unit, i, batch.ids, batch.trained, begin + int(unit.start[i]), self._config
+            )
+            if text:
+                return text
+        return ""
+
+
+def piece_difference(
+    unit: UnitRows, i: int, ids: UInt32, trained: UInt8 | None, begin: int, config: PackConfig
+) -> str:
+    """How segment `i` of a unit and the tokens from `begin` on differ; "" for not at all.
+
+    ids uint32[T], trained uint8[T] or None, as in a TokenBatch.
+    """
+    shard, first_row, in_rows, labels = unit.batches[unit.batch[i]]
+    row, place, length = (int(one[i]) for one in (unit.row, unit.begin, unit.length))
+    source = slice(begin, begin + length)
+    expected = ids[source].astype(np.int32)
+    values = [("input_ids", in_rows, expected)]
+    if labels is not None:
+        flags = np.ones(length, bool) if trained is None else trained[source].astype(bool)
+        flags[0] = False  # nothing before it in the row predicts it
+        wanted = np.where(flags, expected, np.int32(IGNORED))
+        if config.label_shift == "pre":
+            wanted = np.append(wanted[1:], np.int32(IGNORED))
+        values.append(("labels", labels, wanted))
+    for name, column, wanted in values:
+        here = column[row, place : place + length]
+        if not np.array_equal(here, wanted):
+            at = int(np.argmax(here != wanted))
+            return (
+                f"{name} has {here[at]} at place {place + at} of row {first_row + row} of "
+                f"{shard}, {wanted[at]} expected when encoded again"
+            )
+    return ""
+
+
+def _shown(pieces: list[tuple[int, int]]) -> str:
+    shown = [f"{start}-{start + length}" for start, length in pieces[:5]]
+    return ", ".join(shown) + " ..." * (len(pieces) > 5) if shown else "none"

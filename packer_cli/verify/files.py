@@ -1,0 +1,131 @@
+"""The files of a result: none missing, none changed, none that nobody knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from packer_cli.errors import PackerError
+from packer_cli.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, REJECTED, SIDE_FILES, UNITS, WORK
+from packer_cli.ownership import is_leftover
+from packer_cli.packed import PackedDirectory
+from packer_cli.saved_dataset import saved_dataset
+from packer_cli.verify.findings import FOREIGN, Findings
+from packer_cli.verify.reading import (
+    content_of,
+    digest_of,
+    is_file,
+    lines_of,
+    names_in,
+    path_of,
+)
+from packer_cli.verify.shards import TOKENIZER
+
+
+def check_files(packed: PackedDirectory, findings: Findings, notify: Callable[[str], None]) -> None:
+    """Hold names and digests of the side files against the manifest."""
+    manifest = packed.manifest
+    said = _side_files(manifest, findings)
+    names = names_in(packed)
+    for name, sha256 in said.items():
+        if name in names and is_file(packed, name):
+            _check_digest(packed, name, sha256, findings)
+        else:
+            findings.add(name, "is missing")
+    known = {MANIFEST, INPUT_TIMES, *said, *(shard["file"] for shard in manifest["shards"])}
+    if "incomplete" in manifest:
+        known = known - {MANIFEST} | {INCOMPLETE}
+    left = {name for name in names if name == WORK or is_leftover(name, WORK)}
+    for name in sorted(names - known - left):
+        findings.add(name, "a foreign file: the manifest does not list it", remedy=FOREIGN)
+    for name in sorted(left):
+        notify(
+            f"{path_of(packed, name)}: of a run that is writing here, or that ended before it "
+            "could remove it; the next packer pack to this directory does"
+        )
+
+
+def check_contents(packed: PackedDirectory, findings: Findings) -> None:
+    """Hold what side files say against the manifest; they are known to be as they were."""
+    _check_saved_dataset(packed, findings)
+    if REJECTED in packed.manifest["side_files"]:
+        _check_rejected(packed, findings)
+
+
+def _side_files(manifest: dict[str, Any], findings: Findings) -> dict[str, str]:
+    """Name -> sha256 of every file but shards and manifest."""
+    said = dict(manifest.get("side_files", {}))
+    for name in sorted(said.keys() - SIDE_FILES | said.keys() & {INPUT_TIMES}):
+        findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
+    for name in ("state.json", "dataset_info.json", UNITS):
+        if name not in said:
+            findings.add(MANIFEST, f"does not list {name}, which every result has")
+    if manifest["tokenizer"] and manifest["tokenizer"]["sha256"]:
+        sha256 = manifest["tokenizer"]["sha256"]
+        if said.setdefault(TOKENIZER, sha256) != sha256:
+            findings.add(MANIFEST, f"gives {TOKENIZER} two digests")
+    if (REJECTED in said) != bool(manifest["rejected_records"]):
+        listed = "lists" if REJECTED in said else "does not list"
+        findings.add(
+            MANIFEST, f"{listed} {REJECTED}, rejected_records is {manifest['rejected_records']}"
+        )
+    return said
+
+
+def _check_digest(packed: PackedDirectory, name: str, said: str, findings: Findings) -> None:
+    try:
+        found = digest_of(packed, name)[1]
+    except PackerError as error:
+        findings.add(name, error.message.removeprefix(f"{path_of(packed, name)}: "))
+        return
+    if found != said:
+        findings.add(name, f"its sha256 is {found}, the manifest says {said}")
+
+
+def _check_saved_dataset(packed: PackedDirectory, findings: Findings) -> None:
+    """`datasets` must open all shards, in their order, and no two datasets as one."""
+    shards = packed.manifest["shards"]
+    identity = "".join(shard["sha256"] for shard in shards)
+    files = [shard["file"] for shard in shards]
+    for name, data in saved_dataset(files, identity).items():
+        try:
+            found, expected = json.loads(content_of(packed, name)), json.loads(data)
+        except (ValueError, RecursionError) as error:
+            findings.add(name, f"not valid JSON: {error}")
+            continue
+        if not isinstance(found, dict):
+            findings.add(name, f"holds a {type(found).__name__}, not a JSON object")
+            continue
+        for key in sorted(found.keys() | expected.keys()):
+            if key in found and key in expected and found[key] == expected[key]:
+                continue
+            text = f"its {key} is not that of the shards in the manifest"
+            if key == "_data_files":
+                listed = found.get(key)
+                count = len(listed) if isinstance(listed, list) else 0
+                text += f": it lists {count} files, {len(files)} expected"
+            findings.add(name, text)
+
+
+def _check_rejected(packed: PackedDirectory, findings: Findings) -> None:
+    """A line for every rejected record, as many of each input as its figure says."""
+    inputs = packed.manifest["inputs"]
+    counts = dict.fromkeys((one["path"] for one in inputs), 0)
+    for number, line in enumerate(lines_of(packed, REJECTED), 1):
+        try:
+            record = json.loads(line)
+            path, place = record["file"], record["position"]
+            if path not in counts or type(place) is not int or place < 0:
+                raise ValueError(f"{path!r} at {place!r} is no record of an input")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            findings.add(REJECTED, f"line {number} is no rejected record: {error}")
+            return
+        counts[path] += 1
+    for one in inputs:
+        if counts[one["path"]] != one["rejected_records"]:
+            findings.add(
+                REJECTED,
+                f"has {counts[one['path']]} records of {one['path']}, the manifest says "
+                f"{one['rejected_records']}",
+            )

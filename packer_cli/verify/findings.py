@@ -1,0 +1,101 @@
+"""What `packer verify` has found: problems, what to do about each kind, and what was checked."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Remedy(NamedTuple):
+    """A kind of problem, and what to do about it."""
+
+    kind: str
+    tip: str
+
+
+DAMAGED = Remedy("a damaged result", "copy the directory again, or pack again with --overwrite")
+FOREIGN = Remedy(
+    "foreign files", "move them elsewhere: trainers may take them for a part of the result"
+)
+CHANGED = Remedy(
+    "changed inputs",
+    "put them back as they were, or bring the result up to date with packer pack --update",
+)
+DIFFERENT = Remedy(
+    "another result than the inputs and options make",
+    "pack again with --overwrite; if that is not sound either, report it as a bug in packer",
+)
+
+
+class Problem(NamedTuple):
+    """Something that is not as it should be, the file that it is in, and what to do."""
+
+    file: str
+    problem: str
+    remedy: Remedy = DAMAGED
+
+
+@dataclass
+class Findings:
+    """What was checked, and all that is wrong. Threads add to it under `lock`.
+
+    documents_compared   of the inputs, encoded again
+    records_drawn        of those, the ones that were drawn from the inputs and not from the rows
+    units_packed_again   with `--sample all`: their rows and figures were made again
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    shards: int = 0
+    bytes: int = 0
+    rows: int = 0
+    tokens: int = 0
+    documents_compared: int | None = None
+    inputs_compared: int | None = None
+    records_drawn: int | None = None
+    units_packed_again: int | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, file: str, *texts: str, remedy: Remedy = DAMAGED) -> None:
+        with self.lock:
+            self.problems.extend(Problem(file, text, remedy) for text in texts)
+
+    def count(self, figure: str, more: int) -> None:
+        """Add to one of the figures."""
+        with self.lock:
+            setattr(self, figure, (getattr(self, figure) or 0) + more)
+
+    def lines(self, directory: Path) -> list[str]:
+        """A line for each problem, or one that says what was checked."""
+        if self.problems:
+            return [f"{directory}: {one.file}: {one.problem}" for one in sorted(self.problems)]
+        line = f"{directory}: {_counted(self.shards, 'shard')}, {_counted(self.rows, 'row')}: sound"
+        if self.documents_compared is not None and self.inputs_compared is not None:
+            documents = _counted(self.documents_compared, "document")
+            inputs = _counted(self.inputs_compared, "input")
+            line += f"; {documents} of {inputs} encoded again: the same"
+        if self.records_drawn:
+            line += f"; {_counted(self.records_drawn, 'record')} drawn from the inputs: found"
+        if self.units_packed_again:
+            line += f"; {_counted(self.units_packed_again, 'unit')} packed again: the same rows"
+        return [line]
+
+    def tip(self) -> str:
+        """What to do about every kind of problem that there is."""
+        remedies = sorted({problem.remedy for problem in self.problems})
+        if len(remedies) == 1:
+            return remedies[0].tip
+        return "; ".join(f"{remedy.kind}: {remedy.tip}" for remedy in remedies)
+
+    def as_json(self) -> dict[str, Any]:
+        figures = {name: value for name, value in vars(self).items() if name != "lock"}
+        figures["problems"] = [
+            {"file": one.file, "problem": one.problem, "tip": one.remedy.tip}
+            for one in sorted(self.problems)
+        ]
+        return {"ok": not self.problems} | figures
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count:,} {name}{'s' * (count != 1)}"

@@ -1,0 +1,269 @@
+"""`packer verify --against-inputs`: documents read and encoded again, and found in the rows.
+
+    a sample       documents that rows name, and records drawn from the inputs: both must agree
+    --sample all   every unit is packed again: documents, plan, counts, rejected records
+
+Readers, templates and policies are those of a run, so what they get wrong twice is not seen here;
+what was lost, moved or changed since is. What is trained on is told by the reference engine's
+offsets, which a run hardly uses.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import packer_cli
+from packer_cli.config import PackConfig
+from packer_cli.counts import Counts
+from packer_cli.discovery import input_file
+from packer_cli.encoding import Encode
+from packer_cli.errors import PackerError
+from packer_cli.layout import MANIFEST
+from packer_cli.packed import PackedDirectory
+from packer_cli.progress import Progress
+from packer_cli.readers import detect_shape, reader_for
+from packer_cli.readers.byte_streams import STDIN
+from packer_cli.records import InputFile, Records, Slice
+from packer_cli.shapes import Shape
+from packer_cli.shards import digest
+from packer_cli.source import TEMPLATE, encode_again
+from packer_cli.threads import run_all
+from packer_cli.unit import Job
+from packer_cli.verify.documents import Documents
+from packer_cli.verify.drawing import drawn_records, draws, records_at, row_group_rows, shares
+from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings
+from packer_cli.verify.kept_tokenizer import kept_tokenizer, other_tokenizer
+from packer_cli.verify.packed_again import compare_packed
+from packer_cli.verify.reading import is_file, path_of
+from packer_cli.verify.rows import load_rows
+from packer_cli.verify.said import file_format, row_groups_left, unshaped
+from packer_cli.verify.unit_records import unit_records
+
+_Notify = Callable[[str], None]
+_Shares = dict[tuple[int, int], int]
+
+
+def compare_inputs(
+    packed: PackedDirectory,
+    config: PackConfig,
+    findings: Findings,
+    workers: int,
+    sample: int | None,
+    seed: int,
+    stop: threading.Event,
+    notify: _Notify,
+) -> None:
+    """Add to `findings` every input that changed, and every document that is not as it was."""
+    manifest = packed.manifest
+    files = _unchanged(packed, config, findings, workers, stop, notify)
+    findings.documents_compared, findings.inputs_compared = 0, len(files)
+    if not files:
+        return
+    _check_row_groups(manifest, files, findings)
+    documents = sum(manifest["inputs"][file]["documents"] for file in files)
+    everything = sample is None or sample >= documents
+    if "segments" not in config.columns and not everything:
+        notify(
+            "documents are not compared: the column segments was not written, so a sample of them "
+            "cannot be found in the rows; --sample all compares whole units"
+        )
+        return
+    try:
+        shape = detect_shape(list(files.values()), config)
+        tokenizer, tokenizer_files = kept_tokenizer(packed, shape, config, fast=sample is None)
+    except PackerError as error:
+        findings.add(MANIFEST, f"config: {error.message}", remedy=DIFFERENT)
+        return
+    findings.add(MANIFEST, *unshaped(config, shape), remedy=DIFFERENT)
+    findings.add(MANIFEST, *other_tokenizer(manifest, tokenizer), remedy=DIFFERENT)
+    if findings.problems:
+        if tokenizer:
+            tokenizer.close()
+        return
+    with closing(tokenizer) if tokenizer else nullcontext():
+        template = TEMPLATE if is_file(packed, TEMPLATE) else None
+        used = replace(config, chat_template=template and str(path_of(packed, template)))
+        encode = encode_again(shape, used, tokenizer, tokenizer_files)
+        comparison = _Comparison(packed, config, shape, encode, files, findings, stop)
+        if everything:
+            tasks = comparison.of_everything(notify)
+        else:
+            wanted = shares(manifest, set(files), sample or 0, seed)
+            tasks = comparison.of_sample(
+                wanted, draws(manifest, set(files), wanted, sample or 0, seed), seed
+            )
+        run_all(tasks, workers, stop)
+        if tokenizer:
+            tokenizer.finish()
+
+
+def _unchanged(
+    packed: PackedDirectory,
+    config: PackConfig,
+    findings: Findings,
+    workers: int,
+    stop: threading.Event,
+    notify: _Notify,
+) -> dict[int, InputFile]:
+    """The inputs that are what they were; the others become problems."""
+    files: dict[int, InputFile] = {}
+
+    def check(index: int, said: dict[str, Any]) -> None:
+        path = said["path"]
+        try:
+            file = input_file(index, path, config)
+            size, sha256 = file.size, said["sha256"]
+            if size == said["size"]:
+                size, sha256 = digest(path, stop.is_set)
+        except PackerError as error:
+            text = f"an input that cannot be read: {error.message}"
+            findings.add(path, text, remedy=CHANGED)
+            return
+        if size != said["size"]:
+            text = f"has {size} bytes, it had {said['size']} when it was packed"
+        elif sha256 != said["sha256"]:
+            text = f"its sha256 is {sha256}, it was {said['sha256']} when it was packed"
+        else:
+            files[index] = file
+            return
+        findings.add(path, text, remedy=CHANGED)
+
+    inputs = [one for one in enumerate(packed.manifest["inputs"]) if not one[1].get("removed")]
+    if any(said["path"] == STDIN for _, said in inputs):
+        notify("-: came from stdin, which cannot be read again: not compared")
+    run_all((partial(check, *one) for one in inputs if one[1]["path"] != STDIN), workers, stop)
+    return dict(sorted(files.items()))
+
+
+def _check_row_groups(
+    manifest: dict[str, Any], files: dict[int, InputFile], findings: Findings
+) -> None:
+    for index, file in files.items():
+        if file_format(manifest, index) == "parquet":
+            try:
+                text = row_groups_left(manifest, index, len(row_group_rows(file)))
+            except PackerError as error:
+                text = error.message
+            findings.add(file.path, *([text] if text else []), remedy=DIFFERENT)
+
+
+class _Comparison:
+    """Compares units, one after the other on each thread."""
+
+    def __init__(
+        self,
+        packed: PackedDirectory,
+        config: PackConfig,
+        shape: Shape,
+        encode: Encode,
+        files: dict[int, InputFile],
+        findings: Findings,
+        stop: threading.Event,
+    ) -> None:
+        self._packed = packed
+        by_unit = groupby(packed.manifest["shards"], key=lambda shard: shard["unit"])
+        self._shards = {unit: list(shards) for unit, shards in by_unit}
+        self._config = config
+        self._shape = shape
+        self._encode = encode
+        self._files = files
+        self._findings = findings
+        self._stop = stop
+        absent = InputFile(-1, "", "", None, 0, 0)  # never read: its units are not packed again
+        self._job = Job(
+            [files.get(index, absent) for index in range(len(packed.manifest["inputs"]))],
+            config, shape, None, 0, self._read, encode, None, Path(), Progress(0, show=False), stop,
+        )  # fmt: skip
+
+    def of_everything(self, notify: _Notify) -> Iterator[Callable[[], None]]:
+        """A task for each unit that reads any of the files."""
+        version = self._packed.manifest.get("packer_version")
+        same_plan = version == packer_cli.__version__
+        if not same_plan:
+            notify(
+                f"packed by packer {version}, this is {packer_cli.__version__}: in which rows "
+                "documents lie is not compared"
+            )
+        rejected_from = 0
+        units = self._packed.manifest["units"]
+        for about, record in zip(units, unit_records(self._packed), strict=True):
+            read = {part[0] for part in about["slices"]}
+            if read <= self._files.keys():
+                yield partial(self._pack_again, about, record, rejected_from, same_plan)
+            elif read & self._files.keys() and "segments" in self._config.columns:
+                yield partial(self._compare_files, about)
+            rejected_from += record.rejected
+
+    def of_sample(self, wanted: _Shares, drawn: _Shares, seed: int) -> Iterator[Callable[[], None]]:
+        """A task for each unit with a share of the sample."""
+        chosen = {unit for unit, _ in [*wanted, *drawn]}
+        for about in self._packed.manifest["units"]:
+            if about["unit"] in chosen:
+                yield partial(self._compare_some, about, wanted, drawn, seed)
+
+    def _documents(self, unit: int) -> tuple[Any, Documents]:
+        rows = load_rows(self._packed, self._shards.get(unit, []))
+        return rows, Documents(rows, self._config, self._encode, self._findings, self._stop)
+
+    def _pack_again(
+        self, about: dict[str, Any], record: Any, rejected_from: int, same_plan: bool
+    ) -> None:
+        rows, documents = self._documents(about["unit"])
+        compare_packed(
+            about, record, rejected_from, rows, documents, self._job, self._packed, self._findings,
+            same_plan=same_plan,
+        )  # fmt: skip
+        self._findings.count("documents_compared", documents.finish())
+
+    def _compare_files(self, about: dict[str, Any]) -> None:
+        """The documents of those files of a unit that are what they were."""
+        rows, documents = self._documents(about["unit"])
+        for index in sorted({part[0] for part in about["slices"]} & self._files.keys()):
+            file = self._files[index]
+            for part in _slices(about, index):
+                for records in self._read(file, part):
+                    documents.encode(records, file, Counts())
+            documents.expect(file, rows.positions(index))
+        self._findings.count("documents_compared", documents.finish())
+
+    def _compare_some(
+        self, about: dict[str, Any], wanted: _Shares, drawn: _Shares, seed: int
+    ) -> None:
+        """As many documents of each file as `wanted` says, and records `drawn` from it."""
+        number = about["unit"]
+        rows, documents = self._documents(number)
+        compared = records_drawn = 0
+        for index in sorted({part[0] for part in about["slices"]} & self._files.keys()):
+            file, positions = self._files[index], rows.positions(index)
+            rng = np.random.default_rng([seed, number, index])
+            count = min(wanted.get((number, index), 0), len(positions))
+            chosen = np.sort(rng.choice(positions, count, replace=False))
+            if count:
+                for records in records_at(self._read, file, chosen):
+                    documents.encode(records, file, Counts())
+                documents.expect(file, chosen)
+            compared += count
+            slices, number_drawn = _slices(about, index), drawn.get((number, index), 0)
+            for records in drawn_records(self._read, file, slices, number_drawn, rng):
+                records_drawn += 1
+                if not np.isin(records.positions, positions).any():  # dropped, or lost
+                    documents.encode(records, file, Counts())
+        documents.finish()
+        self._findings.count("documents_compared", compared)
+        self._findings.count("records_drawn", records_drawn)
+
+    def _read(self, file: InputFile, part: Slice) -> Iterator[Records]:
+        return reader_for(file.format).read(file, part, self._shape, self._config)
+
+
+def _slices(about: dict[str, Any], file: int) -> list[Slice]:
+    return [Slice(index, start, stop, 0) for index, start, stop in about["slices"] if index == file]

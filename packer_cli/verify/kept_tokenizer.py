@@ -1,0 +1,48 @@
+"""The tokenizer that a result keeps: to encode again, and to hold the manifest against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from packer_cli.config import PackConfig
+from packer_cli.packed import PackedDirectory
+from packer_cli.shapes import Shape
+from packer_cli.source import framing_of
+from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
+from packer_cli.tokenization.locate import TokenizerFiles, locate
+from packer_cli.verify.reference_tokens import ReferenceTokenizer
+
+
+def kept_tokenizer(
+    packed: PackedDirectory, shape: Shape, config: PackConfig, *, fast: bool
+) -> tuple[Tokenizer | None, TokenizerFiles | None]:
+    """The tokenizer and its files. With the reference engine, unless it is to be `fast` and
+    everything is trained on. Raises UsageError and DataError.
+    """
+    said = packed.manifest["tokenizer"]
+    if said is None:
+        return None, None
+    framing, supervised = framing_of(config), shape.is_supervised
+    if not said["sha256"]:
+        tokenizer, files = bytes_tokenizer(framing), None
+    else:
+        files = locate(str(packed.path))
+        backend = "auto" if fast and not supervised else "tokenizers"
+        tokenizer = load_tokenizer(files, backend=backend, framing=framing)
+    return (ReferenceTokenizer(tokenizer) if supervised else tokenizer), files
+
+
+def other_tokenizer(manifest: dict[str, Any], tokenizer: Tokenizer | None) -> Iterator[str]:
+    """What the manifest says of the tokenizer that it is not."""
+    if tokenizer is None:
+        return
+    said = manifest["tokenizer"]
+    info = msgspec.json.decode(msgspec.json.encode(tokenizer.info.as_json()))
+    # the source is where it was, not what it is; older results do not say all of it
+    for name in sorted(info.keys() & said.keys() - {"source"}):
+        value = info[name]
+        if said[name] != value:
+            yield f"tokenizer: {name} is {said[name]}, that of its files is {value}"

@@ -1,0 +1,205 @@
+"""A unit packed again: its documents, its plan and its counts held against the result.
+
+The run's own code reads, encodes, fits and plans; only the rows go here instead of to a shard.
+So seed, strategy, order and every figure are those of the inputs, or it is found. Memory: one
+window, as in a run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packer_cli.commits import UnitRecord, counts_of
+from packer_cli.config import PackConfig
+from packer_cli.counts import Counts
+from packer_cli.errors import DataError, PackerError, UsageError
+from packer_cli.layout import REJECTED, UNITS
+from packer_cli.packed import PackedDirectory
+from packer_cli.records import Int64, Slice, Stock, WorkUnit
+from packer_cli.shards import Shard
+from packer_cli.unit import Job, UnitResult, pack_unit
+from packer_cli.verify.documents import Documents, piece_difference
+from packer_cli.verify.findings import DIFFERENT, Findings
+from packer_cli.verify.reading import part_of
+from packer_cli.verify.rows import UnitRows
+
+# What depends on the plan and not on the documents alone.
+_OF_PLAN = {"rows", "row_fill", "segments_per_row", "attention_before", "attention_after"}
+
+
+class PlanComparison:
+    """A `RowWriter` that holds planned rows against the unit's, segment by segment.
+
+    `difference`: the first one, "" for none.
+    """
+
+    def __init__(self, unit: int, rows: UnitRows, config: PackConfig, paths: list[str]) -> None:
+        self._rows = rows
+        self._config = config
+        self._paths = paths
+        self._edges = np.concatenate([[0], np.cumsum(rows.row_sizes)])
+        self._row = 0
+        self._shard = Shard("", unit)
+        self.difference = ""
+
+    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
+        places = np.stack([stock.file[order], stock.position[order], stock.start[order]])
+        planned = np.concatenate([places, stock.length[order][None]]).astype(np.int64)
+        if not self._rows.by_place:
+            planned[:3] = 0
+        self._shard.trained_tokens += _trained_tokens(stock, order)
+        rows = len(row_offsets) - 1
+        if not self.difference:
+            self._compare(planned, row_offsets, rows)
+        if not self.difference and not self._rows.by_place:
+            self._compare_tokens(stock, order)
+        self._row += rows
+
+    def _compare(self, planned: Int64, row_offsets: Int64, rows: int) -> None:
+        there = self._rows.in_order[:, self._edges[min(self._row, len(self._edges) - 1)] :]
+        sizes = self._rows.row_sizes[self._row : self._row + rows]
+        if np.array_equal(sizes, np.diff(row_offsets)) and np.array_equal(
+            there[:, : planned.shape[1]], planned
+        ):
+            return
+        for row in range(rows):
+            wanted = planned[:, row_offsets[row] : row_offsets[row + 1]]
+            if self._row + row == len(self._rows.row_sizes):
+                self.difference = f"has {self._row + row} rows, more are made of the inputs"
+                return
+            edges = self._edges[self._row + row : self._row + row + 2]
+            found = self._rows.in_order[:, edges[0] : edges[1]]
+            if not np.array_equal(found, wanted):
+                shard, number = self._rows.place(self._row + row)
+                self.difference = (
+                    f"row {number} of {shard} holds {self._shown(found)}, "
+                    f"{self._shown(wanted)} expected by the options of the manifest"
+                )
+                return
+
+    def _compare_tokens(self, stock: Stock, order: Int64) -> None:
+        """Where segments do not say whose they are, their tokens do."""
+        first = int(self._edges[self._row])
+        for i, begin in enumerate(stock.begin[order].tolist(), first):
+            self.difference = piece_difference(
+                self._rows, i, stock.ids, stock.trained, begin, self._config
+            )
+            if self.difference:
+                return
+
+    def _shown(self, segments: Int64) -> str:
+        file, position, start, length = segments[:, 0].tolist()
+        if not self._rows.by_place:
+            return f"{segments.shape[1]} segments from one of {length} tokens on"
+        piece = f"token {start} of " if start else ""
+        what = "1 segment" if segments.shape[1] == 1 else f"{segments.shape[1]} segments"
+        return f"{what} from {piece}{self._paths[file]} at {position} on"
+
+    def close(self) -> list[Shard]:
+        if not self.difference and self._row < len(self._rows.row_sizes):
+            self.difference = (
+                f"has {len(self._rows.row_sizes)} rows, {self._row} are made of the inputs"
+            )
+        return [self._shard]
+
+    def abandon(self) -> None:
+        pass
+
+
+def _trained_tokens(stock: Stock, order: Int64) -> int:
+    """Labels that are not -100: a segment's first token has none."""
+    begin, length = stock.begin[order], stock.length[order]
+    if stock.trained is None:
+        return int(length.sum()) - len(length)
+    total = np.concatenate([[0], np.cumsum(stock.trained, dtype=np.int64)])
+    return int((total[begin + length] - total[begin + 1]).sum())
+
+
+def compare_packed(
+    about: dict[str, Any],
+    record: UnitRecord,
+    rejected_from: int,
+    rows: UnitRows,
+    documents: Documents,
+    job: Job,
+    packed: PackedDirectory,
+    findings: Findings,
+    *,
+    same_plan: bool,
+) -> None:
+    """Pack a unit of the manifest again and add in what it differs, the documents first.
+
+    `rejected_from`: where its part of rejected.jsonl begins. `same_plan`: whether this packer
+    plans as the one that packed it.
+    """
+    number = about["unit"]
+    slices = tuple(Slice(file, start, stop, 0) for file, start, stop in about["slices"])
+    plan = PlanComparison(
+        number, rows, job.config, [one["path"] for one in packed.manifest["inputs"]]
+    )
+    with tempfile.TemporaryDirectory(prefix="packer-verify-") as folder:
+        again = replace(job, encode=documents.encode, folder=Path(folder))
+        try:
+            result = pack_unit(WorkUnit(number, slices), again, plan)
+        except (DataError, UsageError) as error:
+            if not documents.differing:
+                findings.add(
+                    f"unit {number}", f"cannot be packed again: {error.message}", remedy=DIFFERENT
+                )
+            return
+        for file in sorted({part.file for part in slices} if rows.by_place else ()):
+            documents.expect(job.files[file], rows.positions(file))
+        if documents.differing:
+            return
+        if same_plan and plan.difference:
+            findings.add(f"unit {number}", plan.difference, remedy=DIFFERENT)
+            return
+        texts = _other_counts(counts_of(record), result.counts, plan=same_plan)
+        findings.add(UNITS, *(f"unit {number}: {text}" for text in texts), remedy=DIFFERENT)
+        _compare_rejected(result, record, rejected_from, packed, findings)
+    findings.count("units_packed_again", 1)
+
+
+def _other_counts(said: Counts, found: Counts, *, plan: bool) -> list[str]:
+    """The counts in which they differ; without `plan` those only that documents decide."""
+    theirs, ours = said.as_json(), found.as_json()
+    left_out = set() if plan else _OF_PLAN
+    texts = []
+    for name in sorted((theirs.keys() | ours.keys()) - left_out):
+        a, b = theirs.get(name, 0), ours.get(name, 0)
+        if a != b:
+            shown = isinstance(a, int) and isinstance(b, int)
+            text = f"{name} is {a}, {b} when packed again" if shown else f"{name} differs"
+            texts.append(text if shown else f"{text} from what packing again gives")
+    return texts
+
+
+def _compare_rejected(
+    result: UnitResult,
+    record: UnitRecord,
+    start: int,
+    packed: PackedDirectory,
+    findings: Findings,
+) -> None:
+    expected = b"" if result.rejected is None else result.rejected.read_bytes()
+    try:
+        found = part_of(packed, REJECTED, start, record.rejected) if record.rejected else b""
+    except PackerError as error:
+        findings.add(REJECTED, error.message)
+        return
+    if found == expected:
+        return
+    pairs = zip(found.splitlines(), expected.splitlines(), strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
+    wanted = expected.splitlines()[at].decode("utf-8", "replace") if at >= 0 else ""
+    findings.add(
+        REJECTED,
+        f"the records of unit {result.unit.index} are not those rejected when packed again"
+        + (f": {wanted} expected" if wanted else f": {len(found)} bytes, {len(expected)} expected"),
+        remedy=DIFFERENT,
+    )

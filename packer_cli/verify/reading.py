@@ -1,0 +1,105 @@
+"""Every access of `packer verify` to the files of a result: nothing else here opens one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from packer_cli.errors import Interrupted, from_os_error
+from packer_cli.packed import PackedDirectory
+from packer_cli.shards import digest
+
+_READ_BYTES = 1 << 20
+
+
+def names_in(packed: PackedDirectory) -> set[str]:
+    """Of everything in the directory. Raises DataError."""
+    try:
+        return set(os.listdir(packed.path))
+    except OSError as error:
+        raise from_os_error(error, packed.path, "read") from error
+
+
+def path_of(packed: PackedDirectory, name: str) -> Path:
+    """Of a file, for messages and for the libraries that open files themselves."""
+    return packed.path / name
+
+
+def is_file(packed: PackedDirectory, name: str) -> bool:
+    """Whether there is a regular file of that name."""
+    return path_of(packed, name).is_file()
+
+
+def digest_of(packed: PackedDirectory, name: str) -> tuple[int, str]:
+    """(size, sha256) of a side file. Raises DataError when it cannot be read."""
+    return digest(path_of(packed, name))
+
+
+def open_shard(packed: PackedDirectory, shard: dict[str, Any]) -> IO[bytes]:
+    """A shard to be hashed, whose size is what it should be. Raises DataError and OSError."""
+    packed.check_size(shard)
+    return open(path_of(packed, shard["file"]), "rb", buffering=0)
+
+
+def batches_of(packed: PackedDirectory, shard: dict[str, Any]) -> Iterator[Any]:
+    """The record batches of a shard, mapped. Raises DataError."""
+    return packed.batches(shard)
+
+
+def lines_of(packed: PackedDirectory, name: str) -> Iterator[bytes]:
+    """The lines of a side file, each with its end. Raises DataError."""
+    path = path_of(packed, name)
+    try:
+        with open(path, "rb") as file:
+            yield from file
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+
+
+def part_of(packed: PackedDirectory, name: str, start: int, size: int) -> bytes:
+    """Some bytes of a side file. Raises DataError."""
+    path = path_of(packed, name)
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(size)
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+
+
+def content_of(packed: PackedDirectory, name: str) -> bytes:
+    """All of a side file. Raises DataError."""
+    return part_of(packed, name, 0, -1)
+
+
+class Hashed:
+    """A file for Arrow to read: hashes what is read, and reads no more than there is."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes], size: int, stop: threading.Event) -> None:
+        self._file, self._left, self._stop = file, size, stop
+        self._sha = hashlib.sha256()
+        self.end = b""
+
+    def read(self, size: int) -> bytes:
+        if self._stop.is_set():
+            raise Interrupted("stopped")
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        self._sha.update(data)
+        self.end = (self.end + data[-8:])[-8:]
+        return data
+
+    def close(self) -> None:
+        pass
+
+    def digest(self) -> str:
+        """Of the whole file: reads what is left."""
+        while self.read(_READ_BYTES):
+            pass
+        return self._sha.hexdigest()

@@ -1,0 +1,96 @@
+"""The rows of a unit in memory, by the places that their segments came from.
+
+Columns stay mapped; what is kept is 100 bytes for every segment of the unit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packer_cli.packed import PackedDirectory, rows_of, segments_of
+from packer_cli.records import Int32, Int64
+from packer_cli.verify.reading import batches_of
+
+
+class Batch(NamedTuple):
+    """A record batch: its shard, its first row's number there, its columns [rows, max_length]."""
+
+    shard: str
+    first_row: int
+    ids: Int32
+    labels: Int32 | None
+
+
+class UnitRows(NamedTuple):
+    """The segments of a unit, sorted by file, position and start.
+
+    by_place            whether the rows say where segments come from; else all is 0, and the
+                        segments are in the order of the rows
+    batch, row, begin   where each is: in which of `batches`, in which of its rows, from which place
+    in_order            int64[4, segments] (file, position, start, length), row after row
+    row_sizes           int64[rows], segments in each row
+    """
+
+    file: Int64
+    position: Int64
+    start: Int64
+    length: Int64
+    batch: Int64
+    row: Int64
+    begin: Int64
+    batches: list[Batch]
+    in_order: Int64
+    row_sizes: Int64
+    by_place: bool
+
+    def positions(self, file: int) -> Int64:
+        """Of the documents of a file, each once."""
+        first, last = np.searchsorted(self.file, [file, file + 1])
+        return np.unique(self.position[first:last])
+
+    def place(self, row: int) -> tuple[str, int]:
+        """(shard, row in it) of one of all the unit's rows."""
+        for batch in self.batches:
+            if row < len(batch.ids):
+                return batch.shard, batch.first_row + row
+            row -= len(batch.ids)
+        raise IndexError(row)
+
+
+def load_rows(packed: PackedDirectory, shards: list[dict[str, Any]]) -> UnitRows:
+    """The rows of one unit's shards, which are known to be sound."""
+    parts = [np.empty((7, 0), np.int64)]  # a unit may have lost all its documents
+    batches: list[Batch] = []
+    sizes = [np.empty(0, np.int64)]
+    for shard in shards:
+        first_row = 0
+        for batch in batches_of(packed, shard):
+            begin, length, offsets = segments_of(batch)
+            places = _places(batch, len(length))
+            row = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
+            number = np.full(len(row), len(batches))
+            parts.append(np.stack([*places, length, number, row, begin]))
+            sizes.append(np.diff(offsets))
+            labels = rows_of(batch.column("labels")) if "labels" in batch.schema.names else None
+            batches.append(
+                Batch(shard["file"], first_row, rows_of(batch.column("input_ids")), labels)
+            )
+            first_row += batch.num_rows
+    found = np.concatenate(parts, axis=1)
+    file, position, start = found[:3]
+    by_place = np.lexsort((start, position, file))
+    file, position, start, length, number, row, begin = found[:, by_place]
+    return UnitRows(
+        file, position, start, length, number, row, begin, batches, found[:4],
+        np.concatenate(sizes), "segments" in packed.manifest["config"]["columns"],
+    )  # fmt: skip
+
+
+def _places(batch: Any, segments: int) -> Int64:
+    """int64[3, segments]: file, position, start."""
+    if "segments" not in batch.schema.names:
+        return np.zeros((3, segments), np.int64)
+    struct = batch.column("segments").values
+    return np.stack([struct.field(i).to_numpy().astype(np.int64) for i in range(3)])

@@ -1,0 +1,139 @@
+"""What a manifest says, held against itself: checksum, figures, options, slices of the inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from packer_cli.config import PackConfig
+from packer_cli.discovery import format_of
+from packer_cli.errors import UsageError
+from packer_cli.layout import INCOMPLETE, MANIFEST
+from packer_cli.manifest import checksum
+from packer_cli.manifest_check import disagreements, why_incomplete
+from packer_cli.packed import PackedDirectory
+from packer_cli.shapes import Shape
+from packer_cli.verify.findings import Findings
+from packer_cli.verify.reading import is_file
+
+
+def check_manifest(packed: PackedDirectory, config: PackConfig, findings: Findings) -> None:
+    """Add what cannot be true, whatever the shards hold."""
+    manifest = packed.manifest
+    found, said = checksum(manifest), manifest.get("sha256")
+    if found != said:
+        findings.add(MANIFEST, f"was edited: its contents have the sha256 {found}, it says {said}")
+    findings.add(MANIFEST, *disagreements(manifest))
+    findings.add(MANIFEST, *_impossible_options(manifest, config))
+    findings.add(MANIFEST, *_marked(packed, config))
+    findings.add(MANIFEST, *uncovered(manifest))
+
+
+def _marked(packed: PackedDirectory, config: PackConfig) -> list[str]:
+    """Whether a result that lost too much is marked so, and no other."""
+    manifest = packed.manifest
+    found, expected = manifest.get("incomplete"), why_incomplete(config.max_loss, manifest)
+    if found != expected:
+        return [f"incomplete is {found!r}, by --max-loss and the tokens lost it is {expected!r}"]
+    if (expected is not None) == is_file(packed, MANIFEST):  # the other name is not listed
+        return [f"is not named {MANIFEST if expected is None else INCOMPLETE}"]
+    return []
+
+
+def _impossible_options(manifest: dict[str, Any], config: PackConfig) -> list[str]:
+    """Options that no run with such records, or with as many bad ones, ends with."""
+    wrong = []
+    try:
+        # of messages or not: only the inputs tell
+        shape = Shape(config.shape or "text", of_messages=config.prompt_template == "chat")
+        made = config.for_shape(shape)
+        wrong += [
+            f"config: {name} is {value!r}, a run would have {getattr(made, name)!r}"
+            for name, value in vars(config).items()
+            if getattr(made, name) != value
+        ]
+    except UsageError as error:
+        wrong.append(f"config: {error.message}")
+    bad, limit = manifest["rejected_records"], config.max_errors
+    if bad and config.on_error == "fail":
+        wrong.append(f"config: on_error is 'fail', but rejected_records is {bad}")
+    if limit is not None:
+        records = bad + sum(
+            manifest[name] for name in ("documents", "empty_documents", "dropped_documents")
+        )
+        if bad > (limit * records if isinstance(limit, float) else limit):
+            wrong.append(f"config: max_errors is {limit}, but rejected_records is {bad}")
+    return wrong
+
+
+def uncovered(manifest: dict[str, Any]) -> list[str]:
+    """Inputs that the slices of all units do not cover once, from their beginning to their end.
+
+    Where row groups end is not known here, see `row_groups_left`.
+    """
+    slices: dict[int, list[tuple[int, float]]] = {}
+    for unit in manifest["units"]:
+        for file, start, stop in unit["slices"]:
+            slices.setdefault(file, []).append((start, inf if stop is None else stop))
+    wrong = []
+    for index, one in enumerate(manifest["inputs"]):
+        parts = sorted(slices.get(index, []))
+        if one.get("removed"):
+            if parts:
+                wrong.append(f"a unit reads {one['path']}, which is said to be removed")
+            continue
+        in_groups = file_format(manifest, index) == "parquet"
+        end = inf if in_groups else one["size"]
+        if text := _not_once(parts, end):
+            what = "row group" if in_groups else "byte"
+            wrong.append(f"the units' slices of {one['path']} {text.format(what)}")
+    return wrong
+
+
+def file_format(manifest: dict[str, Any], index: int) -> str | None:
+    """Of an input, as the run told it."""
+    config, path = manifest["config"], manifest["inputs"][index]["path"]
+    return config.get("input_format") or format_of(path)[0]
+
+
+def _not_once(parts: list[tuple[int, float]], end: float) -> str:
+    """How slices [start, stop) miss being all once; "" for not at all. `end` inf: not known."""
+    if not parts:
+        return "are none: no unit reads it"
+    reached: float = 0
+    for start, stop in parts:
+        if start != reached:
+            what = "leave out what begins" if start > reached else "read twice what begins"
+            return f"{what} at {{}} {min(start, reached):.0f}"
+        if stop <= start:
+            return f"hold one from {{}} {start} to {stop:.0f}"
+        reached = stop
+    if reached < end < inf:
+        return f"leave out what begins at {{}} {reached:.0f}"
+    if inf > reached > end:
+        return f"go on to {{}} {reached:.0f}, beyond its end"
+    return ""
+
+
+def row_groups_left(manifest: dict[str, Any], index: int, groups: int) -> str:
+    """What the slices of a Parquet file with so many row groups leave out; "" for nothing."""
+    stops = [
+        stop for unit in manifest["units"] for file, _, stop in unit["slices"] if file == index
+    ]
+    if None in stops or not stops or max(stops) == groups:
+        return ""
+    return f"has {groups} row groups, the units' slices end after {max(stops)}"
+
+
+def unshaped(config: PackConfig, shape: Shape) -> list[str]:
+    """Options that a run with records of this shape would have had otherwise."""
+    try:
+        made = replace(config.for_shape(shape), shape=shape.kind)
+    except UsageError as error:
+        return [f"config: {error.message}"]
+    return [
+        f"config: {name} is {value!r}, for these inputs {getattr(made, name)!r}"
+        for name, value in vars(config).items()
+        if getattr(made, name) != value
+    ]

@@ -1,0 +1,138 @@
+"""units.jsonl held against the manifest: `--update` believes it, and packs by it.
+
+What a unit's counts say is held against its inputs by `packed_again.py`; here, that all of them
+add up to the manifest's figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from packer_cli.bounds import lower_bound_rows
+from packer_cli.commits import UnitRecord, counts_of
+from packer_cli.counts import Counts
+from packer_cli.errors import DataError
+from packer_cli.layout import REJECTED, UNITS
+from packer_cli.manifest import TOTALS
+from packer_cli.packed import PackedDirectory
+from packer_cli.verify.findings import Findings
+from packer_cli.verify.reading import digest_of, lines_of
+
+_OF_INPUTS = ("documents", "tokens", "empty_documents", "rejected_records")
+
+
+def unit_records(packed: PackedDirectory) -> Iterator[UnitRecord]:
+    """The records of a result's units. Raises DataError for what is none."""
+    decode = msgspec.json.Decoder(UnitRecord).decode
+    for number, line in enumerate(lines_of(packed, UNITS), 1):
+        try:
+            yield decode(line)
+        except (ValueError, RecursionError) as error:  # the class of all of msgspec's, too
+            raise DataError(f"line {number} is not the record of a unit: {error}") from error
+
+
+def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
+    """Add what the units' records and the manifest say differently."""
+    manifest = packed.manifest
+    total = Counts(piece_length=np.zeros(packed.max_length + 1, np.int64))
+    rejected, numbers = 0, list[int]()
+    units = {unit["unit"]: unit for unit in manifest["units"]}
+    shards: dict[int, list[dict[str, Any]]] = {}
+    for shard in manifest["shards"]:
+        shards.setdefault(shard["unit"], []).append(shard)
+    try:
+        for record in unit_records(packed):
+            numbers.append(record.unit)
+            counts = counts_of(record)
+            if len(counts.piece_length) > packed.max_length + 1:
+                raise ValueError("pieces that are longer than a row")
+            if record.unit in units:
+                own = shards.get(record.unit, [])
+                texts = _differences(record, counts, units[record.unit], own, manifest)
+                findings.add(UNITS, *(f"unit {record.unit}: {text}" for text in texts))
+            total.add(counts)
+            rejected += record.rejected
+        figures = list(_figures(total, packed))
+    except DataError as error:
+        findings.add(UNITS, error.message)
+        return
+    except (ValueError, OverflowError, RecursionError) as error:
+        findings.add(UNITS, f"unit {(numbers or [0])[-1]}: counts that cannot be: {error}")
+        return
+    if numbers != list(units):
+        findings.add(
+            UNITS, f"has records of {len(numbers)} units, not of the {len(units)} in the manifest"
+        )
+        return
+    findings.add(
+        UNITS,
+        *(f"{name}: {value} in all units, {said} in the manifest"
+          for name, value, said in figures if value != said),
+    )  # fmt: skip
+    size = digest_of(packed, REJECTED)[0] if REJECTED in manifest["side_files"] else 0
+    if rejected != size:
+        findings.add(
+            UNITS, f"{rejected} bytes of rejected records in all units, {REJECTED} has {size}"
+        )
+
+
+def _differences(
+    record: UnitRecord,
+    counts: Counts,
+    unit: dict[str, Any],
+    shards: list[dict[str, Any]],
+    manifest: dict[str, Any],
+) -> list[str]:
+    """In what a record is not that of its unit in the manifest."""
+    wrong = []
+    slices = [list(part[:3]) for part in record.slices]
+    if slices != [list(part) for part in unit["slices"]]:
+        wrong.append("its slices are not those in the manifest")
+    if [shard.as_json() for shard in record.shards] != shards:
+        wrong.append("its shards are not those in the manifest")
+    if record.tokenizer != manifest["tokenizer"]:
+        wrong.append("its tokenizer is not that in the manifest")
+    if record.reused or record.rejected_from or record.rejected < 0:
+        wrong.append("is not as a finished result has it")
+    inputs = manifest["inputs"]
+    for index, size, sha256 in record.inputs:
+        found = inputs[index] if 0 <= index < len(inputs) else {}
+        if (size, sha256) != (found.get("size"), found.get("sha256")):
+            wrong.append(f"its input {index} is not as in the manifest")
+    for name in ("rows", "segments", "tokens"):
+        value, said = getattr(counts, name), sum(shard[name] for shard in shards)
+        if value != said:
+            wrong.append(f"{name} is {value}, {said} in its shards")
+    if not counts.conserved():
+        wrong.append(
+            f"encoded_tokens is {counts.encoded_tokens}, {counts.tokens} are in rows, "
+            f"{counts.truncated_tokens} truncated and {counts.dropped_tokens} dropped"
+        )
+    return wrong
+
+
+def _figures(total: Counts, packed: PackedDirectory) -> Iterator[tuple[str, Any, Any]]:
+    """(name, by the units, by the manifest) of every figure."""
+    manifest = packed.manifest
+    for name in TOTALS:
+        yield name, getattr(total, name), manifest[name]
+    yield "rows", total.rows, manifest["rows"]
+    for name, said in manifest["histograms"].items():
+        yield name, np.asarray(getattr(total, name)).tolist(), said
+    if "attention_cost" in manifest:
+        for name, cost in manifest["attention_cost"].items():
+            yield f"attention_cost {name}", getattr(total, f"attention_{name}").as_json(), cost
+    bound = lower_bound_rows(
+        total.piece_length,
+        packed.max_length,
+        max_segments=packed.max_segments_per_row,
+        segment_multiple=packed.segment_multiple,
+    )
+    yield "lower_bound_rows", bound, manifest["lower_bound_rows"]
+    for index, one in enumerate(manifest["inputs"]):
+        for name in _OF_INPUTS:
+            yield f"{name} of {one['path']}", getattr(total.file(index), name), one[name]
