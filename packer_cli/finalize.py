@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
 import numpy as np
 
 from packer_cli import commits, manifest, output
 from packer_cli.commits import UnitRecord
 from packer_cli.counts import Counts
 from packer_cli.errors import DataError, InternalError, from_os_error
+from packer_cli.identities import identities
 from packer_cli.run import Run
 from packer_cli.saved_dataset import saved_dataset
 from packer_cli.shards import Shard, digest
@@ -58,8 +58,7 @@ def finalize(run: Run, destination: Path) -> dict[str, Any]:
     hashes[commits.UNITS] = digest(work / commits.UNITS)[1]
     content = manifest.build(run, tokenizer, digests, shards, total, hashes)
     # not among the result's own bytes: it is only for --update on this machine
-    times = [file.mtime_ns for file in run.files]
-    output.write_file(work / output.INPUT_TIMES, msgspec.json.encode({"mtime_ns": times}))
+    output.write_file(work / output.INPUT_TIMES, identities(run.files))
     output.write_file(work / manifest.MANIFEST, manifest.to_bytes(content))
     output.replace(destination)
     return content

@@ -29,7 +29,7 @@ from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.manifest import INCOMPLETE, MANIFEST, is_manifest
 from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile
-from packer_cli.run import RUN, Run, differences, load_run
+from packer_cli.run import RUN, IsSame, Run, differences, load_run
 
 WORK = ".packer"
 UNIT_RECORDS = "unit-*.json"
@@ -111,20 +111,34 @@ def claimed(
         raise from_os_error(error, error.filename or output, "write") from error
 
 
-def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: bool) -> bool:
+def begin(
+    claim: Claim,
+    run: Run,
+    side_files: dict[str, bytes],
+    is_same_as_in: Callable[[Path], IsSame],
+    *,
+    may_replace: bool,
+) -> bool:
     """Make the work folder that of `run`, with the units that it has already; False when its
     result is in place. Raises UsageError for units or a result that may not be thrown away.
 
-    `side_files`: those of `run`, by name. `may_replace`: what another run has packed.
+    `side_files`: those of `run`, by name. `is_same_as_in`: whether an input is what was packed of
+    it in a folder. `may_replace`: what another run has packed.
     """
     with _waiting_for(claim.work / f"begin.{_LOCK}"):  # ranks begin at the same time
-        return _begin(claim, run, side_files, may_replace)
+        return _begin(claim, run, side_files, is_same_as_in, may_replace)
 
 
-def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bool) -> bool:
+def _begin(
+    claim: Claim,
+    run: Run,
+    side_files: dict[str, bytes],
+    is_same_as_in: Callable[[Path], IsSame],
+    may_replace: bool,
+) -> bool:
     output, work = claim.output, claim.work
     if claim.ended is not None:
-        if not differences(claim.ended, run):
+        if not differences(claim.ended, run, is_same_as_in(output)):
             return False
         _refuse_foreign(output, may_replace)
     if run.resumable and (is_begun(work) or (claim.shared and (work / RUN).exists())):
@@ -132,7 +146,7 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bo
         differ = (
             ["it is damaged, or of another packer"]
             if earlier is None
-            else differences(earlier, run)
+            else differences(earlier, run, is_same_as_in(work))
         )
         if not differ:
             put_file(work / RUN, run.to_bytes())  # its limits may be others

@@ -36,10 +36,11 @@ import msgspec
 from packer_cli import manifest as manifests
 from packer_cli import output, storage
 from packer_cli.config import RunOptions
+from packer_cli.contents import as_packed_in
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error
 from packer_cli.manifest import INCOMPLETE, MANIFEST
 from packer_cli.progress import Progress
-from packer_cli.run import Run, differences
+from packer_cli.run import RUN, Run, differences
 from packer_cli.shards import digest
 
 Notify = Callable[[str], None]
@@ -222,7 +223,11 @@ def _begin(url: str, folder: Path, run: Run, overwrite: bool, notify: Notify) ->
                 f"--staging: {folder}: holds what is to be uploaded to another URL",
                 "choose another --staging",
             )
-        differ = ["another packer began it"] if staged is None else differences(staged.run, run)
+        unfinished = result / output.WORK
+        is_same = as_packed_in(unfinished if (unfinished / RUN).exists() else result)
+        differ = (
+            ["another packer began it"] if staged is None else differences(staged.run, run, is_same)
+        )
         if differ and not overwrite:
             raise UsageError(
                 f"{folder}: holds an unfinished run for {url} that differs: {'; '.join(differ)}",

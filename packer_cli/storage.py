@@ -43,12 +43,16 @@ _VERSIONS = (
 class Stat(NamedTuple):
     """`version` differs once the file has changed: its mtime in ns, or made of what a store says.
 
-    `regular` False: a pipe, a directory and whatever else cannot be read twice.
+    `regular` False: a pipe, a directory and whatever else cannot be read twice. The others are 0
+    for URLs.
     """
 
     size: int
     version: int
     regular: bool
+    ctime_ns: int = 0
+    device: int = 0
+    inode: int = 0
 
 
 def is_url(path: str) -> bool:
@@ -104,7 +108,9 @@ def stat(path: str, *, again: bool = False) -> Stat:
     """
     if not is_url(path):
         status = os.stat(path)
-        return Stat(status.st_size, status.st_mtime_ns, local_stat.S_ISREG(status.st_mode))
+        regular = local_stat.S_ISREG(status.st_mode)
+        times = status.st_mtime_ns, regular, status.st_ctime_ns
+        return Stat(status.st_size, *times, status.st_dev, status.st_ino)
     with _asking(path):
         store, name = _store(path)
         if again:

@@ -24,8 +24,8 @@ from packer_cli.commits import UNITS, UnitRecord
 from packer_cli.config import PackConfig
 from packer_cli.discovery import plan_units
 from packer_cli.errors import DataError, UsageError
+from packer_cli.identities import load_identities
 from packer_cli.manifest_check import config_of
-from packer_cli.output import INPUT_TIMES
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.run import differing_options, differing_packers, differing_tokenizers
 from packer_cli.shapes import Shape
@@ -33,10 +33,6 @@ from packer_cli.shards import digest
 
 _NOT_OF_TOKENIZER = {"state.json", "dataset_info.json", "rejected.jsonl", UNITS}
 _ANEW = "to pack everything anew, --overwrite"
-
-
-class _Times(msgspec.Struct):
-    mtime_ns: list[int]
 
 
 @dataclass(frozen=True)
@@ -137,27 +133,23 @@ def _same_inputs(
     directory: Path, manifest: dict[str, Any], found: list[InputFile], checksum: bool
 ) -> set[int]:
     """The indices of the earlier inputs that are what they were."""
-    times: list[int] = []
-    if not checksum:
-        try:
-            said = msgspec.json.decode((directory / INPUT_TIMES).read_bytes(), type=_Times)
-            if len(said.mtime_ns) != len(manifest["inputs"]):
-                raise ValueError(f"it holds {len(said.mtime_ns)} times")
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"{directory / INPUT_TIMES}: cannot be used: {error}",
-                "compare the contents of the inputs instead, with --checksum",
-            ) from error
-        times = said.mtime_ns
+    inputs = manifest["inputs"]
+    then = [] if checksum else load_identities(directory, inputs)
     now = {file.path: file for file in found}
-    same = set()
-    for index, one in enumerate(manifest["inputs"]):
-        file = now.get(one["path"])
-        if file is None or one.get("removed") or file.size != one["size"]:
-            continue
-        if digest(file.path)[1] == one["sha256"] if checksum else file.mtime_ns == times[index]:
-            same.add(index)
-    return same
+
+    def is_same(index: int, file: InputFile) -> bool:
+        if file.size != inputs[index]["size"]:
+            return False
+        if not checksum and (then[index].has_changed(file) or then[index].is_surely(file)):
+            return not then[index].has_changed(file)
+        return digest(file.path)[1] == str(inputs[index]["sha256"])
+
+    named = {i: now[one["path"]] for i, one in enumerate(inputs) if one["path"] in now}
+    return {
+        index
+        for index, file in named.items()
+        if not inputs[index].get("removed") and is_same(index, file)
+    }
 
 
 def _numbered(manifest: dict[str, Any], found: list[InputFile]) -> list[InputFile]:

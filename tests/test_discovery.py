@@ -252,6 +252,18 @@ def test_the_tip_for_a_dataset_of_several_splits_can_be_followed(folder: Path) -
     assert result.stderr.splitlines()[1] == "tip: name the one to pack, for example d/train"
 
 
+def test_two_names_of_a_file(folder: Path) -> None:
+    save({"a.jsonl": jsonl("a"), "d/x.jsonl": jsonl("x")})
+    os.link("a.jsonl", "b.jsonl")
+    os.symlink("a.jsonl", "c.jsonl")
+    for inputs in (["a.jsonl", "b.jsonl"], ["a.jsonl", "c.jsonl"], ["*.jsonl"]):
+        other = inputs[-1].replace("*", "b")
+        assert_error(
+            packer("pack", *inputs, *QUIET, "-o", "out"), 2, f"{other}: the same file as a.jsonl"
+        )
+    assert packer("pack", "b.jsonl", "d", *QUIET, "-o", "out").exit_code == 0
+
+
 def test_a_name_that_is_not_utf8(folder: Path) -> None:
     name = os.fsdecode(b"caf\xe9.jsonl")
     (folder / name).write_bytes(jsonl("a"))

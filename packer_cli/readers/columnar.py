@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from packer_cli import storage
 from packer_cli.config import PackConfig
 from packer_cli.errors import DataError, from_os_error, named
+from packer_cli.readers.byte_streams import HashedFile
 from packer_cli.readers.token_columns import check_tokens, clipped
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 from packer_cli.shapes import Shape
@@ -117,12 +119,12 @@ def _cuts(sizes: dict[str, Int64], longest: int) -> Iterator[tuple[int, int]]:
 
 def _footer(file: InputFile) -> tuple[Any, Int64]:
     """The metadata of a Parquet file, and the first row of each row group."""
-    return _footer_of(storage.identity(file.path), file.size, file.mtime_ns)
+    return _footer_of(replace(file, path=storage.identity(file.path)))
 
 
 @lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
-def _footer_of(path: str, size: int, mtime_ns: int) -> tuple[Any, Int64]:
-    with storage.open_arrow(path) as source, pq.ParquetFile(source) as parquet:
+def _footer_of(file: InputFile) -> tuple[Any, Int64]:
+    with storage.open_arrow(file.path) as source, pq.ParquetFile(source) as parquet:
         metadata = parquet.metadata
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
@@ -157,9 +159,9 @@ class ParquetReader(_ColumnarReader):
             metadata, first_rows = _footer(file)
             # buffered, or a row group's column would be read in one piece
             with (
-                storage.open_arrow(file.path) as stored,
+                HashedFile(file.path) as hashed,
                 pq.ParquetFile(
-                    stored, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
+                    hashed, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
                 ) as parquet,
             ):
                 names = _columns(file, parquet.schema_arrow, shape)
@@ -173,6 +175,7 @@ class ParquetReader(_ColumnarReader):
                     file, batches, int(first_rows[part.start]), shape,
                     file.size / max(metadata.num_rows, 1), config.max_line_bytes,
                 )  # fmt: skip
+                yield Records.end(hashed.stretches())
 
     def describe(self, file: InputFile, position: int) -> str:
         with _reading(file):
@@ -198,22 +201,39 @@ class ArrowReader(_ColumnarReader):
     splittable = False
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
-        with _reading(file), _open_arrow(file) as (schema, _):
+        with (
+            _reading(file),
+            storage.open_bytes(file.path) as stored,
+            _open_arrow(file, stored) as (
+                schema,
+                _,
+            ),
+        ):
             names: list[str] = schema.names
             return names
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
     ) -> Iterator[Records]:
-        with _reading(file), _open_arrow(file) as (schema, read_columns):
+        with (
+            _reading(file),
+            HashedFile(file.path) as hashed,
+            _open_arrow(file, hashed) as (
+                schema,
+                read_columns,
+            ),
+        ):
             batches = read_columns(_columns(file, schema, shape))
             yield from self._records(file, batches, 0, shape, 0.0, config.max_line_bytes)
+            yield Records.end(hashed.stretches())
 
 
 @contextmanager
-def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
+def _open_arrow(
+    file: InputFile, stored: Any
+) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
     """The schema, and a function from names of columns to record batches of them."""
-    with storage.open_arrow(file.path) as source:
+    with pa.PythonFile(stored, mode="r") as source:
         is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
         # A stream cut between two messages reads short without an error.
         if not is_file and (

@@ -72,6 +72,7 @@ class JsonlReader(LinePositions):
                 else:
                     fields = [msgspec.structs.asdict(record) for record in decoded]
                     yield Records(positions, fields=fields, bad=bad, consumed=consumed)
+            yield source.end()
 
 
 def _decoder(shape: Shape) -> Callable[[bytes], Any]:
