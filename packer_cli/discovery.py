@@ -94,7 +94,7 @@ def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> lis
         return [name]
     url = storage.is_url(name)
     if glob.has_magic(name):
-        if matches := storage.glob(name):
+        if matches := _matches(name):
             return _without_results(name, matches, notify)
         raise UsageError(
             f"{name}: no file matches this pattern",
@@ -104,6 +104,13 @@ def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> lis
         f"{name}: no such file or directory",
         f"check the spelling{'' if url else '; relative paths start at the current directory'}",
     )
+
+
+def _matches(pattern: str) -> list[str]:
+    try:
+        return storage.glob(pattern)
+    except OSError as error:
+        raise from_os_error(error, error.filename or pattern, "read") from error
 
 
 def _without_results(pattern: str, matches: list[str], notify: Callable[[str], None]) -> list[str]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from packer_cli.errors import one_line
 from packer_cli.report import figures, inputs_of
 
 _BAR = 40
@@ -67,7 +68,7 @@ def print_report(
             table.add_row(title, f"{after[name]:.3f}", was)
     for name, count, rest in _losses(f, manifest["config"].get("train_on", "all")):
         table.add_row(name, f"{count:,}", rest, style="yellow")
-    console.print(f"[bold]{escape(str(directory))}[/bold]")
+    console.print(f"[bold]{escape(one_line(str(directory)))}[/bold]")
     console.print(table)
     if detail:
         _histograms(console, manifest, plain)
@@ -148,7 +149,8 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
         for s in manifest["shards"]:
             share = s["tokens"] / (s["rows"] * max_length)
             table.add_row(
-                s["file"], f"{s['rows']:,}", f"{s['segments']:,}", f"{s['tokens']:,}",
+                escape(one_line(s["file"])),
+                f"{s['rows']:,}", f"{s['segments']:,}", f"{s['tokens']:,}",
                 f"{share:.2%}", f"{s['bytes']:,}",
             )  # fmt: skip
     else:
@@ -158,7 +160,7 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
             )  # a path that is cut short names nothing
         for i in inputs_of(manifest):
             table.add_row(
-                escape(i["path"]), f"{i['documents']:,}", f"{i['tokens']:,}",
+                escape(one_line(i["path"])), f"{i['documents']:,}", f"{i['tokens']:,}",
                 f"{i['empty_documents']:,}", f"{i['rejected_records']:,}", f"{i['size']:,}",
             )  # fmt: skip
     console.print()
