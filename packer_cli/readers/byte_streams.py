@@ -327,9 +327,13 @@ def read_lines(
             offset = position
         newline = chunk.rfind(b"\n") + 1
         if newline:
-            yield Lines(offset, b"".join([*held, chunk[:newline]]))
-            offset = position + newline
+            held.append(chunk[:newline])
+            lines = Lines(offset, b"".join(held))
             held = [chunk[newline:]] if newline < len(chunk) else []
+            offset = position + newline
+            del chunk  # what is given away is not held here, too
+            yield lines
+            del lines
         else:
             held.append(chunk)
         if sum(map(len, held)) > max_line_bytes:
