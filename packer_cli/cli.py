@@ -26,6 +26,8 @@ from packer_cli.errors import (
     ThresholdMissed,
     UsageError,
     from_os_error,
+    one_line,
+    visible,
 )
 
 # Of click, or of the click inside newer typers.
@@ -57,8 +59,7 @@ class _Commands(TyperGroup):
 
 def _two_lines(kind: str, message: str, tip: str) -> None:
     for title, text in ((kind, message), ("tip", tip)):
-        # a path or a field name may hold a line end
-        print(f"{title}: {text}".replace("\n", "\\n").replace("\r", "\\r"), file=sys.stderr)
+        print(one_line(f"{title}: {text}"), file=sys.stderr)
 
 
 app = typer.Typer(
@@ -140,7 +141,7 @@ def _root(
 
 
 def _say(message: str) -> None:
-    print(f"packer: {message}", file=sys.stderr)
+    print(one_line(f"packer: {message}"), file=sys.stderr)
 
 
 @contextmanager
@@ -179,7 +180,7 @@ def _reported(debug: bool) -> Iterator[None]:
     if debug:
         import traceback
 
-        traceback.print_exception(problem)
+        print(visible("".join(traceback.format_exception(problem))), end="", file=sys.stderr)
     kind = "bug" if isinstance(problem, InternalError) else "error"
     if isinstance(problem, Interrupted):
         kind = "stopped"
@@ -214,6 +215,15 @@ def _parse_share(option: str, text: str | None) -> float | None:
 def _parse_max_errors(text: str | None) -> int | float | None:
     """100, or a share of all records."""
     return int(text) if text and text.isdecimal() else _parse_share("--max-errors", text)
+
+
+def _refuse_name(option: str, name: str | None) -> None:
+    """UsageError for what nothing can be written to."""
+    if name == "":
+        raise UsageError(f"{option}: is empty", "is a variable of your script unset?")
+    from packer_cli.storage import refuse_other_than_utf8
+
+    refuse_other_than_utf8(f"{option}: ", name or "")
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -523,8 +533,8 @@ def pack(
         )  # fmt: skip
         if tokenizer == "":
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
-        if output == "":
-            raise UsageError("--output: is empty", "is a variable of your script unset?")
+        _refuse_name("--output", output)
+        _refuse_name("--staging", staging)
         destination: Path | str = output or default_output(inputs, config.max_length)
         if staging is not None and (not staging or is_url(staging)):
             raise UsageError(f"--staging: {staging!r} is not a local path", "name a directory")
@@ -723,7 +733,7 @@ def verify(
             print(json.dumps({"directory": str(directory)} | findings.as_json(), indent=1))
         else:
             for line in findings.lines(directory):
-                print(line.replace("\n", "\\n").replace("\r", "\\r"))
+                print(one_line(line))
         if findings.problems:
             count = len(findings.problems)
             raise DataError(f"{directory}: {count} problem{'s' * (count != 1)}", findings.tip())
@@ -761,8 +771,7 @@ def export(
 
         if is_url(output):
             raise UsageError(f"--output: {output}: a URL", "write to a directory, then copy it")
-        if output == "":
-            raise UsageError("--output: is empty", "is a variable of your script unset?")
+        _refuse_name("--output", output)
         manifest = write(
             local(name, _UNREAD),
             to,
@@ -777,7 +786,8 @@ def export(
 
             print(json.dumps({"output": str(output), "format": to} | counts, indent=1))
         else:
-            print(f"{output}: {', '.join(f'{n:,} {key}' for key, n in counts.items())}, as {to}")
+            figures = ", ".join(f"{n:,} {key}" for key, n in counts.items())
+            print(one_line(f"{output}: {figures}, as {to}"))
 
 
 def _print_packed(

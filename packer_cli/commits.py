@@ -10,6 +10,7 @@ units.jsonl               the units' records of a finished result, which `--upda
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from packer_cli.counts import Counts
 from packer_cli.durable import put_file
 from packer_cli.errors import DataError, InternalError, from_os_error
 from packer_cli.layout import is_shard_of
-from packer_cli.records import Slice, WorkUnit
+from packer_cli.records import Slice, Stretch, WorkUnit
 from packer_cli.run import sealed, unsealed
 from packer_cli.shards import Shard
 
@@ -38,6 +39,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     tokenizer   what the manifest says of it
     rejected    size in bytes of the unit's part of rejected.jsonl
     inputs      [file, size, sha256] of the inputs that this unit alone has read
+    stretches   [file, offset, size, sha256] of what it has read of others; not in units.jsonl
     reused      the shards are those of the result that is updated, and stay where they are
     rejected_from   where that part begins in the rejected.jsonl of that result
     """
@@ -51,6 +53,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     inputs: list[tuple[int, int, str]] = []
     reused: bool = False
     rejected_from: int = 0
+    stretches: list[tuple[int, int, int, str]] = []
 
     def is_of(self, unit: WorkUnit) -> bool:
         return (self.unit, self.slices) == (unit.index, slices_of(unit)) and all(
@@ -117,6 +120,36 @@ def read_input(folder: Path, file: int) -> Digest | None:
     return None if record is None else (record.size, record.sha256)
 
 
+def digests_in(folder: Path) -> dict[int, Digest]:
+    """What is known of inputs as a whole, by all records in the folder."""
+    found = {
+        index: (size, sha256)
+        for record in _units_in(folder)
+        for index, size, sha256 in record.inputs
+    }
+    for path in folder.glob("input-*.json"):
+        index = int(path.stem.partition("-")[2])
+        if (digest := read_input(folder, index)) is not None:
+            found[index] = digest
+    return found
+
+
+def stretches_in(folder: Path) -> dict[int, list[Stretch]]:
+    """What units have read of inputs that they share with others, by all records in the folder."""
+    found = defaultdict[int, list[Stretch]](list)
+    for record in _units_in(folder):
+        for index, offset, size, sha256 in record.stretches:
+            found[index].append(Stretch(offset, size, sha256))
+    return found
+
+
+def _units_in(folder: Path) -> Iterator[UnitRecord]:
+    for path in folder.glob("unit-*.json"):
+        record = _decoded(path, UnitRecord)
+        if record is not None:
+            yield record
+
+
 def require_unit(folder: Path, unit: WorkUnit) -> UnitRecord:
     """The same, where it was found before. Raises InternalError."""
     record = read_unit(folder, unit)
@@ -140,7 +173,7 @@ def counts_of(record: UnitRecord) -> Counts:
 
 def as_line(record: UnitRecord) -> bytes:
     """For units.jsonl. What a run has reused must not show in its bytes."""
-    return msgspec.json.encode(replace(record, reused=False, rejected_from=0)) + b"\n"
+    return msgspec.json.encode(replace(record, reused=False, rejected_from=0, stretches=[])) + b"\n"
 
 
 def read_units(path: Path) -> Iterator[UnitRecord]:

@@ -10,9 +10,11 @@ import glob
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeVar
 
 from packer_cli import storage
 from packer_cli.config import GIB, MIB, PackConfig
@@ -22,6 +24,8 @@ from packer_cli.manifest import is_manifest
 from packer_cli.readers import reader_for
 from packer_cli.readers.byte_streams import COMPRESSIONS, STDIN
 from packer_cli.records import InputFile, Slice, WorkUnit
+
+_Key = TypeVar("_Key")
 
 FORMATS = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
@@ -35,6 +39,8 @@ _COMPRESSIBLE = ("jsonl", "text", "csv", "tsv")
 _COMPRESSION_RATIO = 4
 _ROWS_PER_UNIT = 1024
 _BYTES_PER_TOKEN = 4
+# The coarsest clock of a file system that is in use, FAT's.
+_TICK_NS = 2_000_000_000
 
 
 def find_inputs(
@@ -47,19 +53,27 @@ def find_inputs(
     """
     paths = [path for name in inputs for path in _expand(name, config, notify)]
     seen: dict[str, str] = {}
+    linked: dict[tuple[int, int], str] = {}
     files: list[InputFile] = []
     for index, path in enumerate(paths):
         real = path if path == STDIN else storage.identity(path)
-        if real in seen:
-            raise UsageError(
-                f"{path}: the same file as {seen[real]}; it would be packed twice",
-                "name each input once",
-            )
-        seen[real] = path
-        files.append(input_file(index, path, config))
+        _refuse_twice(seen, real, path)
+        file = input_file(index, path, config)
+        if file.inode:  # a file that has several names
+            _refuse_twice(linked, (file.device, file.inode), path)
+        files.append(file)
     if not files:
         raise UsageError("no input files found", "name at least one file, directory or glob")
     return files
+
+
+def _refuse_twice(seen: dict[_Key, str], key: _Key, path: str) -> None:
+    if key in seen:
+        raise UsageError(
+            f"{path}: the same file as {seen[key]}; it would be packed twice",
+            "name each input once",
+        )
+    seen[key] = path
 
 
 def format_of(path: str) -> tuple[str | None, str | None]:
@@ -81,7 +95,7 @@ def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> lis
         return [name]
     url = storage.is_url(name)
     if glob.has_magic(name):
-        if matches := storage.glob(name):
+        if matches := _matches(name):
             return _without_results(name, matches, notify)
         raise UsageError(
             f"{name}: no file matches this pattern",
@@ -91,6 +105,13 @@ def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> lis
         f"{name}: no such file or directory",
         f"check the spelling{'' if url else '; relative paths start at the current directory'}",
     )
+
+
+def _matches(pattern: str) -> list[str]:
+    try:
+        return storage.glob(pattern)
+    except OSError as error:
+        raise from_os_error(error, error.filename or pattern, "read") from error
 
 
 def _without_results(pattern: str, matches: list[str], notify: Callable[[str], None]) -> list[str]:
@@ -228,22 +249,39 @@ def input_file(index: int, path: str, config: PackConfig) -> InputFile:
             pass
     except OSError as error:
         raise from_os_error(error, path, "read") from error
-    return InputFile(index, path, file_format, compression, found.size, found.version)
+    racy = bool(found.inode) and max(found.version, found.ctime_ns) > time.time_ns() - _TICK_NS
+    file = InputFile(index, path, file_format, compression, 0, 0, racy=racy)
+    return _identified(file, found)
 
 
-def check_unchanged(file: InputFile) -> None:
-    """DataError when a file is not what it was when the run began."""
+def _identified(file: InputFile, found: storage.Stat) -> InputFile:
+    return replace(
+        file, size=found.size, mtime_ns=found.version,
+        ctime_ns=found.ctime_ns, device=found.device, inode=found.inode,
+    )  # fmt: skip
+
+
+def check_unchanged(file: InputFile) -> bool:
+    """Whether nothing tells a file from what it was when the run began; False where its contents
+    must tell. Raises InputChangedError when it is surely another.
+    """
     if file.path == STDIN:
-        return
+        return True
     try:
-        found = storage.stat(file.path, again=True)
+        now = _identified(file, storage.stat(file.path, again=True))
     except OSError as error:
         raise from_os_error(error, file.path, "read") from error
-    if (found.size, found.version) != (file.size, file.mtime_ns):
-        raise InputChangedError(
-            f"{file.path}: changed while it was read ({file.size} bytes, now {found.size})",
-            "wait until nothing writes to it, then run again",
-        )
+    if file.has_changed(now):
+        raise changed(file, f"{file.size} bytes, now {now.size}")
+    return file.looks_like(now)
+
+
+def changed(file: InputFile, how: str) -> InputChangedError:
+    """The error for an input that is not what it was when the run began."""
+    return InputChangedError(
+        f"{file.path}: changed while it was read ({how})",
+        "wait until nothing writes to it, then run again",
+    )
 
 
 def plan_units(files: list[InputFile], config: PackConfig, standing: int = 0) -> list[WorkUnit]:

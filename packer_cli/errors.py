@@ -8,8 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+# Control characters, line ends other than \n, and what changes the direction of writing or is
+# never seen. A zero-width joiner stays: scripts and emoji need it.
+_HOSTILE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+    "\U000e0000-\U000e007f]"
+)
 
 
 class PackerError(Exception):
@@ -86,6 +94,18 @@ def named(fields: Iterable[str], most: int = 20) -> str:
     names = list(fields)
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + rest
+
+
+def visible(text: str, also: str = "") -> str:
+    """Text that is safe to print: hostile characters, and those in `also`, become escapes."""
+    for character in also:
+        text = text.replace(character, character.encode("unicode_escape").decode())
+    return _HOSTILE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """A message made of data, such as names of fields and files, for one line of a terminal."""
+    return visible(text, also="\n\t")
 
 
 def from_os_error(error: OSError, path: str | os.PathLike[str], doing: str) -> PackerError:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
 import numpy as np
 
 from packer_cli import commits, manifest, output
@@ -17,6 +16,7 @@ from packer_cli.commits import UnitRecord
 from packer_cli.counts import Counts
 from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
+from packer_cli.identities import identities
 from packer_cli.layout import INPUT_TIMES, MANIFEST, REJECTED, UNITS
 from packer_cli.output import Claim
 from packer_cli.run import Run
@@ -61,8 +61,7 @@ def finalize(run: Run, claim: Claim) -> dict[str, Any]:
     hashes[UNITS] = digest(work / UNITS)[1]
     content = manifest.build(run, tokenizer, digests, shards, total, hashes)
     # not among the result's own bytes: it is only for --update on this machine
-    times = [file.mtime_ns for file in run.files]
-    write_file(work / INPUT_TIMES, msgspec.json.encode({"mtime_ns": times}))
+    write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, manifest.to_bytes(content))
     _refuse_incomplete(content, claim)
     output.replace(claim)

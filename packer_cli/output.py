@@ -28,6 +28,7 @@ import msgspec
 from packer_cli import manifest as manifests
 from packer_cli import storage
 from packer_cli.commits import UNIT_RECORDS, read_unit_record
+from packer_cli.contents import as_packed_in
 from packer_cli.durable import make_folders, put_file, sync, write_file
 from packer_cli.errors import UsageError, from_os_error
 from packer_cli.layout import (
@@ -213,7 +214,7 @@ def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: 
 def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bool) -> bool:
     output, work = claim.output, claim.work
     if claim.ended is not None:
-        if not differences(claim.ended, run):
+        if not differences(claim.ended, run, as_packed_in(output)):
             return False
         _refuse_foreign(claim.folder, may_replace)
     _refuse_in_the_way(claim.folder, run)
@@ -222,7 +223,7 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bo
         differ = (
             ["it is damaged, or of another packer"]
             if earlier is None
-            else differences(earlier, run)
+            else differences(earlier, run, as_packed_in(work))
         )
         if not differ:
             put_file(work / RUN, run.to_bytes())  # its limits may be others
@@ -383,18 +384,18 @@ def _is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
     if earlier is None or name == earlier.name:
         return earlier is not None
     if name == INPUT_TIMES:  # no digest covers it
-        return _is_input_times(folder.read(name) or b"", earlier.manifest)
+        return _is_input_times(folder.read(name) or b"")
     file = listed(earlier.manifest).get(name)
     return file is not None and unchanged(folder, name, file, earlier.since_ns)
 
 
-def _is_input_times(content: bytes, manifest: dict[str, Any]) -> bool:
-    """Whether it says something of each input, as packer writes it."""
+def _is_input_times(content: bytes) -> bool:
+    """Whether it says nothing but what packer writes there, at this version or an earlier one."""
     try:
         said = msgspec.json.decode(content, type=dict[str, list[Any]])
     except (ValueError, RecursionError):
         return False
-    return bool(said) and all(len(one) == len(manifest["inputs"]) for one in said.values())
+    return said.keys() <= {"inputs", "racy", "mtime_ns"}
 
 
 def replace(claim: Claim) -> None:

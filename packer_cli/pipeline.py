@@ -172,7 +172,8 @@ class _Job:
         """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
         # an update of nothing is a run like any other: it throws no other's units away
         may_replace = self.options.overwrite or update is not None
-        if not output.begin(claim, run, self.chosen.side_files, may_replace=may_replace):
+        side_files = self.chosen.side_files
+        if not output.begin(claim, run, side_files, may_replace=may_replace):
             self.notify(f"{claim.output}: was complete but for its last step")
             return manifest.load(claim.output, incomplete_too=True)
         if update is not None:

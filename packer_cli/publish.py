@@ -32,6 +32,7 @@ import msgspec
 from packer_cli import manifest as manifests
 from packer_cli import output, storage
 from packer_cli.config import RunOptions
+from packer_cli.contents import as_packed_in
 from packer_cli.durable import make_folders, put_file
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error, named
 from packer_cli.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK
@@ -235,7 +236,10 @@ def _begin(
                 f"--staging: {folder}: holds what is to be uploaded to another URL",
                 "choose another --staging",
             )
-        differ = ["another packer began it"] if staged is None else differences(staged.run, run)
+        is_same = as_packed_in(output.work_of(result) or result)
+        differ = (
+            ["another packer began it"] if staged is None else differences(staged.run, run, is_same)
+        )
         if differ and not overwrite:
             raise UsageError(
                 f"{folder}: holds an unfinished run for {url} that differs: {'; '.join(differ)}",

@@ -31,7 +31,10 @@ def wrong_ids(ids: Int64) -> npt.NDArray[np.bool_]:
 class InputFile:
     """One input. `path` is as given by the user ("-" for stdin), or a URL; `size` as stored.
 
-    `mtime_ns` tells a change: for a URL it is a number made of the version that its store names.
+    What tells a change: size and `mtime_ns` for sure (for a URL `mtime_ns` is a number made of the
+    version that its store names); where only the others differ, the contents decide. `racy`: it was
+    written just before it was looked at, so that it may be written to once more in the same tick of
+    the clock, and none of these would tell.
     """
 
     index: int
@@ -40,6 +43,23 @@ class InputFile:
     compression: str | None
     size: int
     mtime_ns: int
+    ctime_ns: int = 0
+    device: int = 0
+    inode: int = 0
+    racy: bool = False
+
+    def has_changed(self, now: InputFile) -> bool:
+        """Whether it is another one `now`, whatever it holds."""
+        return (self.size, self.mtime_ns) != (now.size, now.mtime_ns)
+
+    def looks_like(self, now: InputFile) -> bool:
+        """Whether nothing tells it from what it is `now`."""
+        rest = (self.ctime_ns, self.device, self.inode) == (now.ctime_ns, now.device, now.inode)
+        return rest and not self.has_changed(now)
+
+    def is_surely(self, now: InputFile) -> bool:
+        """Whether it is the same `now`, whatever it holds."""
+        return not self.racy and self.looks_like(now)
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,15 @@ class WorkUnit:
 
     index: int
     slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bytes of a file as stored, as they were when they were read: `size` of them from `offset`."""
+
+    offset: int
+    size: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -123,6 +152,7 @@ class Records:
     fields     n dicts from the shape's own names to values, for all other shapes
     bad        records that could not be read; they are not among the n
     consumed   bytes of the file (as stored on disk) read so far, for progress
+    stretches  what was read of the file, at the end of a slice
     """
 
     positions: Int64
@@ -135,6 +165,12 @@ class Records:
     fields: list[dict[str, Any]] | None = None
     bad: list[BadRecord] = field(default_factory=list)
     consumed: int = 0
+    stretches: list[Stretch] = field(default_factory=list)
+
+    @classmethod
+    def end(cls, stretches: list[Stretch], consumed: int = 0) -> Records:
+        """No records: what follows the last ones of a slice."""
+        return cls(np.empty(0, np.int64), texts=[], consumed=consumed, stretches=stretches)
 
     def take(self, wanted: Int64) -> Records:
         """Those of the given indices, ascending; none of the bad ones."""

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from packer_cli.errors import one_line
 from packer_cli.origin import BUILT_IN, inputs_of, origin_lines
 from packer_cli.report import figures
 
@@ -74,7 +75,7 @@ def print_report(
             table.add_row(title, f"{after[name]:.3f}", was)
     for name, count, rest in _losses(f, manifest["config"].get("train_on", "all")):
         table.add_row(name, f"{count:,}", rest, style="yellow")
-    console.print(f"[bold]{escape(str(directory))}[/bold]")
+    console.print(f"[bold]{escape(one_line(str(directory)))}[/bold]")
     _print_origin(console, manifest)
     console.print()
     console.print(table)
@@ -167,14 +168,15 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
         for s in manifest["shards"]:
             share = s["tokens"] / (s["rows"] * max_length)
             table.add_row(
-                s["file"], f"{s['rows']:,}", f"{s['segments']:,}", f"{s['tokens']:,}",
+                escape(one_line(s["file"])),
+                f"{s['rows']:,}", f"{s['segments']:,}", f"{s['tokens']:,}",
                 f"{share:.2%}", f"{s['bytes']:,}",
             )  # fmt: skip
     else:
         _add_columns(table, "input", "documents", "tokens", "empty", "rejected", "bytes")
         for i in inputs_of(manifest):
             table.add_row(
-                escape(i["path"]), f"{i['documents']:,}", f"{i['tokens']:,}",
+                escape(one_line(i["path"])), f"{i['documents']:,}", f"{i['tokens']:,}",
                 f"{i['empty_documents']:,}", f"{i['rejected_records']:,}", f"{i['size']:,}",
             )  # fmt: skip
     console.print()

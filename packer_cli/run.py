@@ -9,6 +9,7 @@ from an equal Run, or is told in which way the two differ.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from packer_cli.records import InputFile, WorkUnit
 from packer_cli.shapes import Shape
 
 RUN = "run.json"
+IsSame = Callable[[InputFile, InputFile], bool]
 # Options that decide whether a run may end well, not what a unit's shards hold.
 _LIMITS = ("max_loss", "max_errors")
 _OPTIONS = {"fields": "--field", "add_bos": "--bos", "add_eos": "--eos"}
@@ -77,14 +79,17 @@ def unsealed(data: bytes) -> bytes:
     return content
 
 
-def differences(old: Run, new: Run) -> list[str]:
-    """In what the runs differ, for people; [] when units of the one are units of the other."""
+def differences(old: Run, new: Run, is_same: IsSame) -> list[str]:
+    """In what the runs differ, for people; [] when units of the one are units of the other.
+
+    `is_same`: whether what was packed of an input of the one is what the other would pack.
+    """
     found = differing_packers(old.packer_version, new.packer_version)
     found += differing_options(old.config, new.config)
     if old.shape != new.shape:
         found.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
     found += differing_tokenizers(old.tokenizer, old.side_files, new.tokenizer, new.side_files)
-    found += _differing_files(old.files, new.files)
+    found += _differing_files(old.files, new.files, is_same)
     if not found and old.units != new.units:
         found.append("the work units are cut in another way")
     return found
@@ -130,18 +135,20 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _differing_files(old: tuple[InputFile, ...], new: tuple[InputFile, ...]) -> list[str]:
+def _differing_files(
+    old: tuple[InputFile, ...], new: tuple[InputFile, ...], is_same: IsSame
+) -> list[str]:
     before, now = ({file.path: file for file in files} for files in (old, new))
     found = [f"{path} is gone" for path in before if path not in now]
     found += [f"{path} is new" for path in now if path not in before]
     for path in before.keys() & now.keys():
         a, b = before[path], now[path]
-        if (a.size, a.mtime_ns) != (b.size, b.mtime_ns):
+        if (a.format, a.compression) != (b.format, b.compression):
+            found.append(f"{path} was read as {a.format}, is now {b.format}")
+        elif not is_same(a, b):
             sizes = f": {a.size:,} bytes then, {b.size:,} now" if a.size != b.size else ""
             found.append(f"{path} was written to{sizes}")
-        elif a != b and a.index == b.index:
-            found.append(f"{path} was read as {a.format}, is now {b.format}")
-    if not found and old != new:
+    if not found and [(a.index, a.path) for a in old] != [(b.index, b.path) for b in new]:
         found.append("the inputs are named in another order")
     if len(found) > _MOST_NAMED:
         found[_MOST_NAMED:] = [f"and {len(found) - _MOST_NAMED} more inputs differ"]

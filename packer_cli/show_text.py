@@ -5,7 +5,6 @@ Text from data is hostile: no control character of it reaches the terminal.
 
 from __future__ import annotations
 
-import re
 import sys
 from itertools import groupby
 
@@ -14,23 +13,11 @@ from rich.segment import Segment as Piece
 from rich.segment import Segments
 from rich.style import Style
 
+from packer_cli.errors import visible
 from packer_cli.show import Row, Segment, Span, spans_of
 from packer_cli.tokenization.decoding import Decoder
 
 _IDS_PER_LINE = 16
-# Control characters, line ends other than \n, and what changes the direction of writing or is
-# never seen. A zero-width joiner stays: scripts and emoji need it.
-_HOSTILE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
-    "\U000e0000-\U000e007f]"
-)
-
-
-def visible(text: str, also: str = "") -> str:
-    """Text that is safe to print: hostile characters, and those in `also`, become escapes."""
-    for character in also:
-        text = text.replace(character, character.encode("unicode_escape").decode())
-    return _HOSTILE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class RowPrinter:

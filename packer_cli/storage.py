@@ -44,12 +44,16 @@ _VERSIONS = (
 class Stat(NamedTuple):
     """`version` differs once the file has changed: its mtime in ns, or made of what a store says.
 
-    `regular` False: a pipe, a directory and whatever else cannot be read twice.
+    `regular` False: a pipe, a directory and whatever else cannot be read twice. The others are 0
+    for URLs.
     """
 
     size: int
     version: int
     regular: bool
+    ctime_ns: int = 0
+    device: int = 0
+    inode: int = 0
 
 
 def is_url(path: str) -> bool:
@@ -77,10 +81,24 @@ def identity(path: str) -> str:
 
 
 def local(path: str | os.PathLike[str], doing: str) -> Path:
-    """The path, for what only works on local ones. UsageError for URLs, with what is not done."""
+    """The path, for what only works on local ones. UsageError for URLs, with what is not done, and
+    for what Arrow cannot open.
+    """
+    refuse_other_than_utf8("", os.fspath(path))
     if is_url(os.fspath(path)):
         raise UsageError(f"{path}: a URL, {doing}", "copy it to a local path, and name that")
     return Path(path)
+
+
+def refuse_other_than_utf8(option: str, path: str) -> None:
+    """UsageError for a path that neither Arrow nor a manifest can hold. `option`: goes before."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{option}{os.fsencode(path)!r}: the name is not UTF-8",
+            "choose another name, or rename what it names",
+        ) from None
 
 
 def kind(path: str) -> Literal["file", "folder"] | None:
@@ -105,7 +123,9 @@ def stat(path: str, *, again: bool = False) -> Stat:
     """
     if not is_url(path):
         status = os.stat(path)
-        return Stat(status.st_size, status.st_mtime_ns, local_stat.S_ISREG(status.st_mode))
+        regular = local_stat.S_ISREG(status.st_mode)
+        times = status.st_mtime_ns, regular, status.st_ctime_ns
+        return Stat(status.st_size, *times, status.st_dev, status.st_ino)
     with _asking(path):
         store, name = _store(path)
         if again:
@@ -227,16 +247,29 @@ def remove_folder(url: str) -> None:
 
 
 def glob(pattern: str) -> list[str]:
-    """The files that match, sorted. Raises PackerError for URLs."""
+    """What matches and is no folder, sorted, be it a file or not. Raises OSError for a folder that
+    cannot be listed, for URLs PackerError.
+    """
     if not is_url(pattern):
+        _refuse_unlistable(pattern)
         matches = local_glob.glob(pattern, recursive=True)
-        return sorted(path for path in matches if os.path.isfile(path))
+        return sorted(path for path in matches if not os.path.isdir(path))
     with _asking(pattern):
         store, own = _store(pattern)
         # names have lost what made the pattern a URL: scheme, host
         head = pattern.rstrip("/").removesuffix(own)
         found = store.glob(own, detail=True)
         return sorted(head + name for name, info in found.items() if info["type"] == "file")
+
+
+def _refuse_unlistable(pattern: str) -> None:
+    """OSError for a folder in which the pattern looks for names: Python's glob passes over it."""
+    parts = pattern.split("/")
+    for place, part in enumerate(parts):
+        if local_glob.has_magic(part):
+            above = "/".join([*parts[: place + (part == "**")], ""]) or os.curdir
+            for folder in local_glob.glob(above, recursive=True):
+                os.scandir(folder).close()
 
 
 def open_bytes(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedReader:

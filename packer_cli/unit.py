@@ -30,7 +30,16 @@ from packer_cli.fitting import (
 )
 from packer_cli.progress import Progress
 from packer_cli.readers import reader_for
-from packer_cli.records import BadRecord, InputFile, Int64, Pieces, Stock, TokenBatch, WorkUnit
+from packer_cli.records import (
+    BadRecord,
+    InputFile,
+    Int64,
+    Pieces,
+    Stock,
+    Stretch,
+    TokenBatch,
+    WorkUnit,
+)
 from packer_cli.shapes import Shape
 from packer_cli.shard_writer import ShardWriter
 from packer_cli.shards import Shard
@@ -60,12 +69,16 @@ class Job:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """A packed unit: its shards in `Job.folder`, and its rejected records' file."""
+    """A packed unit: its shards in `Job.folder`, and its rejected records' file.
+
+    `stretches`: what it has read of which input, as far as readers know.
+    """
 
     unit: WorkUnit
     shards: list[Shard]
     counts: Counts
     rejected: Path | None
+    stretches: dict[int, list[Stretch]]
 
 
 class RowWriter(Protocol):
@@ -85,8 +98,9 @@ def pack_unit(unit: WorkUnit, job: Job, writer: RowWriter | None = None) -> Unit
     if writer is None:
         writer = ShardWriter(job.folder, unit.index, job.config, job.schema, job.pad_token_id)
     counts, window, stream_position = Counts(), Window(job.config, unit.index), 0
+    stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
     try:
-        for batch in _batches(unit, job, rejections, counts):
+        for batch in _batches(unit, job, rejections, counts, stretches):
             _refuse_overlong(batch, job)
             if job.config.strategy == "wrap":
                 pieces, untrained = _wrapped(batch, job.config, stream_position)
@@ -107,7 +121,7 @@ def pack_unit(unit: WorkUnit, job: Job, writer: RowWriter | None = None) -> Unit
         writer.abandon()
         rejections.close()
     counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
-    return UnitResult(unit, shards, counts, rejections.path)
+    return UnitResult(unit, shards, counts, rejections.path, stretches)
 
 
 def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Loss]:
@@ -128,13 +142,18 @@ def _wrapped(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Piec
 
 
 def _batches(
-    unit: WorkUnit, job: Job, rejections: _Rejections, counts: Counts
+    unit: WorkUnit,
+    job: Job,
+    rejections: _Rejections,
+    counts: Counts,
+    stretches: dict[int, list[Stretch]],
 ) -> Iterator[TokenBatch]:
     for part in unit.slices:
         file = job.files[part.file]
         for records in job.read(file, part):
             if job.stop.is_set():
                 raise Interrupted("stopped")
+            stretches[part.file] += records.stretches
             batch, bad = job.encode(records, file, counts)
             if bad:
                 rejections.add(file, bad)

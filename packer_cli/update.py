@@ -25,7 +25,8 @@ from packer_cli.commits import UnitRecord
 from packer_cli.config import PackConfig
 from packer_cli.discovery import plan_units
 from packer_cli.errors import DataError, UsageError
-from packer_cli.layout import INPUT_TIMES, UNITS
+from packer_cli.identities import load_identities
+from packer_cli.layout import UNITS
 from packer_cli.manifest_check import config_of
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.run import differing_options, differing_packers, differing_tokenizers
@@ -45,10 +46,6 @@ from packer_cli.unnamed import (
 
 _NOT_OF_TOKENIZER = {"state.json", "dataset_info.json", "rejected.jsonl", UNITS}
 _ANEW = "to pack everything anew, --overwrite"
-
-
-class _Times(msgspec.Struct):
-    mtime_ns: list[int]
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def _kept_files(
     anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
     if anew:
         refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
-    times = _times(directory, len(manifest["inputs"]))
+    times = _times(directory, manifest["inputs"])
     return anew + [
         kept_file(index, one, config, times[index])
         for index, one in kept.items()
@@ -155,13 +152,12 @@ def _kept_files(
     ]
 
 
-def _times(directory: Path, count: int) -> list[int]:
+def _times(directory: Path, inputs: list[dict[str, Any]]) -> list[int]:
     """When each input was changed; an input of an unknown time, 0, counts as changed later on."""
     try:
-        said = msgspec.json.decode((directory / INPUT_TIMES).read_bytes(), type=_Times)
-    except (OSError, ValueError, RecursionError):
-        return [0] * count
-    return said.mtime_ns if len(said.mtime_ns) == count else [0] * count
+        return [file.mtime_ns for file in load_identities(directory, inputs)]
+    except DataError:
+        return [0] * len(inputs)
 
 
 def _refuse_other_options(
@@ -191,27 +187,23 @@ def _same_inputs(
     directory: Path, manifest: dict[str, Any], found: list[InputFile], checksum: bool
 ) -> set[int]:
     """The indices of the earlier inputs that are what they were."""
-    times: list[int] = []
-    if not checksum:
-        try:
-            said = msgspec.json.decode((directory / INPUT_TIMES).read_bytes(), type=_Times)
-            if len(said.mtime_ns) != len(manifest["inputs"]):
-                raise ValueError(f"it holds {len(said.mtime_ns)} times")
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"{directory / INPUT_TIMES}: cannot be used: {error}",
-                "compare the contents of the inputs instead, with --checksum",
-            ) from error
-        times = said.mtime_ns
+    inputs = manifest["inputs"]
+    then = [] if checksum else load_identities(directory, inputs)
     now = {file.path: file for file in found}
-    same = set()
-    for index, one in enumerate(manifest["inputs"]):
-        file = now.get(one["path"])
-        if file is None or one.get("removed") or file.size != one["size"]:
-            continue
-        if digest(file.path)[1] == one["sha256"] if checksum else file.mtime_ns == times[index]:
-            same.add(index)
-    return same
+
+    def is_same(index: int, file: InputFile) -> bool:
+        if file.size != inputs[index]["size"]:
+            return False
+        if not checksum and (then[index].has_changed(file) or then[index].is_surely(file)):
+            return not then[index].has_changed(file)
+        return digest(file.path)[1] == str(inputs[index]["sha256"])
+
+    named = {i: now[one["path"]] for i, one in enumerate(inputs) if one["path"] in now}
+    return {
+        index
+        for index, file in named.items()
+        if not inputs[index].get("removed") and is_same(index, file)
+    }
 
 
 def _numbered(manifest: dict[str, Any], found: list[InputFile]) -> list[InputFile]:

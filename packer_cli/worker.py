@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 from packer_cli import commits
 from packer_cli.child import LostChildError
 from packer_cli.commits import UnitRecord
 from packer_cli.config import RunOptions
-from packer_cli.discovery import check_unchanged
+from packer_cli.contents import digest_of, holds
+from packer_cli.discovery import changed, check_unchanged
 from packer_cli.durable import sync
 from packer_cli.early import EarlyReference
 from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.layout import shard_name
 from packer_cli.progress import Progress
 from packer_cli.readers.byte_streams import STDIN, stdin_digest
-from packer_cli.records import InputFile, WorkUnit
+from packer_cli.records import InputFile, Stretch, WorkUnit
 from packer_cli.run import Run
 from packer_cli.shard_writer import schema
 from packer_cli.shards import Shard, digest
@@ -33,6 +35,7 @@ from packer_cli.source import Chosen, Notify, prepare
 from packer_cli.unit import Job, UnitResult, pack_unit
 
 _ATTEMPTS = 3
+_OTHER_BYTES = "what was packed is not what it holds now"
 
 
 class Worker:
@@ -98,7 +101,14 @@ class Worker:
         if result.rejected is not None:
             sync(result.rejected)
             rejected = result.rejected.stat().st_size
-        inputs = [(index, *_digest(job.files[index], job.stop)) for index in _alone(unit)]
+        alone, stopped = set(_alone(unit)), job.stop.is_set
+        inputs, shared = list[tuple[int, int, str]](), list[tuple[int, int, int, str]]()
+        for index, stretches in result.stretches.items():
+            if index in alone:
+                inputs.append((index, *_digest(job.files[index], stretches, stopped)))
+            else:
+                _hold(job.files[index], stretches, stopped)
+                shared += [(index, *astuple(stretch)) for stretch in stretches]
         if job.tokenizer is not None:
             job.tokenizer.finish()  # what the fast engine made is confirmed, or not committed
         self._stop_if_asked()  # digests end early then
@@ -110,6 +120,7 @@ class Worker:
             job.tokenizer.info.as_json() if job.tokenizer else None,
             rejected,
             inputs,
+            stretches=shared,
         )
         commits.write_unit(job.folder, record)
         self._count_rejected(result.counts.rejected_records)
@@ -149,18 +160,44 @@ class Worker:
 
 
 def commit_input(file: InputFile, folder: Path, stop: threading.Event) -> None:
-    """Record the digest of an input that several units read."""
-    found = _digest(file, stop)
+    """Record the digest of an input that several units read. Raises InputChangedError.
+
+    Where its identity cannot tell, what was packed of it is held against it: by now units that
+    have a record, by those to come.
+    """
+
+    def holding_all() -> commits.Digest | None:
+        return digest_of(file.path, commits.stretches_in(folder).get(file.index, ()), stop.is_set)
+
+    is_clear = check_unchanged(file) and not file.racy
+    found = digest_of(file.path, (), stop.is_set) if is_clear else holding_all()
+    if not check_unchanged(file) and is_clear:  # meanwhile
+        found = holding_all()
     _raise_if(stop)
+    if found is None:
+        raise changed(file, _OTHER_BYTES)
     commits.write_input(folder, file.index, *found)
 
 
-def _digest(file: InputFile, stop: threading.Event) -> commits.Digest:
+def _digest(
+    file: InputFile, stretches: Sequence[Stretch], stopped: Callable[[], bool]
+) -> commits.Digest:
+    """Of the very bytes that a unit has read. Raises InputChangedError."""
     if file.path == STDIN:
         return stdin_digest()
-    found = digest(file.path, stop.is_set)
-    check_unchanged(file)  # since it was read, too: the digest is of what was packed
+    read = [(stretch.offset, stretch.size) for stretch in stretches]
+    whole = read == [(0, file.size)]
+    found = (file.size, stretches[0].sha256) if whole else digest_of(file.path, stretches, stopped)
+    if found is None or not (check_unchanged(file) or digest(file.path, stopped) == found):
+        raise changed(file, _OTHER_BYTES)
     return found
+
+
+def _hold(file: InputFile, stretches: Sequence[Stretch], stopped: Callable[[], bool]) -> None:
+    """Raise InputChangedError when what was read of a file is not what is in it now."""
+    unclear = not check_unchanged(file) or file.racy
+    if unclear and not holds(file.path, stretches, stopped):
+        raise changed(file, _OTHER_BYTES)
 
 
 def _raise_if(stop: threading.Event) -> None:

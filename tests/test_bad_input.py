@@ -9,6 +9,7 @@ import gzip
 import json
 import subprocess
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from conftest import (
@@ -21,6 +22,7 @@ from conftest import (
     recover_texts,
 )
 
+from packer_cli.readers import byte_streams
 from packer_cli.readers.json_mistakes import explain
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -169,6 +171,17 @@ def test_nothing_but_lines_that_are_no_json(folder: Path) -> None:
     result = packer("pack", "a.jsonl", *OPTIONS, "--on-error", "skip")
     assert_error(result, 1, "a.jsonl: no records in 1 input file that can be read")
     assert "--on-error skip" in result.stderr.splitlines()[1]
+
+
+def test_a_file_that_is_one_line_too_long(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("x" * 1000))
+    options = ["-l", 64, "-t", "bytes", "-q", "--max-line-bytes", "100", "-o", "out"]
+    with patch.object(byte_streams, "BLOCK_BYTES", 64):
+        result = packer("pack", "a.jsonl", *options)
+        assert_error(result, 1, "a.jsonl, line 1 (byte 0): the line is longer than 100 bytes")
+        assert "--max-line-bytes" in result.stderr.splitlines()[1]
+        result = packer("pack", "a.jsonl", *options, "--on-error", "skip")
+        assert_error(result, 1, "a.jsonl: no records in 1 input file that can be read")
 
 
 def test_an_endless_stream_of_bad_lines_is_not_waited_out(folder: Path) -> None:

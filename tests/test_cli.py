@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import (
     assert_error,
@@ -209,6 +211,65 @@ def test_names_that_are_no_ascii_or_look_like_markup(folder: Path) -> None:
 
 def test_an_error_with_a_line_end_in_a_name_is_still_two_lines(folder: Path) -> None:
     assert_error(packer("pack", "no\nsuch.jsonl", "-l", 8), 2, "no\\nsuch.jsonl: no such file")
+
+
+def test_an_output_whose_name_is_not_utf8(data: Path) -> None:
+    named = os.fsdecode(b"out\xff")
+    for command in (
+        ["pack", "a.jsonl", "-l", 16, "-o", named],
+        ["pack", "a.jsonl", "-l", 16, "-o", "memory://x", "--staging", named],
+        ["pack", "a.jsonl", "-l", 16, "-o", f"memory://{named}"],
+        ["export", "data", "--to", "trl", "-o", named],
+        ["show", named],
+        ["verify", named],
+        ["finalize", named],
+    ):
+        result = packer_process(*command)
+        assert result.returncode == 2, result.stderr
+        assert b"out\\xff': the name is not UTF-8\ntip: " in result.stderr
+    assert not os.path.exists(named)
+
+
+ESCAPE = "\x1b]0;title\x07\x9b2J\u202e"
+
+
+def hostile(name: str) -> None:
+    """Make data of which every name holds what a terminal obeys."""
+    record = {f"{ESCAPE}text": "a"}
+    Path(name).write_text(json.dumps(record) + "\n")
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str]) -> None:
+    hostile("fields.jsonl")
+    hostile(f"{ESCAPE}.jsonl")
+    (folder / "good").mkdir()
+    (folder / "good" / f"{ESCAPE}.jsonl").write_bytes(jsonl("a"))
+    Path("a.csv").write_text(f"{ESCAPE},b\n1,2\n")
+    pq.write_table(pa.table({f"{ESCAPE}text": ["a"]}), "a.parquet")
+    options = ["-l", 16, "-t", "bytes", *debug]
+    commands: list[list[object]] = [
+        ["pack", "fields.jsonl", *options],
+        ["pack", "fields.jsonl", "--text-field", "x", *options],
+        ["pack", f"{ESCAPE}.jsonl", *options],
+        ["pack", "a.csv", *options],
+        ["pack", "a.parquet", *options],
+        ["pack", ESCAPE, *options],
+        ["pack", "good", *options, "-o", f"out{ESCAPE}"],
+        ["pack", "good", *options, "-o", f"out{ESCAPE}", "--update"],
+        ["stats", f"out{ESCAPE}", "--by", "input"],
+        ["verify", f"out{ESCAPE}"],
+        ["export", f"out{ESCAPE}", "--to", "trl", "-o", f"trl{ESCAPE}"],
+        ["export", f"out{ESCAPE}", "--to", ESCAPE, "-o", "x"],
+        ["verify", f"none{ESCAPE}"],
+        [ESCAPE],
+    ]
+    for command in commands:
+        done = packer_process(*command)
+        said = (done.stdout + done.stderr).decode()
+        assert "title" in said, command
+        for character in "\x1b\x07\x9b\u202e":
+            assert character not in said, command
 
 
 def test_a_bug_is_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,40 @@ def test_globs_leave_results_out(folder: Path) -> None:
     assert_error(result, 2, "*.jsonl: matches nothing but results of packer")
 
 
+@pytest.mark.parametrize("inputs", ["d", "d/*.jsonl", "d/**/*.jsonl", "d/**", "*/[ab].jsonl"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_cannot_be_read_is_named_by_directory_and_pattern(
+    folder: Path, kind: str, inputs: str
+) -> None:
+    save({"d/a.jsonl": jsonl("a")})
+    if kind == "link":
+        os.symlink("nowhere", "d/b.jsonl")
+    else:
+        os.mkfifo("d/b.jsonl")
+    code, message = {"link": (1, "No such file"), "pipe": (2, "not a regular file")}[kind]
+    result = packer("pack", inputs, *QUIET, "-o", "out")
+    assert_error(result, code, "d/b.jsonl: ", message)
+
+
+@pytest.mark.parametrize("inputs", ["d", "d/**/*.jsonl", "d/*/*.jsonl", "d/**"])
+def test_a_folder_that_cannot_be_listed_is_named_by_directory_and_pattern(
+    folder: Path, inputs: str
+) -> None:
+    save({"d/a.jsonl": jsonl("a"), "d/c/c.jsonl": jsonl("c"), "d/e/f.jsonl": jsonl("f")})
+    (folder / "d/c").chmod(0)
+    program = """
+import ctypes, os, sys
+for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: by which root may read all
+    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+    command = [sys.executable, "-c", program, packer_script(), "pack", inputs, *map(str, QUIET)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr.startswith("error: d/c"), done.stderr
+    assert ": cannot read: Permission denied\n" in done.stderr
+    (folder / "d/c").chmod(0o755)
+
+
 def test_a_file_with_the_name_of_a_pattern(folder: Path) -> None:
     (folder / "a[1].jsonl").write_bytes(jsonl("yes"))
     pack("a[1].jsonl", "-l", 16)
@@ -250,6 +284,18 @@ def test_the_tip_for_a_dataset_of_several_splits_can_be_followed(folder: Path) -
     (folder / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     result = packer("pack", "d", *QUIET)
     assert result.stderr.splitlines()[1] == "tip: name the one to pack, for example d/train"
+
+
+def test_two_names_of_a_file(folder: Path) -> None:
+    save({"a.jsonl": jsonl("a"), "d/x.jsonl": jsonl("x")})
+    os.link("a.jsonl", "b.jsonl")
+    os.symlink("a.jsonl", "c.jsonl")
+    for inputs in (["a.jsonl", "b.jsonl"], ["a.jsonl", "c.jsonl"], ["*.jsonl"]):
+        other = inputs[-1].replace("*", "b")
+        assert_error(
+            packer("pack", *inputs, *QUIET, "-o", "out"), 2, f"{other}: the same file as a.jsonl"
+        )
+    assert packer("pack", "b.jsonl", "d", *QUIET, "-o", "out").exit_code == 0
 
 
 def test_a_name_that_is_not_utf8(folder: Path) -> None:

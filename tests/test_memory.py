@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import jsonl
+from conftest import assert_error, jsonl, packer, recover_texts
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -50,6 +52,39 @@ def test_units_leave_nothing_behind(folder: Path) -> None:
         (folder / name).write_bytes(jsonl(*["x" * 100] * count))
     few, many = (peak_mib(name, *options) for name in ("few.jsonl", "many.jsonl"))
     assert many < few + 60  # a number for each of 2**18 lengths would be 160 MB
+
+
+@pytest.mark.parametrize("how", [{"use_dictionary": True}, {"data_page_version": "2.0"}])
+def test_a_cell_too_long_for_memory_is_never_decompressed(
+    folder: Path, how: dict[str, Any]
+) -> None:
+    """Told by its page's header: 300 MB take a few kilobytes in the file."""
+    how = {"use_dictionary": False, "compression": "zstd"} | how
+    small, huge = pa.table({"text": ["a", "b"]}), pa.table({"text": ["x" * 300_000_000]})
+    with pq.ParquetWriter("a.parquet", small.schema, **how) as writer:
+        for table in (small, huge, small):
+            writer.write_table(table)
+    pq.write_table(small, "few.parquet", **how)
+    options = ["-l", 64, "--max-line-bytes", "1M"]
+    few = peak_mib("few.parquet", *options)
+    assert peak_mib("a.parquet", *options, "--on-error", "skip") < few + 60
+    assert recover_texts("out") == ["a", "b", "a", "b"]
+    bad = json.loads(Path("out/rejected.jsonl").read_bytes())
+    assert bad["position"] == 2
+    assert "text is longer than 1048576 bytes: 3000000" in bad["reason"]
+    done = packer("pack", "a.parquet", "-t", "bytes", "-q", *options, "-o", "new")
+    assert_error(done, 1, "a.parquet, row group 1, row 0 (row 2 of the file): text is longer than ")
+    pq.write_table(pa.concat_tables([small, huge]), "beside.parquet", **how)
+    command = ["pack", "beside.parquet", "-t", "bytes", "-q", *options, "--on-error", "skip"]
+    assert_error(packer(*command, "-o", "new"), 1, "beside.parquet, row group 0: text is longer")
+
+
+def test_fields_that_are_not_packed_take_no_memory(folder: Path) -> None:
+    """Nested values take ten times their size as objects."""
+    for name, count in (("few.jsonl", 10), ("many.jsonl", 15_000_000)):
+        (folder / name).write_text(json.dumps({"text": "a", "n": [1] * count}) + "\n")
+    few, many = (peak_mib(name, "-l", 64) for name in ("few.jsonl", "many.jsonl"))
+    assert many < few + 4 * 45  # of the 45 MB of the line
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])

@@ -20,7 +20,16 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
-from conftest import assert_error, contents, jsonl, packer, packer_process, recover_texts, shard_of
+from conftest import (
+    assert_error,
+    at_any_moment,
+    contents,
+    jsonl,
+    packer,
+    packer_process,
+    recover_texts,
+    shard_of,
+)
 from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
@@ -139,7 +148,8 @@ def local(source: str = "a.jsonl") -> dict[str, bytes]:
 def there(url: str = OUT) -> dict[str, bytes]:
     """All objects below a URL."""
     store, root = url_to_fs(url)
-    return {name.removeprefix(root).lstrip("/"): store.cat_file(name) for name in store.find(root)}
+    found = {name.removeprefix(root).lstrip("/"): store.cat_file(name) for name in store.find(root)}
+    return at_any_moment(found)
 
 
 def test_the_same_bytes_as_a_local_result(monkeypatch: pytest.MonkeyPatch) -> None:

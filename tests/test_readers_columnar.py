@@ -19,6 +19,7 @@ from conftest import assert_error, pack, packer, recover_documents, recover_text
 from packer_cli.config import PackConfig
 from packer_cli.readers import columnar
 from packer_cli.readers.columnar import ParquetReader
+from packer_cli.readers.parquet_pages import pages
 from packer_cli.records import InputFile, Slice
 from packer_cli.shapes import Shape
 
@@ -238,6 +239,28 @@ def test_cells_of_nested_types_have_a_size_too() -> None:
     sizes = columnar._sizes(cells)
     assert 1000 <= sizes[0] < 1100
     assert sizes[1:].max() < 100
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_headers_of_pages(folder: Path, version: str, dictionary: bool) -> None:
+    """Held against what the footer says of the whole column."""
+    texts = [f"{i}" * (i % 300) for i in range(5000)]
+    pq.write_table(
+        pa.table({"text": texts}), "a.parquet", use_dictionary=dictionary, data_page_size=4096,
+        data_page_version=version, write_batch_size=16, dictionary_pagesize_limit=40_000,
+    )  # fmt: skip
+    chunk = pq.read_metadata("a.parquet").row_group(0).column(0)
+    found = list(pages("a.parquet", chunk))
+    assert len(found) > 100
+    assert found[0].is_dictionary == dictionary
+    assert sum(page.values for page in found if not page.is_dictionary) == 5000
+    headers = chunk.total_uncompressed_size - sum(page.size for page in found)
+    assert 0 < headers < 2500 * len(found)  # they hold the least and the greatest text
+    data = Path("a.parquet").read_bytes()
+    for place in range(4, 40):  # whatever a header holds, it is no crash and no endless loop
+        Path("damaged.parquet").write_bytes(data[:place] + b"\xff" * 8 + data[place + 8 :])
+        assert len(list(pages("damaged.parquet", chunk))) <= len(data)
 
 
 def test_long_rows_come_in_small_batches(folder: Path) -> None:

@@ -5,6 +5,7 @@ PACKER_KILLS: how many processes are killed at random moments.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -192,6 +193,112 @@ def test_changed_inputs_are_refused(interrupted: Path) -> None:
     os.rename("a.jsonl", "c.jsonl")
     done = packer("pack", "c.jsonl", "b.jsonl", *OPTIONS, "--unit-bytes", "20k", "-o", "out")
     assert_error(done, 2, "a.jsonl is gone; c.jsonl is new")
+
+
+def in_place_of(name: str, content: bytes) -> None:
+    """Another file under that name, of the same time."""
+    status = os.stat(name)
+    Path("new").write_bytes(content)
+    os.utime("new", ns=(0, status.st_mtime_ns))
+    os.rename("new", name)
+    assert os.stat(name).st_size == status.st_size
+
+
+def test_other_inputs_of_equal_size_and_time_are_refused(interrupted: Path) -> None:
+    content = Path("a.jsonl").read_bytes()
+    in_place_of("a.jsonl", content.replace(b"b", b"B"))
+    assert_error(packer(*arguments("out")), 2, "a.jsonl was written to")
+    in_place_of("a.jsonl", content)
+    packed = records(interrupted)
+    assert packer(*arguments("out")).exit_code == 0
+    assert len(packed) > 3
+    in_place_of("a.jsonl", content)
+    assert packer(*arguments("fresh")).exit_code == 0
+    check_directory("fresh")
+
+
+def test_copies_of_inputs_and_units_are_gone_on_with(
+    interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine inodes, devices and times of change of status are others."""
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    subprocess.run(["cp", "-a", "a.jsonl", "b.jsonl", "out", copy], check=True)
+    assert packer(*arguments("fresh")).exit_code == 0
+    monkeypatch.chdir(copy)
+    loud = [argument for argument in arguments("out") if argument != "-q"]
+    done = packer(*loud)
+    assert "out: going on: " in done.stderr
+    shards = [n for n in contents("out") if n.endswith(".arrow")]
+    assert shards
+    fresh = contents(tmp_path / "fresh")
+    assert {name: contents("out")[name] for name in shards} == {n: fresh[n] for n in shards}
+
+
+CHANGING = """
+import os, sys
+from packer_cli import cli, worker
+def now(file):
+    if file.path == '{name}' and not done:
+        done.append(1)
+        {change}
+    return check(file)
+done, check = [], worker.check_unchanged
+worker.check_unchanged = now
+cli.main()
+"""
+IN_PLACE = """
+        status = os.stat('{0}')
+        open('new', 'wb').write(open('{0}', 'rb').read().replace(b'b', b'B'))
+        os.utime('new', ns=(0, status.st_mtime_ns))
+        os.rename('new', '{0}')
+"""
+
+
+def changing(name: str, change: str) -> subprocess.CompletedProcess[str]:
+    """A run during which `change` is done as soon as a unit has read an input, or some of it."""
+    code = CHANGING.format(change=change.strip(), name=name)
+    command = [sys.executable, "-c", code, *arguments("out", "--workers", "1")]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])
+def test_an_input_that_is_replaced_once_it_is_packed(inputs: Path, name: str) -> None:
+    """Of equal size and time: whether one unit reads it or several."""
+    failed = changing(name, IN_PLACE.format(name))
+    assert failed.returncode == 1, failed.stderr
+    assert f"error: {name}: changed while it was read (" in failed.stderr
+
+
+def test_an_input_that_only_gets_another_name_or_mode_is_packed(inputs: Path) -> None:
+    """Backups make hard links, which the time of change of status tells."""
+    change = "os.link('a.jsonl', 'backup'); os.chmod('b.jsonl', 0o600)"
+    done = changing("a.jsonl", change)
+    assert done.returncode == 0, done.stderr
+    assert packer("verify", "out", "-q", "--against-inputs", "--sample", "all").exit_code == 0
+
+
+def test_what_is_written_without_a_trace_is_not_certified(inputs: Path) -> None:
+    """Through a mapping, a page that is dirty already is written to, and no time tells.
+
+    The digest in the manifest is of the bytes that were packed.
+    """
+    before = Path("b.jsonl").read_bytes()
+    code = """
+        status = os.stat('b.jsonl')
+        data = open('b.jsonl', 'rb').read()
+        open('b.jsonl', 'r+b').write(data.replace(b'b', b'B'))
+        os.utime('b.jsonl', ns=(0, status.st_mtime_ns))
+        stat = os.stat
+        def forged(path, *more, **how):
+            return status if str(path) == 'b.jsonl' else stat(path, *more, **how)
+        os.stat = forged
+"""
+    done = changing("b.jsonl", code)
+    assert done.returncode == 0, done.stderr
+    said = {one["path"]: one for one in check_directory("out")["inputs"]}
+    assert said["b.jsonl"]["sha256"] == hashlib.sha256(before).hexdigest()
+    assert packer("verify", "out", "-q", "--against-inputs").exit_code == 1
 
 
 def test_another_tokenizer_is_refused(inputs: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,24 @@ def test_a_hub_name_that_is_not_cached_is_a_clear_error_offline(folder: Path) ->
     )
     assert tip.startswith("tip: give a folder with tokenizer.json")
     assert not Path("out").exists()
+
+
+def test_no_name_is_looked_up_offline(folder: Path) -> None:
+    code = """
+import socket
+def refused(*given, **how):
+    raise SystemExit(f"looked up {given}")
+socket.getaddrinfo = socket.gethostbyname = socket.create_connection = refused
+from packer_cli import cli
+cli.main()
+"""
+    command = [sys.executable, "-c", code, *map(str, PACK), "-q", "-t", "some-org/some-model"]
+    _hub_cache(folder / "home", "some-org/another-model")
+    for name, status in (("some-org/some-model", 2), ("some-org/another-model", 0)):
+        environment = os.environ | {"HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1"}
+        command[-1] = name
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        assert (done.returncode, b"looked up" in done.stderr) == (status, False), done.stderr
 
 
 def test_a_cached_hub_name_needs_no_network(folder: Path) -> None:

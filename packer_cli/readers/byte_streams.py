@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from packer_cli import storage
 from packer_cli.errors import DataError, Interrupted, from_os_error
-from packer_cli.records import BadRecord, InputFile
+from packer_cli.records import BadRecord, InputFile, Records, Stretch
 
 STDIN = "-"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
@@ -32,7 +32,7 @@ class _Readable(Protocol):
 class Source:
     """An opened file: `read` gives its plain bytes, `consumed` the stored bytes used for them."""
 
-    def __init__(self, raw: IO[bytes], stream: _Readable) -> None:
+    def __init__(self, raw: IO[bytes] | _Hashed, stream: _Readable) -> None:
         self._raw = raw
         self._reported = raw.tell()
         self.read = stream.read
@@ -45,6 +45,82 @@ class Source:
             return 0
         new, self._reported = position - self._reported, position
         return new
+
+    def end(self) -> Records:
+        """No records, but what was read of the file, for the end of a slice."""
+        stretches = [self._raw.stretch()] if isinstance(self._raw, _Hashed) else []
+        return Records.end(stretches, self.consumed())
+
+
+class _Hashed(io.RawIOBase):
+    """A file whose bytes are hashed as they are read, so that the digest is of what is packed."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._begin = self._position = raw.tell()
+        self._sha = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._raw.read(size)
+        self._sha.update(data)
+        self._position += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._position
+
+    def stretch(self) -> Stretch:
+        """All that was read."""
+        return Stretch(self._begin, self._position - self._begin, self._sha.hexdigest())
+
+
+class HashedFile(io.RawIOBase):
+    """A file that is read here and there, in runs whose bytes are hashed as they are read."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError, for URLs PackerError."""
+        self._raw = storage.open_bytes(path)
+        self._position = 0
+        self._runs = dict[int, tuple[int, Any]]()  # where one ends -> its begin and digest
+        self._ended = list[Stretch]()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._position = self._raw.seek(offset, whence)
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._raw.read(size)
+        begin, sha = self._runs.pop(self._position, None) or (self._position, hashlib.sha256())
+        sha.update(data)
+        self._position += len(data)
+        if self._position in self._runs:  # read once more
+            self._ended += self._stretches()
+            self._runs.clear()
+        self._runs[self._position] = begin, sha
+        return data
+
+    def stretches(self) -> list[Stretch]:
+        """All that was read; what was read twice is there twice."""
+        return self._ended + self._stretches()
+
+    def _stretches(self) -> list[Stretch]:
+        return [Stretch(at, end - at, sha.hexdigest()) for end, (at, sha) in self._runs.items()]
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class _Stdin(io.RawIOBase):
@@ -130,7 +206,8 @@ def open_source(file: InputFile, start: int = 0, *, peek: bool = False) -> Itera
             if file.compression and not file.size:
                 raise EOFError  # no bytes at all are not the compressed form of an empty file
             raw.seek(start)
-            yield Source(raw, _decompressed(file.compression, raw))
+            hashed = _Hashed(raw)
+            yield Source(hashed, _decompressed(file.compression, hashed))
     except EOFError as error:
         raise _cut_short(file) from error
     except OSError as error:
@@ -159,7 +236,7 @@ def _damaged(file: InputFile, error: Exception) -> DataError:
     )
 
 
-def _decompressed(compression: str | None, raw: IO[bytes]) -> _Readable:
+def _decompressed(compression: str | None, raw: _Hashed) -> _Readable:
     if compression is None:
         return raw
     if compression in ("xz", "bz2"):
@@ -177,7 +254,7 @@ class _Streams:
     Python's own readers pass over damage after the first stream.
     """
 
-    def __init__(self, raw: IO[bytes], compression: str) -> None:
+    def __init__(self, raw: _Hashed, compression: str) -> None:
         from bz2 import BZ2Decompressor  # noqa: PLC0415
         from lzma import FORMAT_XZ, LZMADecompressor  # noqa: PLC0415
 
@@ -250,9 +327,13 @@ def read_lines(
             offset = position
         newline = chunk.rfind(b"\n") + 1
         if newline:
-            yield Lines(offset, b"".join([*held, chunk[:newline]]))
-            offset = position + newline
+            held.append(chunk[:newline])
+            lines = Lines(offset, b"".join(held))
             held = [chunk[newline:]] if newline < len(chunk) else []
+            offset = position + newline
+            del chunk  # what is given away is not held here, too
+            yield lines
+            del lines
         else:
             held.append(chunk)
         if sum(map(len, held)) > max_line_bytes:

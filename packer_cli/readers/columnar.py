@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,8 @@ import pyarrow.parquet as pq
 from packer_cli import storage
 from packer_cli.config import PackConfig
 from packer_cli.errors import DataError, from_os_error, named
+from packer_cli.readers.byte_streams import HashedFile
+from packer_cli.readers.parquet_pages import pages
 from packer_cli.readers.token_columns import check_tokens, clipped
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 from packer_cli.shapes import Shape
@@ -26,6 +29,9 @@ _BATCH_BYTES = 4 << 20
 _BUFFER_BYTES = 1 << 20
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _SKIP = "mend the row, or use --on-error skip"
+_OVERLONG = "raise --max-line-bytes, or use --on-error skip"
+# What a page may take whatever --max-line-bytes is: others take as much.
+_LEAST_REFUSED = 64 << 20
 
 
 @contextmanager
@@ -76,7 +82,7 @@ class _ColumnarReader:
                 if overlong is not None:
                     what = "the text" if shape.kind == "text" else overlong
                     reason = f"{what} is longer than {longest} bytes"
-                    bad = [BadRecord(row, reason, "raise --max-line-bytes, or use --on-error skip")]
+                    bad = [BadRecord(row, reason, _OVERLONG)]
                     yield Records(np.empty(0, np.int64), bad=bad, consumed=size)
                 elif shape.kind == "text":
                     yield _texts(file, part.column(shape.columns["text"]), row, size)
@@ -117,12 +123,12 @@ def _cuts(sizes: dict[str, Int64], longest: int) -> Iterator[tuple[int, int]]:
 
 def _footer(file: InputFile) -> tuple[Any, Int64]:
     """The metadata of a Parquet file, and the first row of each row group."""
-    return _footer_of(storage.identity(file.path), file.size, file.mtime_ns)
+    return _footer_of(replace(file, path=storage.identity(file.path)))
 
 
 @lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
-def _footer_of(path: str, size: int, mtime_ns: int) -> tuple[Any, Int64]:
-    with storage.open_arrow(path) as source, pq.ParquetFile(source) as parquet:
+def _footer_of(file: InputFile) -> tuple[Any, Int64]:
+    with storage.open_arrow(file.path) as source, pq.ParquetFile(source) as parquet:
         metadata = parquet.metadata
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
@@ -157,22 +163,28 @@ class ParquetReader(_ColumnarReader):
             metadata, first_rows = _footer(file)
             # buffered, or a row group's column would be read in one piece
             with (
-                storage.open_arrow(file.path) as stored,
+                HashedFile(file.path) as hashed,
                 pq.ParquetFile(
-                    stored, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
+                    hashed, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
                 ) as parquet,
             ):
                 names = _columns(file, parquet.schema_arrow, shape)
                 stop = metadata.num_row_groups if part.stop is None else part.stop
-                groups = list(range(part.start, stop))
-                rows = max(int(first_rows[stop] - first_rows[part.start]), 1)
-                size = sum(_stored_bytes(metadata.row_group(i), names) for i in groups)
-                at_once = min(max(_BATCH_BYTES * rows // max(size, 1), 1), _BATCH_ROWS)
-                batches = parquet.iter_batches(at_once, row_groups=groups, columns=names)
-                yield from self._records(
-                    file, batches, int(first_rows[part.start]), shape,
-                    file.size / max(metadata.num_rows, 1), config.max_line_bytes,
-                )  # fmt: skip
+                consumed = file.size / max(metadata.num_rows, 1)
+                for groups in _readable(file, metadata, range(part.start, stop), names, config):
+                    first_row = int(first_rows[groups.start])
+                    if isinstance(groups, _Overlong):
+                        bad = [BadRecord(first_row, groups.reason, _OVERLONG)]
+                        yield Records(np.empty(0, np.int64), texts=[], bad=bad)
+                        continue
+                    rows = max(int(first_rows[groups.stop]) - first_row, 1)
+                    size = sum(_stored_bytes(metadata.row_group(i), names) for i in groups)
+                    at_once = min(max(_BATCH_BYTES * rows // max(size, 1), 1), _BATCH_ROWS)
+                    batches = parquet.iter_batches(at_once, row_groups=list(groups), columns=names)
+                    yield from self._records(
+                        file, batches, first_row, shape, consumed, config.max_line_bytes
+                    )
+                yield Records.end(hashed.stretches())
 
     def describe(self, file: InputFile, position: int) -> str:
         with _reading(file):
@@ -182,14 +194,60 @@ class ParquetReader(_ColumnarReader):
         return f"row group {group}, row {row} (row {position} of the file)"
 
 
-def _stored_bytes(row_group: Any, names: list[str]) -> int:
-    """Decompressed bytes of some columns, or somewhat more where names begin alike."""
+def _chunks(row_group: Any, names: list[str]) -> list[Any]:
+    """Of some columns, or of some more where names begin alike."""
     columns = (row_group.column(i) for i in range(row_group.num_columns))
-    return sum(
-        column.total_uncompressed_size
-        for column in columns
-        if column.path_in_schema.startswith(tuple(names))
-    )
+    return [column for column in columns if column.path_in_schema.startswith(tuple(names))]
+
+
+def _stored_bytes(row_group: Any, names: list[str]) -> int:
+    """Decompressed bytes of some columns."""
+    return sum(column.total_uncompressed_size for column in _chunks(row_group, names))
+
+
+class _Overlong(NamedTuple):
+    """A row group whose only row has a cell that is too long to be read."""
+
+    start: int
+    reason: str
+
+
+def _readable(
+    file: InputFile, metadata: Any, groups: range, names: list[str], config: PackConfig
+) -> Iterator[range | _Overlong]:
+    """Row groups that follow each other, without those of one row that is overlong.
+
+    Raises DataError for an overlong cell among others: no reader passes over a part of a group.
+    """
+    begin = groups.start
+    for group in groups:
+        reason = _overlong(file, metadata.row_group(group), names, config.max_line_bytes)
+        if not reason:
+            continue
+        if metadata.row_group(group).num_rows > 1:
+            raise DataError(
+                f"{file.path}, row group {group}: {reason}; rows beside it cannot be read without",
+                "raise --max-line-bytes, or write the file again without that row",
+            )
+        if begin < group:
+            yield range(begin, group)
+        yield _Overlong(group, reason)
+        begin = group + 1
+    if begin < groups.stop:
+        yield range(begin, groups.stop)
+
+
+def _overlong(file: InputFile, row_group: Any, names: list[str], longest: int) -> str:
+    """Why a row group cannot be read in bounded memory, before any is taken; "" if it can."""
+    for chunk in _chunks(row_group, names):
+        if chunk.total_uncompressed_size <= max(longest, _LEAST_REFUSED):
+            continue
+        for page in pages(file.path, chunk):
+            if page.size > max(longest * max(page.values, 1), _LEAST_REFUSED):
+                name = chunk.path_in_schema.split(".")[0]
+                what = f"{page.values} cells" if page.values > 1 else "one cell"
+                return f"{name} is longer than {longest} bytes: {page.size} bytes in {what}"
+    return ""
 
 
 class ArrowReader(_ColumnarReader):
@@ -198,22 +256,39 @@ class ArrowReader(_ColumnarReader):
     splittable = False
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
-        with _reading(file), _open_arrow(file) as (schema, _):
+        with (
+            _reading(file),
+            storage.open_bytes(file.path) as stored,
+            _open_arrow(file, stored) as (
+                schema,
+                _,
+            ),
+        ):
             names: list[str] = schema.names
             return names
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
     ) -> Iterator[Records]:
-        with _reading(file), _open_arrow(file) as (schema, read_columns):
+        with (
+            _reading(file),
+            HashedFile(file.path) as hashed,
+            _open_arrow(file, hashed) as (
+                schema,
+                read_columns,
+            ),
+        ):
             batches = read_columns(_columns(file, schema, shape))
             yield from self._records(file, batches, 0, shape, 0.0, config.max_line_bytes)
+            yield Records.end(hashed.stretches())
 
 
 @contextmanager
-def _open_arrow(file: InputFile) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
+def _open_arrow(
+    file: InputFile, stored: Any
+) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
     """The schema, and a function from names of columns to record batches of them."""
-    with storage.open_arrow(file.path) as source:
+    with pa.PythonFile(stored, mode="r") as source:
         is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
         # A stream cut between two messages reads short without an error.
         if not is_file and (

@@ -144,6 +144,7 @@ class DelimitedReader(LinePositions):
                     )
                     positions, found, bad, size = [], [], [], 0
                 if row is None:
+                    yield source.end()
                     return
 
 

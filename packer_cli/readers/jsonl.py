@@ -40,21 +40,25 @@ class JsonlReader(LinePositions):
         skip, first = config.on_error == "skip", None
         with open_source(file, peek=True) as source:
             for block in read_lines(source, 0, None, config.max_line_bytes):
+                if block.data is None and not skip:
+                    raise self._refused(file, too_long(block.offset, config.max_line_bytes))
                 for start, line in _lines(block):
                     try:
-                        names = list(_any_decoder(line))
+                        names = list(_names_decoder(line))
                     except DECODE_ERRORS:
                         if skip:
                             continue
-                        bad = explain(line, start, _any_decoder)
-                        place = self.describe(file, start)
-                        raise DataError(f"{file.path}, {place}: {bad.reason}", bad.tip) from None
+                        raise self._refused(file, explain(line, start, _any_decoder)) from None
                     if not skip or fits_a_shape(names, config.shape, config.renamed):
                         return names
                     first = first or names
                 if first is not None or (skip and block.offset > _MOST_SEARCHED):
                     return first
         return None
+
+    def _refused(self, file: InputFile, bad: BadRecord) -> DataError:
+        place = self.describe(file, bad.position)
+        return DataError(f"{file.path}, {place}: {bad.reason}", bad.tip)
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
@@ -72,6 +76,7 @@ class JsonlReader(LinePositions):
                 else:
                     fields = [msgspec.structs.asdict(record) for record in decoded]
                     yield Records(positions, fields=fields, bad=bad, consumed=consumed)
+            yield source.end()
 
 
 def _decoder(shape: Shape) -> Callable[[bytes], Any]:
@@ -97,6 +102,8 @@ def _decoder(shape: Shape) -> Callable[[bytes], Any]:
 
 
 _any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
+# a document of nested values is ten times its size once they are objects
+_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def _lines(block: Lines) -> Iterator[tuple[int, bytes]]:
@@ -108,14 +115,20 @@ def _lines(block: Lines) -> Iterator[tuple[int, bytes]]:
         position += len(line) + 1
 
 
+def _split(data: bytes) -> list[bytes]:
+    """The lines, without a copy of one that is a block of its own."""
+    if data.find(b"\n", 0, -1) < 0 and data.strip():
+        return [data]
+    lines = data.split(b"\n")
+    return lines if lines[-1] else lines[:-1]
+
+
 def _decode_block(
     block: Lines, decode: Callable[[bytes], Any], max_line_bytes: int
 ) -> tuple[Int64, list[Any], list[BadRecord]]:
     if block.data is None:
         return np.empty(0, np.int64), [], [too_long(block.offset, max_line_bytes)]
-    lines = block.data.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
+    lines = _split(block.data)
     sizes = np.fromiter(map(len, lines), np.int64, count=len(lines))
     if sizes.max(initial=0) <= max_line_bytes:
         try:

@@ -54,6 +54,7 @@ class TextReader(LinePositions):
                 yield Records(
                     np.array(positions, np.int64), texts=texts, bad=bad, consumed=source.consumed()
                 )
+            yield source.end()
 
     def _documents(self, blocks: Iterator[Lines], config: PackConfig) -> Iterator[list[_Document]]:
         if config.sample_by == "line":

@@ -110,6 +110,7 @@ class Composer:
             conversations=[document.conversation for document in documents] if again else None,
             bad=bad,
             consumed=records.consumed,
+            stretches=records.stretches,
         )
 
     def document(self, fields: dict[str, Any]) -> Document:

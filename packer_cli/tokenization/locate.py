@@ -190,7 +190,7 @@ def _from_hub(name: str) -> Path:
 
     try:
         cached = try_to_load_from_cache(name, "tokenizer.json")
-        if not isinstance(cached, str):
+        if not (isinstance(cached, str) or constants.HF_HUB_OFFLINE):
             _refuse_out_of_reach(constants.ENDPOINT)
         path = Path(cached if isinstance(cached, str) else hf_hub_download(name, "tokenizer.json"))
         commit = path.parent.name
