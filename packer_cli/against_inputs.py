@@ -27,7 +27,7 @@ from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import IGNORED, InputFile, Int32, Int64, Records, Slice, TokenBatch
 from packer_cli.shapes import Shape
 from packer_cli.shards import digest
-from packer_cli.source import encode_again, framing_of
+from packer_cli.source import framing_of, source_again
 from packer_cli.threads import run_all
 from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.locate import TokenizerFiles, locate
@@ -64,18 +64,19 @@ def compare_inputs(
     with closing(tokenizer) if tokenizer else nullcontext():
         template = packed.path / _TEMPLATE
         used = replace(config, chat_template=str(template) if template.is_file() else None)
-        encode = encode_again(shape, used, tokenizer, tokenizer_files)
+        source = source_again(shape, used, tokenizer, tokenizer_files)
         documents = sum(packed.manifest["inputs"][file]["documents"] for file in files)
         everything = sample is None or sample >= documents
         wanted = None if everything else _shares(packed.manifest, set(files), sample or 0, seed)
         chosen = {unit for unit, _ in wanted or ()}
-        comparison = _Comparison(packed, config, shape, encode, files, findings, stop)
+        comparison = _Comparison(packed, config, shape, source.encode, files, findings, stop)
         tasks = [
             partial(comparison.compare_unit, unit, wanted, seed)
             for unit in packed.manifest["units"]
             if wanted is None or unit["unit"] in chosen
         ]
-        run_all(tasks, workers, stop)
+        with closing(source):
+            run_all(tasks, workers, stop, source.stop)
         if tokenizer:
             tokenizer.finish()
 

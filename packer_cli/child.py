@@ -67,9 +67,7 @@ class Child:
         self._lifeline = Connection(held, readable=False)
         # Our own path: -c alone would import modules that lie in the current directory. A session
         # of its own: Ctrl-C reaches the run only, which then ends the child.
-        start = (
-            f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; me.serve{theirs}"
-        )
+        start = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; me.serve{theirs}"
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", start],

@@ -27,6 +27,7 @@ from packer_cli.errors import (
     UsageError,
     from_os_error,
 )
+from packer_cli.interrupts import handled
 
 # Of click, or of the click inside newer typers.
 _ClickException: Any = next(
@@ -76,7 +77,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def main() -> None:
-    """Entry point of the `packer` command."""
+    """The `packer` command, once this module is imported: see `__main__.py`."""
     # What was closed is opened to nothing, or files of ours would get the numbers 0 to 2, which
     # libraries and children write to.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
@@ -139,14 +140,10 @@ def _say(message: str) -> None:
 @contextmanager
 def _reported(debug: bool) -> Iterator[None]:
     """Turn errors into two lines on stderr and an exit code."""
-
-    def terminate(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
-        sys.stdout.flush()
+        with handled(signal.default_int_handler):
+            yield
+            sys.stdout.flush()
     except PackerError as error:
         problem = error
     except KeyboardInterrupt:
@@ -417,6 +414,13 @@ def pack(
             help="Default: on, except for next-fit and wrap, which keep the input order.",
         ),
     ] = None,
+    max_seconds_per_record: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Of processor time to render a record; one that needs more is bad.",
+        ),
+    ] = 60.0,
     workers: Annotated[int, typer.Option(help="Work units at a time. Default: cores.")] = 0,
     engine: Annotated[
         str, typer.Option(help="local, or ray: a task per work unit on a Ray cluster.")
@@ -490,6 +494,7 @@ def pack(
             engine=engine, ray_address=ray_address, **find_rank(rank, world_size),
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
             update=update, checksum=checksum, progress=not quiet,
+            max_seconds_per_record=max_seconds_per_record,
         )  # fmt: skip
         if tokenizer == "":
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
@@ -770,7 +775,3 @@ def _print_report(
         from packer_cli.report_table import print_report
 
         print_report(directory, manifest, **how)
-
-
-if __name__ == "__main__":
-    main()
