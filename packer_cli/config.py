@@ -42,6 +42,7 @@ _UNBALANCED = {
 }
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+SECONDS_PER_RECORD = 60.0
 _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
 
 
@@ -314,7 +315,7 @@ class RunOptions:
     """
 
     workers: int = 0
-    max_seconds_per_record: float = 60.0
+    max_seconds_per_record: float = SECONDS_PER_RECORD
     tokenizer_backend: str = "auto"
     overwrite: bool = False
     update: bool = False

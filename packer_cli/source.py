@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packer_cli.config import MIB, PackConfig, RunOptions
+from packer_cli.config import MIB, SECONDS_PER_RECORD, PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.early import EarlyReference
 from packer_cli.encoding import Encode, Read, plain_encoder
@@ -278,7 +278,7 @@ def source_again(
 
     found = find_template(config.chat_template, files)
     parts = _composer_parts(shape, config, files, found)
-    processes = ComposingProcesses(RunOptions().max_seconds_per_record, *parts)
+    processes = ComposingProcesses(SECONDS_PER_RECORD, *parts)
     encode = SupervisedEncoder(processes.render, config.max_length, tokenizer)
 
     def compose_and_encode(
