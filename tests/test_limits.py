@@ -85,7 +85,7 @@ def test_a_record_that_takes_all_memory_is_a_bad_record(folder: Path, way: str) 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: int) -> None:
     """In the third batch that a process has read of a slice, with several slices."""
-    made = records(4000, 3501, times=20)
+    made = records(4000, 3501, times=24)
     made[1] = {"messages": 5}
     path = write(made)
     assert path.stat().st_size > 12 << 20
