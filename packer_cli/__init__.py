@@ -7,8 +7,8 @@ modules only when a name is used.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing takes as long to import as all else before Ctrl-C is handled
 if TYPE_CHECKING:
     from packer_cli.packed import PackedDirectory as PackedDirectory
     from packer_cli.packed import open_packed as open_packed

@@ -1,5 +1,27 @@
-"""`python -m packer_cli`."""
+"""`python -m packer_cli`, and the `packer` command.
 
-from packer_cli.cli import main
+Next to nothing is imported before Ctrl-C has a handler: without, it ends in a traceback.
+"""
 
-main()
+import os
+import signal
+
+
+def main() -> None:
+    """Entry point of the `packer` command."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end_at_once)
+    from packer_cli.cli import main as run  # noqa: PLC0415
+
+    run()
+
+
+def _end_at_once(number: int, frame: object) -> None:
+    """As `cli.py` does, whose own handlers come with a command."""
+    os.write(2, b"stopped: interrupted\ntip: run the same command again\n")
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,10 +2,16 @@
 
     child = Child("module:make", ...)     make(...) is made in the child: an object
     child.ask("method", *arguments)       its method's result
-    child.stream("method", *arguments)    what its generator method gives, computed ahead
+    child.begin("method", *arguments)     the same without waiting: `answer` gives the result, and
+                                          `items` what a generator method gives, computed ahead
 
-Spawned, not forked. Messages are pickles over the child's stdin and stdout, length first. It
-ends when its stdin does, so it cannot outlive the run, however that ends.
+Spawned, not forked, by ourselves: multiprocessing's `Process` would import the caller's script
+once more. Messages are its `Connection`'s, through pipes that nobody else has an end of: what is
+unpickled is what our other end has pickled.
+
+The kernel kills a child when the process that made it ends, however that ends, and whatever the
+child is doing: one pipe, on which nothing is ever sent, asks for that signal when it closes.
+(PR_SET_PDEATHSIG would ask for it when the *thread* that made the child ends.)
 """
 
 from __future__ import annotations
@@ -14,59 +20,65 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import mmap
 import os
 import pickle
 import queue
-import struct
+import select
+import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
 from packer_cli.errors import DataError, InternalError, PackerError
 
 _PIPE_BYTES = 1 << 20
-_AHEAD = 4  # results of a stream that wait to be fetched
+_AHEAD = 4  # results of a generator that wait to be fetched
 _LAST_BREATH = 5.0  # seconds between a child's last answer and its end
+_NOTE_BYTES = 8
 _Answer = tuple[str, Any]  # ("value", v), ("error", exception), ("item", v) or ("end", None)
 
 
 class LostChildError(DataError):
-    """The child's process has ended, though nobody asked it to."""
+    """The child's process has ended, though nobody asked it to.
+
+    `code`: -N when signal N ended it; None when it does not answer, and has not ended either.
+    """
+
+    code: int | None = None
 
 
 class Child:
-    """Not safe to share between threads: who asks must wait for the answer."""
+    """Not safe to share between threads, but for `kill`: who asks must wait for the answer."""
 
     def __init__(self, make: str, *arguments: Any) -> None:
         """`make`: "module:name". Errors of making come out of the first call."""
         self._name = make.partition(":")[2]
+        begin, self._noted = _beginning((make, arguments))
+        requests, asking = _pipe()
+        answering, answers = _pipe()
+        lifeline, held = _pipe()
+        theirs = (begin, requests, answers, lifeline)
+        self._requests = Connection(asking, readable=False)
+        self._answers = Connection(answering, writable=False)
+        self._lifeline = Connection(held, readable=False)
         # Our own path: -c alone would import modules that lie in the current directory. A session
         # of its own: Ctrl-C reaches the run only, which then ends the child.
-        # Arguments of megabytes go through a file: a pipe would hold us up until the child reads.
-        with tempfile.TemporaryFile() as file:
-            pickle.dump((make, arguments), file, protocol=pickle.HIGHEST_PROTOCOL)
-            file.seek(0)
-            # Above 2: those are the child's own, whatever of ours was closed.
-            begin = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
-        start = (
-            f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; me.serve({begin})"
-        )
+        start = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; me.serve{theirs}"
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", start],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 start_new_session=True,
-                pass_fds=[begin],
+                pass_fds=theirs,
             )
         finally:
-            os.close(begin)
-        # Who reads or writes a pipe needs the GIL anew for every piece of this size.
-        with contextlib.suppress(OSError, AttributeError):
-            fcntl.fcntl(self._process.stdout or -1, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            for descriptor in theirs:
+                os.close(descriptor)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         self.begin(method, *arguments)
@@ -74,7 +86,8 @@ class Child:
 
     def begin(self, method: str, *arguments: Any) -> None:
         """Ask without waiting; every `begin` needs one `answer`, or one `items`."""
-        self._send((method, arguments))
+        with contextlib.suppress(OSError):  # who waits for the answer notices that it has ended
+            self._requests.send((method, arguments))
 
     def answer(self) -> Any:
         """The answer to the oldest question. Raises what the method raised."""
@@ -93,23 +106,25 @@ class Child:
                 raise value
             yield value
 
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+    @property
+    def noted(self) -> int:
+        """The number that the child has noted last; it can be asked after its end, too."""
+        return int.from_bytes(self._noted[:], sys.byteorder, signed=True)
 
-    def _send(self, message: object) -> None:
-        # a child that has ended is noticed by who waits for its answer
-        with contextlib.suppress(OSError, ValueError):
-            _write(self._process.stdin, message)
+    def kill(self) -> None:
+        """End it; who waits for an answer gets LostChildError."""
+        self._process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        for end in (self._requests, self._answers, self._lifeline):
+            end.close()
 
     def _receive(self) -> _Answer:
         try:
-            answer: _Answer = _read(self._process.stdout)
-        except (OSError, EOFError, ValueError) as error:
+            answer: _Answer = self._answers.recv()
+        except (OSError, EOFError) as error:
             raise self._lost() from error
         return answer
 
@@ -121,41 +136,64 @@ class Child:
         how = f"ended, code {code}"
         if code is not None and code < 0:  # nothing in here does that to itself
             how = f"was ended from outside, by signal {-code}"
-        return LostChildError(
+        lost = LostChildError(
             f"the process of {self._name} {how}",
             "the machine may have run out of memory: use fewer --workers",
         )
+        lost.code = code
+        return lost
 
 
-def _write(pipe: IO[bytes] | None, message: object) -> None:
-    if pipe is None:
-        raise OSError("no pipe")
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    pipe.write(struct.pack("<q", len(data)))
-    pipe.write(data)
-    pipe.flush()
+def _beginning(what: Any) -> tuple[int, mmap.mmap]:
+    """A file in memory: room for a note, which is mapped, too, and what is to be made.
+
+    Arguments may be megabytes: a pipe would hold us up until the child reads.
+    """
+    begin = _high(os.memfd_create("packer"))
+    with open(begin, "wb", closefd=False) as file:
+        file.write(bytes(_NOTE_BYTES))
+        pickle.dump(what, file, protocol=pickle.HIGHEST_PROTOCOL)
+    return begin, mmap.mmap(begin, _NOTE_BYTES)
 
 
-def _read(pipe: IO[bytes] | None) -> Any:
-    header = pipe.read(8) if pipe else b""
-    if len(header) < 8 or pipe is None:
-        raise EOFError
-    size = struct.unpack("<q", header)[0]
-    data = pipe.read(size)
-    if len(data) < size:
-        raise EOFError
-    return pickle.loads(data)  # noqa: S301 both ends are this file
+def _pipe() -> tuple[int, int]:
+    """(end to read from, end to write to) of a large pipe: each piece needs the GIL anew."""
+    reading, writing = map(_high, os.pipe())
+    with contextlib.suppress(OSError):  # not everybody may have as much
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return reading, writing
 
 
-def serve(begin: int) -> None:
-    """The child: make what that file says, then answer until stdin ends."""
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # whatever a library prints must not get among the answers
+def _high(descriptor: int) -> int:
+    """The same above 2: those are the child's own, whatever of ours was closed."""
+    high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return high
+
+
+_note: memoryview | None = None  # of a child
+
+
+def note(number: int) -> None:
+    """In a child: leave a number (int64) for the process that made it, should it be lost."""
+    if _note is not None:
+        _note[0] = number
+
+
+def serve(begin: int, requests: int, answers: int, lifeline: int) -> None:
+    """The child: make what that file says, then answer until there are no more requests."""
+    global _note  # noqa: PLW0603 a process has one
+    _die_with(lifeline)
+    sys.stdout = sys.stderr  # what a library prints is to be seen
     made: Any = None
     problem: Exception | None = None
+    asked, answering = Connection(requests, writable=False), Connection(answers, readable=False)
     try:
-        with open(begin, "rb") as file:
-            make, arguments = pickle.load(file)  # noqa: S301 written above
+        with open(begin, "r+b") as file:
+            _note = memoryview(mmap.mmap(begin, _NOTE_BYTES)).cast("q")
+            file.seek(_NOTE_BYTES)
+            make, arguments = pickle.load(file)  # noqa: S301 written by `_beginning`
+            file.truncate(_NOTE_BYTES)
         # the garbage of a child is freed at once; looking for cycles finds none
         gc.set_threshold(100_000, 50, 50)
         module, _, name = make.partition(":")
@@ -164,11 +202,20 @@ def serve(begin: int) -> None:
         problem = _sendable(error)
     while True:
         try:
-            method, arguments = _read(requests)
+            method, arguments = asked.recv()
         except EOFError:
             return
         for answer in _answers(made, problem, method, arguments):
-            _write(answers, answer)
+            answering.send(answer)
+
+
+def _die_with(lifeline: int) -> None:
+    """Have the kernel kill this process when the other end of the pipe closes."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it has closed already
+        os._exit(0)
 
 
 def _answers(

@@ -29,6 +29,7 @@ from packer_cli.errors import (
     one_line,
     visible,
 )
+from packer_cli.interrupts import handled
 
 # Of click, or of the click inside newer typers.
 _ClickException: Any = next(
@@ -84,7 +85,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def main() -> None:
-    """Entry point of the `packer` command."""
+    """The `packer` command, once this module is imported: see `__main__.py`."""
     # What was closed is opened to nothing, or files of ours would get the numbers 0 to 2, which
     # libraries and children write to.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
@@ -147,14 +148,10 @@ def _say(message: str) -> None:
 @contextmanager
 def _reported(debug: bool) -> Iterator[None]:
     """Turn errors into two lines on stderr and an exit code."""
-
-    def terminate(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
-        sys.stdout.flush()
+        with handled(signal.default_int_handler):
+            yield
+            sys.stdout.flush()
     except PackerError as error:
         problem = error
     except KeyboardInterrupt:
@@ -456,6 +453,13 @@ def pack(
             help="Default: on, except for next-fit and wrap, which keep the input order.",
         ),
     ] = None,
+    max_seconds_per_record: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Of processor time to render a record; one that needs more is bad.",
+        ),
+    ] = 60.0,
     workers: Annotated[int, typer.Option(help="Work units at a time. Default: cores.")] = 0,
     engine: Annotated[
         str, typer.Option(help="local, or ray: a task per work unit on a Ray cluster.")
@@ -530,6 +534,7 @@ def pack(
             workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
             update=update, add=add, prune=prune, checksum=checksum, no_lock=no_lock,
             progress=not quiet,
+            max_seconds_per_record=max_seconds_per_record,
         )  # fmt: skip
         if tokenizer == "":
             raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
@@ -817,7 +822,3 @@ def _print_report(
         from packer_cli.report_table import print_report
 
         print_report(directory, manifest, **how)
-
-
-if __name__ == "__main__":
-    main()

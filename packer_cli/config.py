@@ -42,6 +42,8 @@ _UNBALANCED = {
 }
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+SECONDS_PER_RECORD = 60.0
+_MOST_SECONDS = 1_000_000  # the kernel's timers take little more
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -300,6 +302,8 @@ class RunOptions:
     """Options that change how a run goes, never what it writes.
 
     workers            work units packed at the same time
+    max_seconds_per_record  of processor time for rendering a record; beyond it is bad. Longer
+                       may find fewer bad records, and changes no other
     tokenizer_backend  "auto", "gigatoken" or "tokenizers"
     overwrite          replace an earlier result in the output directory
     update             bring it up to date: pack only what is new or has changed
@@ -314,6 +318,7 @@ class RunOptions:
     """
 
     workers: int = 0
+    max_seconds_per_record: float = SECONDS_PER_RECORD
     tokenizer_backend: str = "auto"
     overwrite: bool = False
     update: bool = False
@@ -345,6 +350,12 @@ class RunOptions:
                     "give the ranks an --output of their own, and put it in place afterwards",
                 )
         _one_of("--tokenizer-backend", self.tokenizer_backend, ("auto", "gigatoken", "tokenizers"))
+        if not 0 < self.max_seconds_per_record <= _MOST_SECONDS:
+            raise UsageError(
+                f"--max-seconds-per-record: {self.max_seconds_per_record:g} is not between "
+                f"0 and {_MOST_SECONDS}",
+                "a record takes milliseconds; the default is 60",
+            )
         if self.workers < 0:
             raise UsageError(f"--workers: {self.workers} is negative")
         self._check_update()

@@ -29,6 +29,7 @@ from packer_cli.discovery import find_inputs, plan_units
 from packer_cli.early import EarlyReference
 from packer_cli.errors import InputChangedError, Interrupted, PackerError, UsageError
 from packer_cli.finalize import finalize
+from packer_cli.interrupts import as_flag
 from packer_cli.progress import Progress
 from packer_cli.publish import check_options, publish
 from packer_cli.ranks import finalize_if_last
@@ -209,6 +210,7 @@ class _Job:
                 run, self.chosen, units, work, options, self.notify, stop, progress, self.early
             )
             stack.enter_context(closing(worker))
+            stack.enter_context(as_flag())  # for the storage threads, too
             if options.workers == 1:
                 packing: list[Task] = [partial(worker.pack_and_commit, unit) for unit in units]
             else:
@@ -216,7 +218,7 @@ class _Job:
                 count = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
                 committing = stack.enter_context(ThreadPoolExecutor(count, "packer-storage"))
                 packing = [partial(_pack_then_commit, worker, unit, committing) for unit in units]
-            run_all([*packing, *tasks], options.workers, stop)
+            run_all([*packing, *tasks], options.workers, stop, worker.stop)
 
 
 def _pack_then_commit(

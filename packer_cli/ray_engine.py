@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import packer_cli
 from packer_cli.config import RunOptions
@@ -96,7 +96,10 @@ def _pack_all(
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
     # not the run itself, which may name a million units: a worker reads it once
     key = hashlib.sha256(run.to_bytes()).hexdigest()
-    told = key, str(work.resolve()), os.getcwd(), options.tokenizer_backend
+    told = _Told(
+        key, str(work.resolve()), os.getcwd(), options.tokenizer_backend,
+        options.max_seconds_per_record,
+    )  # fmt: skip
     queue = iter(units)
     running: dict[Any, WorkUnit] = {}
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -133,7 +136,16 @@ def _pack_all(
         raise
 
 
-_Told = tuple[str, str, str, str]  # the run's digest, work folder, current directory, backend
+class _Told(NamedTuple):
+    """What a worker is to know of a run; `key` is the run's digest."""
+
+    key: str
+    folder: str
+    directory: str
+    tokenizer_backend: str
+    max_seconds_per_record: float
+
+
 _workers: dict[_Told, Worker] = {}
 
 
@@ -142,12 +154,12 @@ def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
 
     The worker's process keeps the loaded tokenizer for the units to come.
     """
-    key, folder, directory, backend = told
+    folder = told.folder
     if told not in _workers:
-        os.chdir(directory)  # the inputs are named from there
+        os.chdir(told.directory)  # the inputs are named from there
         run = load_run(Path(folder) / RUN)
         # nor that of an earlier run, which a network file system may still show
-        if run is None or hashlib.sha256(run.to_bytes()).hexdigest() != key:
+        if run is None or hashlib.sha256(run.to_bytes()).hexdigest() != told.key:
             raise DataError(
                 f"{folder}/{RUN}: cannot be read by this worker",
                 "the output must be a directory that all machines see, and their packer the same",
@@ -159,7 +171,10 @@ def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
             )
         for old in list(_workers):
             _workers.pop(old).close()
-        options = RunOptions(workers=1, tokenizer_backend=backend, progress=False)
+        options = RunOptions(
+            workers=1, tokenizer_backend=told.tokenizer_backend, progress=False,
+            max_seconds_per_record=told.max_seconds_per_record,
+        )  # fmt: skip
         _workers[told] = Worker(
             run, chosen_for(run, Path(folder)), [unit], Path(folder), options,
             lambda message: None, threading.Event(), Progress(0, show=False),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packer_cli.config import MIB, PackConfig, RunOptions
+from packer_cli.config import MIB, SECONDS_PER_RECORD, PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.early import EarlyReference
 from packer_cli.encoding import Encode, Read, plain_encoder
@@ -29,12 +29,9 @@ from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
 
 if TYPE_CHECKING:
-    from packer_cli.supervised.documents import Composer
     from packer_cli.supervised.processes import ComposingProcesses
 
 TEMPLATE = "chat_template.jinja"
-# Below this, rendering takes no longer than the start of a process.
-_WORTH_A_PROCESS = MIB
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 Notify = Callable[[str], None]
 
@@ -91,6 +88,11 @@ class Source:
     tokenizer: Tokenizer | None = None
     processes: ComposingProcesses | None = field(default=None, repr=False)
 
+    def stop(self) -> None:
+        """End what others may wait for; `close` is still to be called."""
+        if self.processes is not None:
+            self.processes.stop()
+
     def close(self) -> None:
         if self.tokenizer is not None:
             self.tokenizer.close()
@@ -141,20 +143,24 @@ def prepare(
     """Load what `run` needs for `units`. `notify` hears which engine is used. Raises UsageError."""
     shape, config = run.shape, run.config
 
-    def plain_read(file: InputFile, part: Slice) -> Iterator[Records]:
-        return reader_for(file.format).read(file, part, shape, config)
-
+    plain_read = partial(_plain_read, shape, config)
     if chosen.name is None:
         return Source(plain_read, plain_encoder(None))
     if shape.is_supervised:
         return _supervised(run, chosen, units, options, early, notify)
-    first = _first_texts(run.files[units[0].slices[0].file], shape, config)
+    first: Iterable[str] = _first_texts(run.files[units[0].slices[0].file], shape, config)
     tokenizer = _tokenizer(chosen.files, config, options, first, early, notify)
     highest = None
     if shape.kind == "tokens":
         files = chosen.files
         highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
     return Source(plain_read, plain_encoder(tokenizer, highest), tokenizer)
+
+
+def _plain_read(
+    shape: Shape, config: PackConfig, file: InputFile, part: Slice
+) -> Iterator[Records]:
+    return reader_for(file.format).read(file, part, shape, config)
 
 
 def _supervised(
@@ -166,35 +172,56 @@ def _supervised(
     notify: Notify,
 ) -> Source:
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
-    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
 
-    shape, config, located = run.shape, run.config, chosen.files
-    parts = _composer_parts(shape, config, located, chosen.template)
-
-    @cache
-    def composer() -> Composer:
+    shape, config, files = run.shape, run.config, chosen.files
+    parts = _composer_parts(shape, config, files, chosen.template)
+    begin = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
+    if not _renders(shape, config):
         from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
 
-        return make_composer(*parts)
+        composer = make_composer(*parts)
+        first = _first_composed(begin[0][0], composer.read)
+        tokenizer = _tokenizer(files, config, options, first, early, notify)
+        encode = SupervisedEncoder(composer.render, config.max_length, tokenizer)
+        return Source(composer.read, encode, tokenizer)
+    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
 
-    renders = shape.is_chat or config.prompt_template == "chat"
-    processes = None
-    total = sum(part.weight for unit in units for part in unit.slices)
-    first: list[str] = []
-    if renders and options.workers > 1 and total >= _WORTH_A_PROCESS and run.resumable:
-        processes = ComposingProcesses(*parts)
-        for unit in units[: options.workers]:
-            processes.start(run.files[unit.slices[0].file], unit.slices[0])
-    else:
-        first = _first_composed(run.files[units[0].slices[0].file], composer())
+    processes = ComposingProcesses(options.max_seconds_per_record, *parts)
+    first = iter(())
+    if sum(part.weight for unit in units for part in unit.slices) < MIB and _has_first(begin[0][0]):
+        # soon read: the first documents choose the engine, too, once it has been loaded
+        if files and options.tokenizer_backend != "tokenizers":
+            begin = [(begin[0][0], _beginning(begin[0][0]))]
+        first = _first_composed(begin[0][0], processes.read)
     try:
-        tokenizer = _tokenizer(located, config, options, first, early, notify)
+        for file, part in begin if run.resumable else ():
+            processes.start(file, part)
+        tokenizer = _tokenizer(files, config, options, first, early, notify)
     except BaseException:
-        if processes is not None:
-            processes.close()
+        processes.close()
         raise
-    read = processes.read if processes else composer().read
-    return Source(read, SupervisedEncoder(composer, tokenizer), tokenizer, processes)
+    read = processes.read if run.resumable else partial(_read_here, shape, config, processes)
+    encode = SupervisedEncoder(processes.render, config.max_length, tokenizer)
+    return Source(read, encode, tokenizer, processes)
+
+
+def _renders(shape: Shape, config: PackConfig) -> bool:
+    """Whether a chat template makes the texts; `config` as `for_shape` gives it."""
+    return shape.is_chat or config.prompt_template == "chat"
+
+
+def _read_here(
+    shape: Shape, config: PackConfig, processes: ComposingProcesses, file: InputFile, part: Slice
+) -> Iterator[Records]:
+    """Rendered elsewhere, but read in this process, whose stdin it is."""
+    from packer_cli.supervised.documents import placed  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.supervised.turns import UndecidableError  # noqa: PLC0415
+
+    for records in reader_for(file.format).read(file, part, shape, config):
+        try:
+            yield processes.compose(records)
+        except UndecidableError as error:
+            raise placed(error, file) from error
 
 
 def _composer_parts(
@@ -207,7 +234,7 @@ def _composer_parts(
     from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
 
     end_tokens = tuple(files.added_tokens) if files else ()
-    source = template[0] if template else None
+    source = template[0] if template and _renders(shape, config) else None
     return shape, config, source, special_tokens(files), end_tokens
 
 
@@ -215,7 +242,7 @@ def _tokenizer(
     files: TokenizerFiles | None,
     config: PackConfig,
     options: RunOptions,
-    first_documents: list[str],
+    first_documents: Iterable[str],
     early: EarlyReference | None,
     notify: Notify,
 ) -> Tokenizer:
@@ -237,32 +264,38 @@ def framing_of(config: PackConfig) -> Framing:
     return Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
 
 
-def encode_again(
+def source_again(
     shape: Shape, config: PackConfig, tokenizer: Tokenizer | None, files: TokenizerFiles | None
-) -> Encode:
-    """What makes tokens of records as readers give them, whatever the shape: to compare."""
+) -> Source:
+    """Makes tokens of records as readers give them, whatever the shape: to compare.
+
+    `tokenizer` stays its caller's to close.
+    """
+    read = partial(_plain_read, shape, config)
     if not shape.is_supervised or tokenizer is None:
-        return plain_encoder(tokenizer)
+        return Source(read, plain_encoder(tokenizer))
     # jinja2 is slow
-    from packer_cli.supervised.documents import make_composer, placed  # noqa: PLC0415
+    from packer_cli.supervised.documents import placed  # noqa: PLC0415
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
+    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
     from packer_cli.supervised.turns import UndecidableError  # noqa: PLC0415
 
     found = find_template(config.chat_template, files)
-    composer = make_composer(*_composer_parts(shape, config, files, found))
-    encode = SupervisedEncoder(lambda: composer, tokenizer)
+    parts = _composer_parts(shape, config, files, found)
+    processes = ComposingProcesses(SECONDS_PER_RECORD, *parts)
+    encode = SupervisedEncoder(processes.render, config.max_length, tokenizer)
 
-    def again(
+    def compose_and_encode(
         records: Records, file: InputFile, counts: Counts
     ) -> tuple[TokenBatch, list[BadRecord]]:
         try:
-            composed = composer.compose(records)
+            composed = processes.compose(records)
         except UndecidableError as error:
             raise placed(error, file) from error
         return encode(composed, file, counts)
 
-    return again
+    return Source(read, compose_and_encode, None, processes)
 
 
 def _beginning(file: InputFile) -> Slice:
@@ -280,10 +313,12 @@ def _first_texts(file: InputFile, shape: Shape, config: PackConfig) -> list[str]
     return []
 
 
-def _first_composed(file: InputFile, composer: Composer) -> list[str]:
+def _first_composed(file: InputFile, read: Read) -> Iterator[str]:
     """The same for records that must be composed first; only where a few can be read alone."""
-    if file.format != "jsonl" or file.path == STDIN:
-        return []
-    for records in composer.read(file, _beginning(file)):
-        return records.texts or []
-    return []
+    if _has_first(file):
+        for records in read(file, _beginning(file)):
+            yield from records.texts or []
+
+
+def _has_first(file: InputFile) -> bool:
+    return file.format == "jsonl" and file.path != STDIN

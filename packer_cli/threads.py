@@ -8,18 +8,26 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from packer_cli.errors import Interrupted
+from packer_cli.interrupts import as_flag
 
 # What a task leaves to other threads must end, too, before all is done.
 Task = Callable[[], Iterable[Future[Any]] | None]
+_LOOK_SECONDS = 0.2  # between two looks for Ctrl-C
 
 
-def run_all(tasks: Iterable[Task], workers: int, stop: threading.Event) -> None:
+def run_all(
+    tasks: Iterable[Task],
+    workers: int,
+    stop: threading.Event,
+    end_waits: Callable[[], None] = lambda: None,
+) -> None:
     """Run the tasks on threads; on the first failure or Ctrl-C set `stop` and raise.
 
-    The tasks that still run then are waited for, so they must look at `stop`.
+    The tasks that still run then are waited for, so they must look at `stop`; `end_waits` is
+    called to end what they may be waiting for.
     """
     queue = iter(tasks)
-    with ThreadPoolExecutor(workers, thread_name_prefix="packer") as pool:
+    with as_flag() as interrupted, ThreadPoolExecutor(workers, "packer") as pool:
         running: set[Future[Iterable[Future[Any]] | None]] = set()
         left: set[Future[Any]] = set()
         try:
@@ -28,9 +36,10 @@ def run_all(tasks: Iterable[Task], workers: int, stop: threading.Event) -> None:
                     running.add(pool.submit(task))
                 if not running and not left:
                     return
-                # a timeout lets the main thread see signals while it waits
                 waited: list[Future[Any]] = [*running, *left]
-                finished = wait(waited, timeout=0.5, return_when=FIRST_COMPLETED).done
+                finished = wait(waited, _LOOK_SECONDS, FIRST_COMPLETED).done
+                if interrupted():
+                    raise Interrupted("interrupted")
                 for future in left & finished:
                     future.result()
                 left -= finished
@@ -39,6 +48,7 @@ def run_all(tasks: Iterable[Task], workers: int, stop: threading.Event) -> None:
                 running -= finished
         except BaseException as error:
             stop.set()  # before the pool waits for the tasks still running
+            end_waits()
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("interrupted") from None
             raise

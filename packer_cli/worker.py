@@ -56,6 +56,7 @@ class Worker:
         """`units`: those that it will be asked for, at least one. Raises UsageError."""
         self._source = prepare(run, chosen, units, options, early, notify)
         self._rejected, self._counting = 0, threading.Lock()
+        self._resumable = run.resumable
         tokenizer, self._notify = self._source.tokenizer, notify
         self.max_length = run.config.max_length
         pad = tokenizer.info.pad_token_id if tokenizer else 0
@@ -85,6 +86,8 @@ class Worker:
                 self._stop_if_asked()
                 lost += 1
                 what = f"unit {unit.index} ({_place(unit, self._job.files)}): {error.message}"
+                if not self._resumable:  # what was read of stdin is gone
+                    raise DataError(what, error.tip) from error
                 if lost == _ATTEMPTS:
                     raise DataError(
                         f"{what}, {_ATTEMPTS} times",
@@ -151,6 +154,10 @@ class Worker:
 
     def pack_and_commit(self, unit: WorkUnit) -> None:
         self.commit(self.pack(unit))
+
+    def stop(self) -> None:
+        """End the processes that `pack` may wait for; `close` is still to be called."""
+        self._source.stop()
 
     def close(self) -> None:
         self._source.close()

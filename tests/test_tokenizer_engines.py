@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import EOS
 
 from packer_cli import tokenization
-from packer_cli.errors import DataError, InternalError, UsageError
+from packer_cli.errors import InternalError, UsageError
 from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization import engines, load_tokenizer
 from packer_cli.tokenization.agreement import BATTERY, differs_at_start
@@ -252,15 +252,6 @@ def test_the_reference_process_answers_like_the_reference_and_ends() -> None:
     assert process.describe(tokens) == reference.describe(tokens)
     process.close()
     assert process._child._process.poll() is not None
-
-
-def test_the_end_of_the_reference_process_is_noticed() -> None:
-    process = ReferenceProcess(_json(tiny.byte_level()))
-    process.encode(["a"])
-    process._child._process.kill()
-    with pytest.raises(DataError, match="ReferenceEngine was ended from outside"):
-        process.encode(["a"])
-    process.close()
 
 
 def test_modules_in_the_current_directory_are_not_imported(data: Path) -> None:

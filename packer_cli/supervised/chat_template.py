@@ -230,6 +230,7 @@ class ChatTemplate:
         environment.globals |= {
             "raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": _Dict(),
         }  # fmt: skip
+        del environment.globals["lipsum"]  # other text every time, and as much as it is asked for
         self.source = source
         self._special_tokens = special_tokens
         try:
@@ -275,4 +276,6 @@ class ChatTemplate:
             raise RefusedError(f"the chat template fails on it: {error}") from error
         except RecursionError:
             raise RefusedError("the chat template fails on it: nested too deeply") from None
+        except MemoryError:
+            raise RefusedError("the chat template runs out of memory on it") from None
         return Rendering("".join(blocks), tracker.turns, tracker.generated)

@@ -85,13 +85,19 @@ class Composer:
             except UndecidableError as error:
                 raise placed(error, file) from error
 
-    def compose(self, records: Records) -> Records:
-        """Records that cannot be a document join `bad`. Raises UndecidableError."""
+    def compose(
+        self, records: Records, begin: Callable[[int], None] = lambda position: None
+    ) -> Records:
+        """Records that cannot be a document join `bad`. Raises UndecidableError.
+
+        `begin` hears the position of each record before it is composed; it may raise RefusedError.
+        """
         documents: list[Document] = []
         bad = list(records.bad)
         kept = np.ones(len(records.positions), bool)
         for i, fields in enumerate(records.fields or []):
             try:
+                begin(int(records.positions[i]))
                 documents.append(self.document(fields))
             except (MalformedError, RefusedError) as error:
                 kept[i] = False

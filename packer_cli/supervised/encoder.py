@@ -13,14 +13,18 @@ from packer_cli.records import BadRecord, InputFile, Records, TokenBatch
 from packer_cli.tokenization import Tokenizer
 
 if TYPE_CHECKING:
-    from packer_cli.supervised.documents import Composer
+    from packer_cli.supervised.documents import Conversation, Document
 
 
 class SupervisedEncoder:
     """An `encoding.Encode`. Safe to share between threads."""
 
-    def __init__(self, composer: Callable[[], Composer], tokenizer: Tokenizer) -> None:
-        self._composer = composer
+    def __init__(
+        self, render: Callable[[Conversation], Document], max_length: int, tokenizer: Tokenizer
+    ) -> None:
+        """`render` as in Composer, for conversations that are to be shortened."""
+        self._render = render
+        self._max_length = max_length
         self._tokenizer = tokenizer
 
     def __call__(
@@ -35,10 +39,9 @@ class SupervisedEncoder:
             from packer_cli.supervised.shorten import shorten  # noqa: PLC0415
             from packer_cli.supervised.turns import UndecidableError  # noqa: PLC0415
 
-            composer, talks = self._composer(), records.conversations
-            length = composer.config.max_length
+            talks, length = records.conversations, self._max_length
             try:
-                batch, loss = shorten(batch, talks, composer, self._tokenizer, length)
+                batch, loss = shorten(batch, talks, self._render, self._tokenizer, length)
             except UndecidableError as error:
                 raise placed(error, file) from error
             counts.add_loss(loss)

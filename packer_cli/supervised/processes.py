@@ -3,57 +3,136 @@
 Rendering holds the GIL, and is most of the work on conversations; so is loading a tokenizer, a
 third of a second. Each worker has a child that reads its slices and gives texts and spans; the
 first ones begin before the tokenizer is loaded.
+
+And a template is a program: what it may take is limited (`limits.py`), and a child that it has
+brought down is replaced. The new one passes over the record, and over what is done already.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from packer_cli.child import Child
+from packer_cli.child import Child, LostChildError
+from packer_cli.errors import Interrupted, UsageError
 from packer_cli.records import InputFile, Records, Slice
+from packer_cli.supervised.limits import TEMPLATE, TIME_IS_UP
 
-_MAKE = "packer_cli.supervised.documents:make_composer"
+if TYPE_CHECKING:
+    from packer_cli.supervised.documents import Conversation, Document
+
+_MAKE = "packer_cli.supervised.renderer:Renderer"
 _Request = tuple[InputFile, Slice]
 
 
 class ComposingProcesses:
-    """`Composer.read` of children. Thread-safe; each reader has a child of its own."""
+    """`Composer` in children. Thread-safe; each reader has a child of its own.
 
-    def __init__(self, *composer: Any) -> None:
-        """`composer`: the arguments of `make_composer`."""
+    All methods raise LostChildError when a child is lost that was within its limits, UsageError
+    when the template takes too long by itself, and Interrupted once `stop` was called.
+    """
+
+    def __init__(self, seconds: float, *composer: Any) -> None:
+        """`seconds`: for each record; `composer`: the arguments of `make_composer`."""
+        self._seconds = seconds
         self._composer = composer
         self._lock = threading.Lock()
+        self._stopped = False
         self._idle: list[Child] = []
         self._ahead: dict[_Request, Child] = {}
         self._all: list[Child] = []
 
     def start(self, file: InputFile, part: Slice) -> None:
         """Begin to read a slice that `read` will ask for."""
-        child = self._child()
-        child.begin("read", file, part)
+        child = self._begun("read", file, part, 0, {})
         with self._lock:
             self._ahead[file, part] = child
 
     def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
+        """The records of a slice with texts and spans in the place of fields."""
         with self._lock:
             child = self._ahead.pop((file, part), None)
-        if child is None:
-            child = self._child()
-            child.begin("read", file, part)
-        yield from child.items()
-        with self._lock:  # not after a failure: it may have more to say
-            self._idle.append(child)
+        done, refused = 0, dict[int, str]()
+        while True:
+            child = child or self._begun("read", file, part, done, refused)
+            try:
+                for records in child.items():
+                    done += 1
+                    yield records
+            except LostChildError as error:
+                refused |= self._too_slow(child, error)
+                child = None
+            else:
+                self._release(child)
+                return
+
+    def compose(self, records: Records) -> Records:
+        """The same for records that were read here."""
+        refused = dict[int, str]()
+        while True:
+            child = self._begun("compose", records, refused)
+            try:
+                composed: Records = child.answer()
+            except LostChildError as error:
+                refused |= self._too_slow(child, error)
+            else:
+                self._release(child)
+                return composed
+
+    def render(self, conversation: Conversation) -> Document:
+        """The document of one conversation. Raises RefusedError."""
+        from packer_cli.supervised.chat_template import RefusedError  # noqa: PLC0415 jinja2 is slow
+
+        child = self._begun("render", conversation)
+        try:
+            document: Document | str = child.answer()
+        except LostChildError as error:
+            [document] = self._too_slow(child, error).values()
+        else:
+            self._release(child)
+        if isinstance(document, str):
+            raise RefusedError(document)
+        return document
+
+    def stop(self) -> None:
+        """End all children now, for good, whoever waits for them."""
+        with self._lock:
+            self._stopped = True
+            for child in self._all:
+                child.kill()
 
     def close(self) -> None:
+        """The same, when nobody waits for them any more."""
+        self.stop()
         for child in self._all:
             child.close()
 
-    def _child(self) -> Child:
+    def _begun(self, method: str, *arguments: Any) -> Child:
+        """A child that was asked that."""
         with self._lock:
+            if self._stopped:
+                raise Interrupted("stopped")
             if self._idle:
-                return self._idle.pop()
-            child = Child(_MAKE, *self._composer)
-            self._all.append(child)
-            return child
+                child = self._idle.pop()
+            else:
+                child = Child(_MAKE, self._seconds, *self._composer)
+                self._all.append(child)
+        child.begin(method, *arguments)
+        return child
+
+    def _release(self, child: Child) -> None:
+        with self._lock:  # not after a failure: it may have more to say
+            self._idle.append(child)
+
+    def _too_slow(self, child: Child, error: LostChildError) -> dict[int, str]:
+        """The record whose time was up, and what is to be said of it; else the error is raised."""
+        if error.code != -TIME_IS_UP:
+            raise error
+        took = f"takes more than {self._seconds:g} s (--max-seconds-per-record)"
+        if child.noted == TEMPLATE:
+            raise UsageError(
+                f"the chat template {took} for a question and its answer",
+                "mend the template, or name another one with --chat-template",
+            ) from error
+        return {child.noted: f"the chat template {took}"}

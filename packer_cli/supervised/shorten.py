@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,15 +11,16 @@ import numpy as np
 from packer_cli.fitting import Loss
 from packer_cli.records import Spans, TokenBatch, UInt8, UInt32
 from packer_cli.supervised.chat_template import RefusedError
-from packer_cli.supervised.documents import Composer, Conversation, Document, byte_spans
+from packer_cli.supervised.documents import Conversation, Document, byte_spans
 from packer_cli.supervised.turns import UndecidableError
 from packer_cli.tokenization import Tokenizer
 
 _Tokens = tuple[UInt32, UInt8 | None]
+_Render = Callable[[Conversation], Document]  # raises RefusedError
 
 
 def shorten(
-    batch: TokenBatch, conversations: list[Conversation | None], composer: Composer,
+    batch: TokenBatch, conversations: list[Conversation | None], render: _Render,
     tokenizer: Tokenizer, max_length: int,
 ) -> tuple[TokenBatch, Loss]:  # fmt: skip
     """The batch with conversations of more than max_length tokens shortened, and what they lost.
@@ -34,7 +36,7 @@ def shorten(
         tried: dict[int, Document] = {}
         for i, search in searches.items():
             try:
-                document = search.next(composer)
+                document = search.next(render)
             except UndecidableError as error:
                 error.position = int(batch.position[i])
                 raise
@@ -64,7 +66,7 @@ class _Search:
         self._low, self._high, self._step = 0, len(users), 1  # the answer is in low..high
         self._asked = self._tried = 0
 
-    def next(self, composer: Composer) -> Document | None:
+    def next(self, render: _Render) -> Document | None:
         """What is to be tried next; None when the search is over."""
         while self._low < self._high:
             middle = (self._low + self._high) // 2
@@ -72,7 +74,7 @@ class _Search:
             for number in range(self._asked, self._high):
                 self._tried = number
                 try:
-                    return composer.render(self._without(self._users[number]))
+                    return render(self._without(self._users[number]))
                 except RefusedError:  # the template may insist on leaving out more
                     continue
             self._high = self._asked

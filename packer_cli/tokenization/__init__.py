@@ -10,7 +10,7 @@ So neither is ever there twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -178,7 +178,7 @@ def load_tokenizer(
     *,
     backend: str = "auto",
     framing: Framing = Framing(),
-    first_documents: list[str] | None = None,
+    first_documents: Iterable[str] = (),
     early: EarlyReference | None = None,
     notify: Callable[[str], None] = lambda message: None,
 ) -> Tokenizer:
@@ -191,7 +191,7 @@ def load_tokenizer(
     try:
         if backend == "tokenizers":
             return _on_reference(files, describe)
-        tokenizer, problem = _on_fast(files, describe, first_documents or [], early)
+        tokenizer, problem = _on_fast(files, describe, first_documents, early)
         if tokenizer is not None:
             return tokenizer
         if backend == "gigatoken":
@@ -212,7 +212,7 @@ def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
 def _on_fast(
     files: TokenizerFiles,
     describe: _Describe,
-    documents: list[str],
+    documents: Iterable[str],
     early: EarlyReference | None,
 ) -> tuple[Tokenizer | None, str]:
     """(tokenizer, "") or (None, why the fast engine cannot be used)."""

@@ -7,6 +7,8 @@ batch is compared; a difference then stops the run, because rows already written
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from packer_cli.tokenization.engines import Engine
@@ -29,7 +31,7 @@ BATTERY = [
 
 
 def differs_at_start(
-    fast: Engine, reference: Engine, added_tokens: list[str], documents: list[str]
+    fast: Engine, reference: Engine, added_tokens: list[str], documents: Iterable[str]
 ) -> str | None:
     """The first text on which the engines differ (shortened), or None when they agree."""
     texts = [*BATTERY, *(f"a{token}b {token} {token}\n" for token in added_tokens)]

@@ -16,6 +16,8 @@ from packer_cli.errors import InternalError
 from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization.engines import Description, ReferenceEngine
 
+_ATTEMPTS = 3
+
 
 class ReferenceProcess:
     """`ReferenceEngine` in a child; `check` does not wait for the answer. Thread-safe."""
@@ -62,12 +64,7 @@ class ReferenceProcess:
     def _settle(self) -> None:
         text, self._pending = self._pending, None
         if text is not None:
-            try:
-                ids, _ = self._child.answer()
-            except LostChildError:  # out of memory, perhaps; a sample must not be passed over
-                self._child.close()
-                self._child = Child(REFERENCE_ENGINE, self._json)
-                ids, _ = self._child.ask("encode", [text])
+            ids, _ = self._answer("encode", [text])
             if ids.tobytes() != self._expected.tobytes():
                 self._difference = InternalError(
                     f"the engines gigatoken and tokenizers differ on the text {text[:80]!r}",
@@ -79,4 +76,18 @@ class ReferenceProcess:
     def _ask(self, name: str, argument: object) -> Any:
         with self._lock:
             self._settle()
-            return self._child.ask(name, argument)
+            self._child.begin(name, argument)
+            return self._answer(name, argument)
+
+    def _answer(self, name: str, argument: object) -> Any:
+        """The answer to that. A child that is lost, out of memory perhaps, is replaced and asked
+        again: no sample must be passed over.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._child.answer()
+            except LostChildError:
+                self._child.close()
+                self._child = Child(REFERENCE_ENGINE, self._json)
+                self._child.begin(name, argument)
+        return self._child.answer()

@@ -35,7 +35,7 @@ from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile, Records, Slice
 from packer_cli.shapes import Shape
 from packer_cli.shards import digest
-from packer_cli.source import TEMPLATE, encode_again
+from packer_cli.source import TEMPLATE, source_again
 from packer_cli.threads import run_all
 from packer_cli.unit import Job
 from packer_cli.verify.documents import Documents
@@ -92,8 +92,8 @@ def compare_inputs(
     with closing(tokenizer) if tokenizer else nullcontext():
         template = TEMPLATE if is_file(packed, TEMPLATE) else None
         used = replace(config, chat_template=template and str(path_of(packed, template)))
-        encode = encode_again(shape, used, tokenizer, tokenizer_files)
-        comparison = _Comparison(packed, config, shape, encode, files, findings, stop)
+        source = source_again(shape, used, tokenizer, tokenizer_files)
+        comparison = _Comparison(packed, config, shape, source.encode, files, findings, stop)
         if everything:
             tasks = comparison.of_everything(notify)
         else:
@@ -101,7 +101,8 @@ def compare_inputs(
             tasks = comparison.of_sample(
                 wanted, draws(manifest, set(files), wanted, sample or 0, seed), seed
             )
-        run_all(tasks, workers, stop)
+        with closing(source):
+            run_all(tasks, workers, stop, source.stop)
         if tokenizer:
             tokenizer.finish()
 

@@ -1,0 +1,63 @@
+"""Ctrl-C and SIGTERM: an exception while the main thread works alone, a flag while others work.
+
+An exception out of a signal's handler may come between any two steps of what the main thread does,
+and leave a lock taken for which another thread then waits for ever. So who waits for threads does
+so inside `as_flag`, and looks at the flag.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def handled(handle: Callable[[int, Any], object]) -> Iterator[None]:
+    """Have both handled so; one that is ignored (nohup, `&` in a script) stays ignored."""
+    with ExitStack() as stack:
+        for number in NUMBERS:
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN and before is not None:
+                stack.callback(signal.signal, number, before)
+                signal.signal(number, handle)
+        yield
+
+
+class _Flag:
+    """A handler that only remembers."""
+
+    interrupted = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        self.interrupted = True
+
+
+@contextmanager
+def as_flag() -> Iterator[Callable[[], bool]]:
+    """Inside, what would raise KeyboardInterrupt makes the function that is given return True.
+
+    KeyboardInterrupt is raised at the end when there was a signal, and nothing else is raised.
+    """
+    handlers = [signal.getsignal(number) for number in NUMBERS]
+    for handler in handlers:
+        if isinstance(handler, _Flag):  # inside another one, which raises
+            yield lambda flag=handler: flag.interrupted  # type: ignore[misc]
+            return
+    flag = _Flag()
+    raising = [n for n, h in zip(NUMBERS, handlers, strict=True) if h is signal.default_int_handler]
+    if threading.current_thread() is not threading.main_thread():
+        raising = []  # nor are there any signals for it
+    for number in raising:
+        signal.signal(number, flag)
+    try:
+        yield lambda: flag.interrupted
+    finally:
+        for number in raising:
+            signal.signal(number, signal.default_int_handler)
+    if flag.interrupted:
+        raise KeyboardInterrupt

@@ -1,0 +1,101 @@
+"""Ctrl-C at the worst moments. What a signal leaves behind is tested where it is written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import check_directory, jsonl, packer, packer_script
+
+from packer_cli.interrupts import as_flag
+
+# A program that is packer, but has a Ctrl-C come while it holds locks of what other threads do.
+AMID_LOCKS = """
+import os, signal
+from concurrent.futures import _base
+from packer_cli import cli
+enter = _base._AcquireFutures.__enter__
+calls = 0
+def entered(self):
+    global calls
+    calls += 1
+    if calls != 3:
+        return enter(self)
+    for future in self.futures:
+        future._condition.acquire()
+    os.kill(os.getpid(), signal.SIGINT)
+    for i in range(1000):
+        pass  # by now an exception out of the handler is on its way
+_base._AcquireFutures.__enter__ = entered
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_interrupted_with_locks_taken(folder: Path, workers: int) -> None:
+    Path("a.jsonl").write_bytes(jsonl(*["some text"] * 40))
+    options = ["a.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out", "--unit-bytes", 1]
+    options += ["--workers", workers]
+    command = [sys.executable, "-c", AMID_LOCKS, "pack", *map(str, options)]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr[:20]) == (130, b"stopped: interrupted"), done.stderr
+    assert packer("pack", *options).exit_code == 0
+    check_directory("out")
+
+
+@pytest.mark.parametrize("module", ["packer_cli.cli", "typer", "packer_cli.early", "numpy"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_before_it_has_begun(folder: Path, module: str, number: signal.Signals) -> None:
+    Path("a.jsonl").write_bytes(jsonl("some text"))
+    Path("sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+    )
+    command = [packer_script(), "pack", "a.jsonl", "-l", "64", "-t", "bytes", "-o", "out"]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60, env=environment)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines), done.stdout) == (130, 2, b""), done.stderr
+    assert lines[0] == b"stopped: interrupted"
+    assert lines[1].startswith(b"tip: ")
+
+
+def test_what_a_shell_has_it_ignore_is_ignored(folder: Path) -> None:
+    Path("a.jsonl").write_bytes(jsonl("some text"))
+    code = AMID_LOCKS.replace("calls != 3", "calls != 1")
+    command = f'trap \'\' INT; exec {sys.executable} -c "$0" "$@"'
+    options = ["pack", "a.jsonl", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
+    done = subprocess.run(
+        ["sh", "-c", command, code, *options], capture_output=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    check_directory("out")
+
+
+def test_handlers_are_put_back(folder: Path) -> None:
+    Path("a.jsonl").write_bytes(jsonl("some text"))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert packer("pack", "a.jsonl", "-l", 64, "-t", "bytes", "-o", "out").exit_code == 0
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_flag_inside_a_flag() -> None:
+    def both() -> None:
+        with as_flag() as outer:
+            with as_flag() as inner:
+                assert (inner(), outer()) == (False, False)
+                os.kill(os.getpid(), signal.SIGINT)
+                assert (inner(), outer()) == (True, True)
+            assert outer()
+
+    with pytest.raises(KeyboardInterrupt):
+        both()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
