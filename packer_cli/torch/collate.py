@@ -69,7 +69,7 @@ def varlen_collate(
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
     found = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
-    found |= {"seq_idx": torch.from_numpy(_numbered(boundaries))}
+    found |= {"seq_idx": _numbered(boundaries, row=int(boundaries[-1]))}
     flat = {name: values.view(1, -1) for name, values in found.items()}
     return _named(flat | _boundaries(boundaries, longest), names)
 
@@ -210,10 +210,9 @@ def _tokens(batch: RowBatch, dtype: Any) -> dict[str, Any]:
 
 def _padded(batch: RowBatch, boundaries: Int32, dtype: Any) -> dict[str, Any]:
     """Everything [b, max_length]."""
-    numbers = _numbered(boundaries).reshape(-1, batch.max_length)
     return _tokens(batch, dtype) | {
         "position_ids": _positions(batch, boundaries, dtype),
-        "seq_idx": torch.from_numpy(numbers - numbers[:, :1]),
+        "seq_idx": _numbered(boundaries, batch.max_length).view(-1, batch.max_length),
     }
 
 
@@ -224,9 +223,11 @@ def _positions(batch: RowBatch, boundaries: Int32, dtype: Any) -> Any:
     return positions.view(-1, batch.max_length)
 
 
-def _numbered(boundaries: Int32) -> Int32:
-    """int32[T], the number of each place's document in the rows end to end."""
-    return np.repeat(np.arange(len(boundaries) - 1, dtype=np.int32), np.diff(boundaries))
+def _numbered(boundaries: Int32, row: int) -> Any:
+    """int32[T], the number of each place's document, counted anew every `row` places."""
+    begins = boundaries[:-1]
+    numbers = np.arange(len(begins)) - np.searchsorted(begins, begins // row * row)
+    return torch.from_numpy(np.repeat(numbers.astype(np.int32), np.diff(boundaries)))
 
 
 def _boundaries(boundaries: Int32, longest: int) -> dict[str, Any]:
