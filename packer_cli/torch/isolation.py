@@ -37,6 +37,11 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
     Raises UsageError also for a batch in which no row has two documents, or nothing says where they
     begin, and for a model whose logits differ where nothing was changed.
     """
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        raise UsageError(
+            "check_isolation: a batch is a dict with input_ids",
+            "give it the batch of a collator of packer_cli.torch",
+        )
     numbers = _document_numbers(batch)
     ids = batch["input_ids"]
     others = _other_tokens(ids)
@@ -106,7 +111,9 @@ def _logits(model: Any, batch: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     found = model(**batch)
     if hasattr(found, "logits"):
-        found = found.logits
+        return found.logits
+    if isinstance(found, Mapping):
+        return found["logits"]
     return found[0] if isinstance(found, tuple) else found
 
 

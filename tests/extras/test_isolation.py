@@ -16,6 +16,7 @@ from packer_cli.torch import (
     block_mask_collate,
     check_isolation,
     flash_attn_collate,
+    packed_collate_fn,
     padded_collate,
     separate_collate,
     varlen_collate,
@@ -137,6 +138,25 @@ def test_it_is_left_so_after_an_error() -> None:
         check_isolation(model, padded_collate(rows()) | {"past_key_values": 3, "use_cache": True})
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("wrong", [None, with_cache, with_a_mask])
+def test_with_gradient_checkpointing(wrong: Any) -> None:
+    model = llama().train()
+    model.gradient_checkpointing_enable()
+    batch = padded_collate(rows())
+    if wrong is None or wrong is with_cache:  # checkpointing turns the cache off
+        check_isolation(model, batch if wrong is None else wrong(batch))
+        return
+    with pytest.raises(UsageError, match=LEAK):
+        check_isolation(model, wrong(batch))
+
+
+def test_what_is_no_batch() -> None:
+    for wrong in (packed_collate_fn([[1, 2], [3]], max_length=4), {"labels": 1}, [1]):
+        with pytest.raises(UsageError, match="a batch is a dict with input_ids"):
+            check_isolation(llama(), wrong)
 
 
 def test_labels_are_not_looked_at() -> None:
