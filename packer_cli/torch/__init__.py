@@ -2,6 +2,7 @@
 
 PackedDataset, PackedSampler     a finished directory, and an order of its rows
 varlen_collate, ...              rows to a model's arguments
+check_isolation                  whether a model's documents see each other
 to_device                        batches to the GPU, ahead of the step that needs them
 PackingIterableDataset           documents packed while training reads them
 
@@ -24,10 +25,12 @@ from packer_cli.torch.collate import (
     flash_attn_collate,
     flex_block_mask,
     padded_collate,
+    separate_collate,
     varlen_collate,
 )
 from packer_cli.torch.dataset import PackedDataset
 from packer_cli.torch.device import to_device
+from packer_cli.torch.isolation import check_isolation
 from packer_cli.torch.packed_batch import PackedBatch, pack_result_to_tensors, packed_collate_fn
 from packer_cli.torch.sampler import PackedSampler
 from packer_cli.torch.streaming import PackingIterableDataset
@@ -38,11 +41,13 @@ __all__ = [
     "PackedSampler",
     "PackingIterableDataset",
     "block_mask_collate",
+    "check_isolation",
     "flash_attn_collate",
     "flex_block_mask",
     "pack_result_to_tensors",
     "packed_collate_fn",
     "padded_collate",
+    "separate_collate",
     "to_device",
     "varlen_collate",
 ]

@@ -1,55 +1,77 @@
 """Collators: packed rows to what a model takes, so that no document sees another.
 
-None of them gives a 2-D attention_mask: FlashAttention in transformers takes one as the word that
-rows are single, padded documents, and lets the documents in a row see each other. The padding at
-a row's end is a document of its own instead, which no label trains on. Models of transformers need
-use_cache=False: filling a cache, they do not look at positions, and documents see each other.
+`model(**batch)` is right as it is, whatever of these a model of transformers looks at:
 
-    varlen_collate      every row end to end, with boundaries: for FlashAttention; SDPA and
-                        FlexAttention in transformers find them by the positions
-    flash_attn_collate  the same under flash-attn's own names
-    padded_collate      rows as they are: for SDPA and FlexAttention in transformers. Not for
-                        FlashAttention, which looks at positions in a batch of one row only
-    block_mask_collate  rows with a mask, or the numbers to make one of: for any attention
+    use_cache                          False: filling a cache, models do not look at positions
+    position_ids                       restart in every document: SDPA, eager and FlexAttention
+    cu_seq_lens_q, max_length_q, ...   boundaries: FlashAttention, flash-linear-attention
+    seq_idx                            the number of a place's document: Mamba's and convolutions'
+                                       kernels; without these kernels transformers refuses it
 
-They take a `RowBatch` or a list of rows; all but `rows` is for functools.partial. `dtype` is that
-of input_ids, labels and position_ids: int64 is what losses take, int32 is half the bytes to a GPU
-for `to_device`, which widens them there. Labels that were stored shifted are `shift_labels`.
-Each raises UsageError for rows without input_ids or cu_seqlens, and for another dtype.
+None gives a 2-D attention_mask: FlashAttention in transformers takes one as the word that rows are
+single, padded documents, and lets the documents in a row see each other. The padding at a row's
+end is a document of its own instead, which no label trains on.
+
+    varlen_collate      every row end to end
+    padded_collate      rows as they are
+    block_mask_collate  rows with masks: for families that do not look at positions, and for models
+                        of your own
+    separate_collate    every document a row of its own: for any model, at the price of padding
+    flash_attn_collate  as varlen_collate, under flash-attn's own names
+
+They take a `RowBatch` or a list of rows; all but `rows` is for functools.partial:
+
+    dtype    of input_ids, labels and position_ids: int64 is what losses take, int32 is half the
+             bytes to a GPU for `to_device`, which widens them there
+    config   the model's: a collator that is none for it raises UsageError, see `suitable`
+    names    of what is given, for a model of your own that takes fewer; None: all
+
+Labels that were stored shifted are `shift_labels`. Each raises UsageError for rows without
+input_ids or cu_seqlens, for another dtype, and for `names` that it has not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from packer_cli._kernels import gathering
-from packer_cli.errors import one_of
-from packer_cli.records import Int32
+from packer_cli.config import PADDED_BOUNDARIES
+from packer_cli.errors import UsageError, one_of
+from packer_cli.records import IGNORED, Int32
+from packer_cli.torch.masks import attention_of, block_masks, dense_mask, flex_mask, text_config
 from packer_cli.torch.rows import RowBatch, row_batch
+from packer_cli.torch.suitable import check_suitable
 
 _TOKENS = ("input_ids", "labels", "shift_labels")
+_UNSAID: Any = object()
 
 
-def varlen_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
+def varlen_collate(
+    rows: Any,
+    *,
+    dtype: Any = torch.int64,
+    config: Any = None,
+    names: Sequence[str] | None = None,
+) -> dict[str, Any]:
     """The rows end to end, T = b * max_length tokens, in the names and types of transformers.
 
     input_ids, labels, position_ids  [1, T] of `dtype`; positions restart in every document
+    seq_idx                          int32[1, T], 0, 1, ... for each document
     cu_seq_lens_q, cu_seq_lens_k     int32[documents + 1], the same tensor
     max_length_q, max_length_k       int, the longest document
+    use_cache                        False
     """
+    check_suitable("varlen_collate", config)
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
     found = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
-    edges = torch.from_numpy(boundaries)
-    return {name: values.view(1, -1) for name, values in found.items()} | {
-        "cu_seq_lens_q": edges,
-        "cu_seq_lens_k": edges,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
+    found |= {"seq_idx": _numbered(boundaries, row=int(boundaries[-1]))}
+    flat = {name: values.view(1, -1) for name, values in found.items()}
+    return _named(flat | _boundaries(boundaries, longest), names)
 
 
 _FLASH_ATTN_NAMES = {
@@ -60,63 +82,123 @@ _FLASH_ATTN_NAMES = {
 }
 
 
-def flash_attn_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
+def flash_attn_collate(
+    rows: Any, *, dtype: Any = torch.int64, names: Sequence[str] | None = None
+) -> dict[str, Any]:
     """As `varlen_collate`, with the names of flash_attn_varlen_func: cu_seqlens_q, max_seqlen_q."""
     found = varlen_collate(rows, dtype=dtype)
-    return {_FLASH_ATTN_NAMES.get(name, name): value for name, value in found.items()}
+    return _named({_FLASH_ATTN_NAMES.get(name, name): v for name, v in found.items()}, names)
 
 
-def padded_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
-    """input_ids, labels, position_ids [b, max_length] of `dtype`; positions restart in every
-    document and in the padding.
+def padded_collate(
+    rows: Any,
+    *,
+    dtype: Any = torch.int64,
+    config: Any = None,
+    names: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """The rows as they are.
+
+    input_ids, labels, position_ids  [b, max_length] of `dtype`; positions restart in every
+                                     document and in the padding
+    seq_idx                          int32[b, max_length], 0, 1, ... in each row, the padding last
+    The rest as in `varlen_collate`: boundaries are those in the rows end to end, as FlashAttention
+    in transformers lays them.
     """
+    check_suitable("padded_collate", config)
     batch = row_batch(rows)
-    return _tokens(batch, dtype) | {"position_ids": _positions(batch, batch.boundaries()[0], dtype)}
+    boundaries, longest = batch.boundaries()
+    return _named(_padded(batch, boundaries, dtype) | _boundaries(boundaries, longest), names)
 
 
 def block_mask_collate(
-    rows: Any, *, form: str = "mask", mask_dtype: Any = torch.bool, dtype: Any = torch.int64
+    rows: Any,
+    *,
+    config: Any = _UNSAID,
+    form: str = "mask",
+    mask_dtype: Any = None,
+    dtype: Any = torch.int64,
+    names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """As `padded_collate`, with what says who may see whom.
 
-    form "mask"       attention_mask [b, 1, max_length, max_length], for SDPA: True where a query
-                      may look. With a floating `mask_dtype` 0 there and its lowest elsewhere,
-                      which is added to scores: eager attention in transformers adds whatever it
-                      gets, so never give it the boolean one. max_length squared bytes a row.
-    form "documents"  document_ids int32[b, max_length]: 0, 1, ... in each row, the padding last.
-                      `flex_block_mask` makes FlexAttention's mask of them, on their device.
+    config  model.config: masks have its sliding windows and chunks, which a mask replaces. None for
+            a model of your own without any: the batch then has input_ids, labels, position_ids and
+            the mask. One of them must be given.
 
-    Raises UsageError for another form.
+    form "mask"       attention_mask [b, 1, max_length, max_length]: True where a query may look,
+                      for SDPA. With a floating `mask_dtype` 0 there and its lowest elsewhere, which
+                      eager attention in transformers adds to scores; None takes what the config's
+                      attention needs. Where layers differ, a dict of such masks by kind of layer,
+                      as models of transformers take it. max_length squared bytes a row and mask.
+    form "documents"  document_ids int32[b, max_length]: 0, 1, ... in each row, the padding last.
+                      `flex_block_mask` makes FlexAttention's masks of them, on their device.
+
+    Raises UsageError for another form, without config, and for a config whose attention takes no
+    such mask or has layers of a kind that is not known.
     """
-    batch = row_batch(rows)
     if form not in ("mask", "documents"):
         raise one_of("form", form, ("mask", "documents"))
-    boundaries, _ = batch.boundaries()
-    found = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
-    documents = _document_ids(batch, boundaries)
+    if config is _UNSAID:
+        raise _needs_config("block_mask_collate")
+    check_suitable("block_mask_collate", config, form)
+    batch = row_batch(rows)
+    boundaries, longest = batch.boundaries()
+    found = _padded(batch, boundaries, dtype)
+    documents = found.pop("seq_idx")
+    if config is not None:
+        found |= {"seq_idx": documents} | _boundaries(boundaries, longest)
     if form == "documents":
-        return found | {"document_ids": documents}
-    allowed = (documents[:, None, :, None] == documents[:, None, None, :]).tril_()
-    if mask_dtype != torch.bool:
-        lowest = torch.finfo(mask_dtype).min
-        allowed = torch.zeros(allowed.shape, dtype=mask_dtype).masked_fill_(~allowed, lowest)
-    return found | {"attention_mask": allowed}
+        return _named(found | {"document_ids": documents}, names)
+    kind = _mask_dtype(config) if mask_dtype is None else mask_dtype
+    masks = block_masks(documents, config, lambda *rule: _added(dense_mask(*rule), kind))
+    return _named(found | {"attention_mask": masks}, names)
 
 
-def flex_block_mask(document_ids: Any) -> Any:
-    """FlexAttention's BlockMask: causal within each document.
+def flex_block_mask(document_ids: Any, *, config: Any = _UNSAID) -> Any:
+    """FlexAttention's BlockMask: causal within each document, with a model's windows and chunks.
 
     document_ids  int [b, length], on the device that attends. transformers takes the result as
-    attention_mask with attn_implementation="flex_attention".
+                  attention_mask with attn_implementation="flex_attention"
+    config        model.config, or None for a model of your own without windows. Where layers
+                  differ, the result is a dict of masks by kind of layer
+
+    Raises UsageError without config, and for layers of a kind that is not known.
     """
-    from torch.nn.attention.flex_attention import create_block_mask  # noqa: PLC0415 slow
+    if config is _UNSAID:
+        raise _needs_config("flex_block_mask")
+    return block_masks(document_ids, config, flex_mask)
 
-    def visible(row: Any, head: Any, query: Any, key: Any) -> Any:
-        same = document_ids[row, query] == document_ids[row, key]
-        return same & (query >= key)
 
-    rows, length = document_ids.shape
-    return create_block_mask(visible, rows, None, length, length, device=document_ids.device)
+def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
+    """Every document a row of its own, for models that look at no boundaries of any kind.
+
+    input_ids, labels, position_ids  [documents, longest] of `dtype`, padded at the end with 0 and
+                                     labels of -100; positions count on
+    use_cache                        False
+
+    The rows' own padding is left out. One long document among many short ones makes a large batch:
+    documents * longest tokens.
+    """
+    batch = row_batch(rows)
+    edges = _documents(batch)
+    longest = int((edges[:, 1] - edges[:, 0]).max())
+    places = edges[:, :1] + np.arange(longest)
+    inside = torch.from_numpy(places < edges[:, 1:])
+    places = torch.from_numpy(places).clamp_(max=len(batch) * batch.max_length - 1)
+    found = {
+        name: torch.where(inside, values.reshape(-1)[places], IGNORED if "labels" in name else 0)
+        for name, values in _tokens(batch, dtype).items()
+    }
+    positions = torch.arange(longest, dtype=dtype).expand(len(edges), longest).contiguous()
+    return found | {"position_ids": positions, "use_cache": False}
+
+
+def _needs_config(what: str) -> UsageError:
+    return UsageError(
+        f"{what} does not know the model's windows, which its mask replaces",
+        "config=model.config; config=None for a model of your own that has none",
+    )
 
 
 def _tokens(batch: RowBatch, dtype: Any) -> dict[str, Any]:
@@ -126,6 +208,14 @@ def _tokens(batch: RowBatch, dtype: Any) -> dict[str, Any]:
     return {name: batch.columns[name].to(dtype) for name in _TOKENS if name in batch.columns}
 
 
+def _padded(batch: RowBatch, boundaries: Int32, dtype: Any) -> dict[str, Any]:
+    """Everything [b, max_length]."""
+    return _tokens(batch, dtype) | {
+        "position_ids": _positions(batch, boundaries, dtype),
+        "seq_idx": _numbered(boundaries, batch.max_length).view(-1, batch.max_length),
+    }
+
+
 def _positions(batch: RowBatch, boundaries: Int32, dtype: Any) -> Any:
     """Positions [b, max_length] in each document, as the column position_ids has them."""
     positions = torch.empty(int(boundaries[-1]), dtype=dtype)
@@ -133,9 +223,49 @@ def _positions(batch: RowBatch, boundaries: Int32, dtype: Any) -> Any:
     return positions.view(-1, batch.max_length)
 
 
-def _document_ids(batch: RowBatch, boundaries: Int32) -> Any:
-    """int32[b, max_length], the number of each place's document in its row."""
-    over_all = np.repeat(
-        np.arange(len(boundaries) - 1, dtype=np.int32), np.diff(boundaries)
-    ).reshape(-1, batch.max_length)
-    return torch.from_numpy(over_all - over_all[:, :1])
+def _numbered(boundaries: Int32, row: int) -> Any:
+    """int32[T], the number of each place's document, counted anew every `row` places."""
+    begins = boundaries[:-1]
+    numbers = np.arange(len(begins)) - np.searchsorted(begins, begins // row * row)
+    return torch.from_numpy(np.repeat(numbers.astype(np.int32), np.diff(boundaries)))
+
+
+def _boundaries(boundaries: Int32, longest: int) -> dict[str, Any]:
+    edges = torch.from_numpy(boundaries)
+    return {
+        "cu_seq_lens_q": edges,
+        "cu_seq_lens_k": edges,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "use_cache": False,
+    }
+
+
+def _documents(batch: RowBatch) -> Any:
+    """int64[documents, 2], where each begins and ends in the rows end to end, padding left out."""
+    batch.boundaries()  # raises for what are none
+    own = batch.ragged.get(PADDED_BOUNDARIES) or batch.ragged["cu_seqlens"]
+    edges = [own[row].astype(np.int64) + row * batch.max_length for row in range(len(own))]
+    return np.concatenate([np.stack([one[:-1], one[1:]], axis=1) for one in edges])
+
+
+def _mask_dtype(config: Any) -> Any:
+    """What masks are of where nobody says: eager attention adds them, SDPA takes booleans."""
+    if config is None or attention_of(config) != "eager":
+        return torch.bool
+    kind = getattr(text_config(config), "dtype", None)
+    return kind if isinstance(kind, torch.dtype) and kind.is_floating_point else torch.float32
+
+
+def _added(seen: Any, dtype: Any) -> Any:
+    """A boolean mask as one of `dtype`: what is added to scores unless that is bool."""
+    if dtype == torch.bool:
+        return seen
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+def _named(batch: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+    for name in names or ():
+        if name not in batch:
+            raise one_of("names", name, batch)
+    return batch if names is None else {name: batch[name] for name in names}

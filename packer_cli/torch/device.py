@@ -50,23 +50,40 @@ def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator
     return _ahead(loader, device, depth)
 
 
-def _named(batch: Any) -> dict[str, Any]:
-    """A batch's values by name, of which none is made anew while they are sent."""
+def _named(batch: Any) -> dict[Any, Any]:
+    """A batch's values by name, of which none is made anew while they are sent.
+
+    Those of a dict in it, as masks of several kinds are, are by (name, name in the dict).
+    """
     if isinstance(batch, PackedBatch):
         return dict(vars(batch))
     if isinstance(batch, Mapping):
-        return dict(batch)
+        found: dict[Any, Any] = {}
+        for name, value in batch.items():
+            if isinstance(value, Mapping):
+                found |= {(name, inner): one for inner, one in value.items()}
+            else:
+                found[name] = value
+        return found
     raise UsageError(
         f"to_device: a batch is a {type(batch).__name__}, neither a dict nor a PackedBatch",
         "give the loader a collator of packer_cli.torch",
     )
 
 
-def _like(batch: Any, values: dict[str, Any]) -> Any:
-    return PackedBatch(**values) if isinstance(batch, PackedBatch) else values
+def _like(batch: Any, values: dict[Any, Any]) -> Any:
+    if isinstance(batch, PackedBatch):
+        return PackedBatch(**values)
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(name, tuple):
+            found.setdefault(name[0], {})[name[1]] = value
+        else:
+            found[name] = value
+    return found
 
 
-def _widened(batch: dict[str, Any]) -> dict[str, Any]:
+def _widened(batch: dict[Any, Any]) -> dict[Any, Any]:
     return {
         name: value.long() if name in _WIDENED and isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
@@ -78,7 +95,7 @@ def _ahead(loader: Iterable[Any], device: Any, depth: int) -> Iterator[dict[str,
         device = torch.device("cuda", torch.cuda.current_device())  # whichever is current later
         stream = torch.cuda.Stream()
         ring = deque(_Slot(stream) for _ in range(depth))
-    on_their_way: deque[tuple[Any, dict[str, Any], Any]] = deque()
+    on_their_way: deque[tuple[Any, dict[Any, Any], Any]] = deque()
     for batch in loader:
         ring.rotate(-1)
         on_their_way.append((batch, *ring[0].send(_named(batch), device)))
@@ -88,7 +105,7 @@ def _ahead(loader: Iterable[Any], device: Any, depth: int) -> Iterator[dict[str,
         yield _arrived(*on_their_way.popleft(), device)
 
 
-def _arrived(batch: Any, sent: dict[str, Any], copied: Any, device: Any) -> Any:
+def _arrived(batch: Any, sent: dict[Any, Any], copied: Any, device: Any) -> Any:
     step = torch.cuda.current_stream(device)
     step.wait_event(copied)
     for value in sent.values():
@@ -103,9 +120,9 @@ class _Slot:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._copied = torch.cuda.Event()
-        self._buffers: dict[str, Any] = {}
+        self._buffers: dict[Any, Any] = {}
 
-    def send(self, batch: dict[str, Any], device: Any) -> tuple[dict[str, Any], Any]:
+    def send(self, batch: dict[Any, Any], device: Any) -> tuple[dict[Any, Any], Any]:
         """Start copying; (the batch on the device, the event that says it is there)."""
         self._copied.synchronize()
         sent: dict[int, Any] = {}  # by the tensor: cu_seq_lens_q and _k are one
@@ -122,7 +139,7 @@ class _Slot:
             self._copied.record()
         return found, self._copied
 
-    def _pinned(self, name: str, value: Any) -> Any:
+    def _pinned(self, name: Any, value: Any) -> Any:
         """The value in the buffer of this name, which grows when it is too small."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.dtype != value.dtype or buffer.numel() < value.numel():

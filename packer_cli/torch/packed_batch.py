@@ -65,16 +65,15 @@ def packed_collate_fn(
 ) -> PackedBatch:
     """A collator. Packed rows become a PackedBatch; documents are packed first.
 
-    examples    packed rows, of `PackedDataset` or `PackingIterableDataset`; or documents: sequences
-                of token ids, or {"input_ids": ..., "labels": ...} with unshifted labels or none
+    examples    packed rows, of `PackedDataset`, `PackingIterableDataset` or `packer_cli.hf`: dicts
+                with cu_seqlens or position_ids; or documents: sequences of token ids, or
+                {"input_ids": ..., "labels": ...} with unshifted labels or none
     max_length  of the rows that documents are packed into, as many as it takes; the other options
                 as in `plan_packing`. functools.partial gives them to a DataLoader
 
     Raises UsageError for documents without max_length, and what plan_packing raises.
     """
-    if isinstance(examples, RowBatch) or (
-        len(examples) and isinstance(examples[0], Mapping) and "cu_seqlens" in examples[0]
-    ):
+    if isinstance(examples, RowBatch) or any(map(_is_row, examples)):
         return _of_rows(row_batch(examples))
     if max_length is None:
         raise UsageError(
@@ -105,6 +104,13 @@ def pack_result_to_tensors(
     """
     rows = fill_plan(plan, token_ids, labels=labels, pad_token_id=pad_token_id)
     return _of_rows(batch_of_rows(rows))
+
+
+def _is_row(example: Any) -> bool:
+    """Whether it says where documents begin in it, as rows do, those of `packer_cli.hf` too."""
+    return isinstance(example, Mapping) and not example.keys().isdisjoint(
+        ("cu_seqlens", "position_ids")
+    )
 
 
 def documents_of(examples: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:

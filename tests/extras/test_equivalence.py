@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import packer, recover_documents
-from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
+from stand_ins import pretend_flash_attention
+from torch.nn.functional import cross_entropy, pad
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-from transformers import modeling_flash_attention_utils as flash_utils
 from transformers.utils import is_flash_attn_2_available
 
 from packer_cli import open_packed
@@ -44,22 +43,22 @@ Collate = Callable[[Any], Batch]
 
 
 def block_mask(rows: Any) -> Batch:
-    return block_mask_collate(rows)
+    return block_mask_collate(rows, config=None)
 
 
 def additive_mask(rows: Any) -> Batch:
-    return block_mask_collate(rows, mask_dtype=torch.float32)
+    return block_mask_collate(rows, config=None, mask_dtype=torch.float32)
 
 
 def flex_documents(rows: Any) -> Batch:
-    batch = block_mask_collate(rows, form="documents")
-    return batch | {"attention_mask": flex_block_mask(batch.pop("document_ids"))}
+    batch = block_mask_collate(rows, config=None, form="documents")
+    return batch | {"attention_mask": flex_block_mask(batch.pop("document_ids"), config=None)}
 
 
 def positions_alone(rows: Any) -> Batch:
     """What is left of varlen_collate for who knows no boundaries: they follow from positions."""
-    batch = varlen_collate(rows)
-    return {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
+    names = ("input_ids", "labels", "position_ids", "use_cache")
+    return varlen_collate(rows, names=names)
 
 
 # (collator, attn_implementation)
@@ -172,7 +171,7 @@ def check(kind: str, attention: str, directory: Path, collate: Collate) -> None:
     dataset = PackedDataset(directory)
     batch = moved(collate(dataset.__getitems__(range(len(dataset)))), device)
     with torch.set_grad_enabled(learns):
-        found = model.to(device)(**batch, use_cache=False)
+        found = model.to(device)(**batch)
     assert found.loss.item() == pytest.approx(mean, abs=LOSS)  # first, for labels that are wrong
     each = losses(found.logits, batch["labels"])
     trained = pad(batch["labels"], (0, 1), value=-100)[..., 1:].flatten() != -100
@@ -195,7 +194,7 @@ def test_packed_equals_unpacked(packed: Path, kind: str, collate: Collate, atten
 
 
 def other_documents_logits(
-    model: Any, directory: Path, collate: Collate, use_cache: bool = False
+    model: Any, directory: Path, collate: Collate, **options: Any
 ) -> tuple[Any, Any, Any]:
     """Logits before and after one token of one document of each row is another, and where to look:
     (before [places, vocabulary], after, bool[places] of places in documents that are the same).
@@ -204,12 +203,12 @@ def other_documents_logits(
     rows = dataset.__getitems__(range(len(dataset)))
     same = torch.ones(len(rows), L, dtype=torch.bool)
     with torch.no_grad():
-        before = model(**collate(rows), use_cache=use_cache).logits
+        before = model(**collate(rows) | options).logits
         for k, edges in enumerate(rows.ragged["cu_seqlens"]):
             begin, end = edges[(len(edges) - 1) // 2 :][:2]
             rows.columns["input_ids"][k, begin] = (rows.columns["input_ids"][k, begin] + 1) % 61
             same[k, begin:end] = False
-        after = model(**collate(rows), use_cache=use_cache).logits
+        after = model(**collate(rows) | options).logits
     shape = (-1, VOCABULARY)
     return before.reshape(shape), after.reshape(shape), same.flatten()
 
@@ -226,43 +225,10 @@ def test_a_token_of_one_document_changes_no_logit_of_another(
 PRETENDED = "flash_attention_2, pretended"
 
 
-def attend(q: Any, k: Any, v: Any, scale: float, causal: bool) -> Any:
-    """Attention of flash-attn's [..., length, heads, head_dim]."""
-    q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
-    found = scaled_dot_product_attention(q, k, v, scale=scale, is_causal=causal, enable_gqa=True)
-    return found.transpose(-3, -2)
-
-
-def flash_attn_func(
-    q: Any, k: Any, v: Any, dropout_p: float = 0, softmax_scale: Any = None, causal: bool = False
-) -> Any:
-    return attend(q, k, v, softmax_scale, causal)
-
-
-def flash_attn_varlen_func(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
-    max_seqlen_k: int, dropout_p: float = 0, softmax_scale: Any = None, causal: bool = False,
-) -> Any:  # fmt: skip
-    """What it computes, and what it does not check."""
-    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-    assert cu_seqlens_q.tolist() == cu_seqlens_k.tolist()
-    assert (cu_seqlens_q[0], cu_seqlens_q[-1]) == (0, len(q))
-    assert cu_seqlens_q.diff().max() <= min(max_seqlen_q, max_seqlen_k)
-    spans = [slice(begin, end) for begin, end in pairwise(cu_seqlens_q.tolist())]
-    return torch.cat([attend(q[s], k[s], v[s], softmax_scale, causal) for s in spans])
-
-
 @pytest.fixture
 def pretended_flash(monkeypatch: pytest.MonkeyPatch) -> None:
     """flash-attn's functions in plain torch, called by all that transformers does around them."""
-    functions = (
-        flash_attn_func, flash_attn_varlen_func, None,
-        flash_utils._pad_input, flash_utils._unpad_input,
-    )  # fmt: skip
-    process = flash_utils._lazy_define_process_function(flash_attn_varlen_func)
-    monkeypatch.setattr(
-        flash_utils, "lazy_import_flash_attention", lambda *_, **__: (functions, (process, dict))
-    )
+    pretend_flash_attention(monkeypatch)
 
 
 @pytest.mark.usefixtures("pretended_flash")
@@ -288,7 +254,7 @@ def test_a_cache_lets_documents_see_each_other(
 
 @pytest.mark.usefixtures("pretended_flash")
 @pytest.mark.parametrize("kind", ["llama", "qwen"])
-@pytest.mark.parametrize("collate", [varlen_collate, positions_alone])
+@pytest.mark.parametrize("collate", [varlen_collate, padded_collate, positions_alone])
 def test_what_flash_attention_is_given(packed: Path, kind: str, collate: Collate) -> None:
     check(kind, PRETENDED, packed, collate)
     before, after, same = other_documents_logits(model_of(kind, PRETENDED), packed, collate)
@@ -301,15 +267,19 @@ def boundaries_of_rows(rows: Any) -> Batch:
     return varlen_collate(rows) | boundaries | {"max_length_q": L, "max_length_k": L}
 
 
+def positions_of_rows(rows: Any) -> Batch:
+    """FlashAttention looks at positions in batches of one row only."""
+    return padded_collate(rows, names=("input_ids", "labels", "position_ids", "use_cache"))
+
+
 def mask_kept_flat(rows: Any) -> Batch:
     mask = rows.columns["attention_mask"].view(1, -1).long()
     return positions_alone(rows) | {"attention_mask": mask}
 
 
 @pytest.mark.usefixtures("pretended_flash")
-@pytest.mark.parametrize("wrong", [padded_collate, boundaries_of_rows, mask_kept_flat])
+@pytest.mark.parametrize("wrong", [positions_of_rows, boundaries_of_rows, mask_kept_flat])
 def test_what_flash_attention_must_not_be_given(packed: Path, wrong: Collate) -> None:
-    """padded_collate among it: FlashAttention looks at positions in batches of one row only."""
     before, after, same = other_documents_logits(model_of("llama", PRETENDED), packed, wrong)
     assert not torch.equal(before[same], after[same])
     with pytest.raises(AssertionError):
@@ -326,7 +296,7 @@ def test_labels_that_are_stored_shifted(packed: Path, tmp_path: Path, kind: str)
     assert result.exit_code == 0, result.stderr
     dataset = PackedDataset(tmp_path / "out")
     batch = varlen_collate(dataset.__getitems__(range(len(dataset))))
-    loss = model_of(kind, "sdpa")(**batch, labels=batch["shift_labels"], use_cache=False).loss
+    loss = model_of(kind, "sdpa")(**batch, labels=batch["shift_labels"]).loss
     _, mean, _ = unpacked(kind, packed)
     assert loss.item() == pytest.approx(mean, abs=LOSS)
 
@@ -339,7 +309,7 @@ def test_flash_attention(packed: Path) -> None:
     expected, *_ = unpacked("llama", packed)
     dataset = PackedDataset(packed)
     batch = moved(varlen_collate(dataset.__getitems__(range(len(dataset)))), "cuda")
-    each = losses(flash(**batch, use_cache=False).logits.float(), batch["labels"])
+    each = losses(flash(**batch).logits.float(), batch["labels"])
     trained = pad(batch["labels"], (0, 1), value=-100)[..., 1:].flatten() != -100
     torch.testing.assert_close(each[trained].cpu(), expected, **bounds)
 

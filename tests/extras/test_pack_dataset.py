@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from trl import SFTConfig, SFTTrainer
 from packer_cli import pack_sequences, plan_packing
 from packer_cli.errors import DataError, UsageError
 from packer_cli.hf import pack_dataset, pack_dataset_from_result
-from packer_cli.torch import varlen_collate
+from packer_cli.torch import packed_collate_fn, varlen_collate
 
 COLUMNS = ["input_ids", "attention_mask", "labels", "position_ids"]
 SEQUENCES = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
@@ -141,6 +142,29 @@ def test_rows_train_with_the_collators() -> None:
     assert "attention_mask" not in batch
     assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 8, 12, 13, 16]
     assert batch["labels"][0].tolist() == [label for row in rows["labels"][:] for label in row]
+
+
+def test_rows_become_a_packed_batch() -> None:
+    """As themselves, not as documents that are packed anew, whatever else is said."""
+    rows = pack_dataset([[1, 2, 3], [4, 5, 6], [7, 8], [9, 1]], 10, strategy="next-fit")
+    short = pack_dataset([[1, 2, 3], [4, 5, 6], [7, 8]], 10)
+    expected = {0: [0, 3, 6, 8, 10], 1: [0, 3, 6, 8, 10]}
+    for number, given in enumerate((rows, short)):
+        for collate in (packed_collate_fn, partial(packed_collate_fn, max_length=10)):
+            batch = collate([given[0]])
+            assert batch.cu_seqlens.tolist() == expected[number]
+            assert batch.input_ids.tolist() == given["input_ids"][:1]
+            assert batch.labels.tolist() == given["labels"][:1]
+            assert batch.position_ids.tolist() == given["position_ids"][:1]
+    arrays = list(rows.with_format("numpy"))
+    assert packed_collate_fn(arrays).cu_seqlens.tolist() == [0, 3, 6, 8, 10]
+
+
+def test_rows_and_documents_are_not_mixed() -> None:
+    row = pack_dataset([[1, 2, 3], [4, 5]], 8)[0]
+    for mixed in ([{"input_ids": [1, 2]}, row], [row, {"input_ids": [1, 2]}]):
+        with pytest.raises(UsageError, match="others do not"):
+            packed_collate_fn(mixed, max_length=8)
 
 
 def test_in_map(tmp_path: Path) -> None:

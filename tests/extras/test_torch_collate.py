@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,20 @@ from packer_cli.torch import (
     flash_attn_collate,
     flex_block_mask,
     padded_collate,
+    separate_collate,
     varlen_collate,
 )
 from packer_cli.torch.rows import Lists, RowBatch
 
 IDS, LABELS = "input_ids", "labels"
+BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 INT32, INT64 = torch.int32, torch.int64
-COLLATORS = [varlen_collate, flash_attn_collate, padded_collate, block_mask_collate]
+COLLATORS = [
+    varlen_collate,
+    flash_attn_collate,
+    padded_collate,
+    partial(block_mask_collate, config=None),
+]
 
 
 def row(ids: list[int], *lengths: int) -> dict[str, torch.Tensor]:
@@ -56,6 +64,8 @@ def test_varlen() -> None:
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7]]
     assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 8, 16]  # 5..8: the padding
     assert batch["cu_seq_lens_k"].tolist() == [0, 3, 5, 8, 16]
+    assert batch["seq_idx"].tolist() == [[0, 0, 0, 1, 1, *[2] * 3, *[3] * 8]]
+    assert batch["use_cache"] is False
     assert batch["max_length_q"] == batch["max_length_k"] == 8
 
 
@@ -69,8 +79,11 @@ def test_more_tokens_than_boundaries_count() -> None:
 
 def test_varlen_has_the_names_shapes_and_types_of_transformers() -> None:
     documents = [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}]
-    theirs = DataCollatorWithFlattening(return_flash_attn_kwargs=True)(documents)
+    theirs = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)(
+        documents
+    )
     ours = varlen_collate([row([1, 2, 3, 4, 5], 3, 2)])
+    assert ours.pop("use_cache") is False
     assert set(ours) == set(theirs)
     for name, value in theirs.items():
         assert type(ours[name]) is type(value), name
@@ -83,17 +96,45 @@ def test_varlen_has_the_names_shapes_and_types_of_transformers() -> None:
 def test_flash_attn_has_its_own_names() -> None:
     batch, same = flash_attn_collate(ROWS), varlen_collate(ROWS)
     names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-    assert list(batch) == [IDS, LABELS, "position_ids", *names]
+    assert list(batch) == [IDS, LABELS, "position_ids", "seq_idx", *names, "use_cache"]
     assert batch["cu_seqlens_q"].dtype == INT32
     assert torch.equal(batch["cu_seqlens_q"], same["cu_seq_lens_q"])
     assert batch["max_seqlen_k"] == 8
 
 
 def test_padded() -> None:
-    batch = padded_collate(ROWS)
+    batch, same = padded_collate(ROWS), varlen_collate(ROWS)
     assert batch["input_ids"].tolist() == [r["input_ids"].tolist() for r in ROWS]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]]
-    assert list(batch) == [IDS, LABELS, "position_ids"]
+    assert batch["seq_idx"].tolist() == [[0, 0, 0, 1, 1, 2, 2, 2], [0] * 8]
+    assert batch["seq_idx"].dtype == INT32
+    for name in BOUNDARIES:  # those that FlashAttention flattens rows to
+        assert torch.equal(torch.as_tensor(batch[name]), torch.as_tensor(same[name]))
+    assert batch["use_cache"] is False
+    assert list(batch) == [IDS, LABELS, "position_ids", "seq_idx", *BOUNDARIES, "use_cache"]
+
+
+def test_separate() -> None:
+    batch = separate_collate(ROWS)
+    assert batch[IDS].tolist() == [
+        [1, 2, 3, 0, 0, 0, 0, 0], [4, 5, 0, 0, 0, 0, 0, 0], [6, 7, 8, 9, 6, 7, 8, 9]
+    ]  # fmt: skip
+    assert batch[LABELS].tolist() == [
+        [-100, 2, 3, *[-100] * 5], [-100, 5, *[-100] * 6], [-100, 7, 8, 9, 6, 7, 8, 9]
+    ]  # fmt: skip
+    assert batch["position_ids"].tolist() == [list(range(8))] * 3
+    assert batch["use_cache"] is False
+    assert separate_collate(ROWS[:1], dtype=INT32)[IDS].tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert separate_collate(ROWS[:1], dtype=INT32)["position_ids"].dtype == INT32
+
+
+def test_names_choose() -> None:
+    for collate in COLLATORS:
+        batch = collate(ROWS, names=("position_ids", IDS))
+        assert list(batch) == ["position_ids", IDS]
+    with pytest.raises(UsageError, match="names: 'seqidx' is not one of input_ids") as caught:
+        varlen_collate(ROWS, names=["seqidx"])
+    assert caught.value.tip == "did you mean seq_idx?"
 
 
 SEEN = [
@@ -108,24 +149,104 @@ SEEN = [
 ]
 
 
+SEEN_IN_A_WINDOW = [
+    "1.......",
+    "11......",
+    ".11.....",
+    "...1....",
+    "...11...",
+    ".....1..",
+    ".....11.",
+    "......11",
+]
+
+
+def drawn(mask: torch.Tensor) -> list[str]:
+    return ["".join(".1"[int(seen)] for seen in line) for line in mask]
+
+
+def config(**facts: Any) -> SimpleNamespace:
+    return SimpleNamespace(**facts)
+
+
 def test_block_mask() -> None:
-    mask = block_mask_collate(ROWS)["attention_mask"]
+    batch = block_mask_collate(ROWS, config=None)
+    assert list(batch) == [IDS, LABELS, "position_ids", "attention_mask"]
+    mask = batch["attention_mask"]
     assert (mask.shape, mask.dtype) == ((2, 1, 8, 8), torch.bool)
-    assert ["".join(".1"[int(seen)] for seen in line) for line in mask[0, 0]] == SEEN
+    assert drawn(mask[0, 0]) == SEEN
     assert torch.equal(mask[1, 0], torch.ones(8, 8).tril().bool())
-    added = block_mask_collate(ROWS, mask_dtype=torch.bfloat16)["attention_mask"]
+    added = block_mask_collate(ROWS, config=None, mask_dtype=torch.bfloat16)["attention_mask"]
     assert torch.equal(added == 0, mask)
     assert added.min() == torch.finfo(torch.bfloat16).min
 
 
+def test_block_masks_know_the_window() -> None:
+    everywhere = block_mask_collate(ROWS, config=config(sliding_window=2))["attention_mask"]
+    assert drawn(everywhere[0, 0]) == SEEN_IN_A_WINDOW
+    kinds = ["sliding_attention", "full_attention", "linear_attention"]
+    masks = block_mask_collate(ROWS, config=config(sliding_window=2, layer_types=kinds))
+    assert sorted(masks["attention_mask"]) == sorted(kinds)
+    assert drawn(masks["attention_mask"]["sliding_attention"][0, 0]) == SEEN_IN_A_WINDOW
+    assert drawn(masks["attention_mask"]["full_attention"][0, 0]) == SEEN
+    assert masks["attention_mask"]["linear_attention"] is None
+
+
+def test_chunks_begin_with_their_document() -> None:
+    chunked = config(attention_chunk_size=2, layer_types=["chunked_attention"])
+    seen = block_mask_collate(ROWS, config=chunked)["attention_mask"][0, 0]
+    assert drawn(seen) == [
+        "1.......",
+        "11......",
+        "..1.....",
+        "...1....",
+        "...11...",
+        ".....1..",
+        ".....11.",
+        ".......1",
+    ]
+
+
+def test_eager_attention_gets_what_it_can_add() -> None:
+    for dtype, expected in ((torch.bfloat16, torch.bfloat16), (None, torch.float32)):
+        eager = config(_attn_implementation="eager", dtype=dtype)
+        assert block_mask_collate(ROWS, config=eager)["attention_mask"].dtype == expected
+    sdpa = config(_attn_implementation="sdpa")
+    assert block_mask_collate(ROWS, config=sdpa)["attention_mask"].dtype == torch.bool
+
+
+@pytest.mark.parametrize(
+    ("facts", "form", "message"),
+    [
+        ({"layer_types": ["compressed_sparse"]}, "mask", "do not know: compressed_sparse"),
+        ({"_attn_implementation": "flash_attention_2"}, "mask", "flash_attention_2 takes no masks"),
+        ({"_attn_implementation": "flex_attention"}, "mask", "flex_attention takes no masks of fo"),
+        ({"_attn_implementation": "sdpa"}, "documents", "sdpa takes no masks of form='documents'"),
+    ],
+)
+def test_models_that_block_masks_are_not_for(
+    facts: dict[str, Any], form: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        block_mask_collate(ROWS, config=config(**facts), form=form)
+
+
+def test_block_masks_want_to_know_of_windows() -> None:
+    with pytest.raises(UsageError, match="does not know the model's windows") as caught:
+        block_mask_collate(ROWS)
+    assert "config=model.config" in caught.value.tip
+    with pytest.raises(UsageError, match="flex_block_mask does not know"):
+        flex_block_mask(torch.zeros(1, 8, dtype=torch.int32))
+
+
 def test_document_ids_make_the_same_mask_for_flex() -> None:
-    batch = block_mask_collate(ROWS, form="documents")
+    batch = block_mask_collate(ROWS, config=None, form="documents")
     assert batch["document_ids"].tolist() == [[0, 0, 0, 1, 1, 2, 2, 2], [0] * 8]
     assert batch["document_ids"].dtype == INT32
-    block_mask = flex_block_mask(batch["document_ids"])
     places = torch.arange(8)
-    seen = block_mask.mask_mod(0, 0, places[:, None], places[None])
-    assert ["".join(".1"[int(one)] for one in line) for line in seen] == SEEN
+    for facts, expected in ((None, SEEN), (config(sliding_window=2), SEEN_IN_A_WINDOW)):
+        block_mask = flex_block_mask(batch["document_ids"], config=facts)
+        assert drawn(block_mask.mask_mod(0, 0, places[:, None], places[None])) == expected
 
 
 @pytest.mark.parametrize("collate", COLLATORS)
@@ -184,7 +305,7 @@ def test_what_cannot_be_collated_is_named() -> None:
     with pytest.raises(UsageError, match="got no rows"):
         varlen_collate([])
     with pytest.raises(UsageError, match="form: 'masks' is not one of mask, documents"):
-        block_mask_collate(ROWS, form="masks")
+        block_mask_collate(ROWS, config=None, form="masks")
 
 
 @pytest.mark.parametrize("edges", [[0, 3, 2], [0, 9], [1, 8]])

@@ -15,6 +15,7 @@ from packer_cli.errors import UsageError
 from packer_cli.torch import (
     PackedBatch,
     PackingIterableDataset,
+    block_mask_collate,
     device,
     packed_collate_fn,
     to_device,
@@ -38,6 +39,22 @@ def test_on_a_cpu_nothing_is_copied() -> None:
         assert list(before) == list(after)
         for name, value in before.items():
             assert after[name] is value
+
+
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=gpu)])
+def test_masks_of_several_kinds_go_along(where: str) -> None:
+    kinds = SimpleNamespace(
+        layer_types=["full_attention", "sliding_attention", "conv"], sliding_window=3
+    )
+    rows = list(PackingIterableDataset([range(n) for n in range(1, 60)], 64))
+    given = [block_mask_collate(rows[k : k + 2], config=kinds) for k in range(4)]
+    for batch, before in zip(to_device(given, where), given, strict=True):
+        assert list(batch) == list(before)
+        masks = batch["attention_mask"]
+        assert masks.pop("conv") is None
+        for name, mask in masks.items():
+            assert mask.device.type == where
+            assert torch.equal(mask.cpu(), before["attention_mask"][name])
 
 
 @pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=gpu)])

@@ -103,9 +103,7 @@ def assert_documents_are_apart(trainer: Any) -> None:
     batch = next(iter(trainer.get_train_dataloader()))
     assert len(list(documents(batch["input_ids"], batch["labels"], batch["position_ids"]))) >= 4
     assert "attention_mask" not in batch
-    assert model(**batch, use_cache=False).loss.item() == pytest.approx(
-        loss_alone(model, batch), rel=1e-5
-    )
+    assert model(**batch).loss.item() == pytest.approx(loss_alone(model, batch), rel=1e-5)
 
 
 @pytest.mark.usefixtures("reader")

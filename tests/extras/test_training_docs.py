@@ -29,7 +29,7 @@ def shown_by(code: str) -> list[str]:
 def test_the_page_on_training(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "training.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names: dict[str, object] = {}
     for block in blocks:
         capsys.readouterr()
@@ -37,7 +37,6 @@ def test_the_page_on_training(packed: Path, capsys: pytest.CaptureFixture[str]) 
         printed = capsys.readouterr().out.splitlines()
         for line in shown_by(block):
             assert line in printed, block
-    assert names["model"].config.use_cache is False  # type: ignore[attr-defined]
 
 
 def test_the_loader_of_readme(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,263 @@
+"""Families of models, tiny and fresh, in each collator's hands: the table of docs/training.md.
+
+    python tests/extras/families.py      writes it anew; test_families.py holds the page to it
+
+Every cell is run: the packed batch's logits and loss against those of its documents one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from stand_ins import pretend_flash_attention, pretend_flex_attention, pretend_kernels
+
+from packer_cli.errors import UsageError
+from packer_cli.torch import (
+    block_mask_collate,
+    flex_block_mask,
+    padded_collate,
+    separate_collate,
+    varlen_collate,
+)
+
+V, L, WINDOW = 61, 32, 5
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = SPECIAL | {
+    "vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+OPT = SPECIAL | {
+    "vocab_size": V, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1,
+         "mamba_expand": 2, "mamba_chunk_size": 16}  # fmt: skip
+MAMBA2 = SPECIAL | {
+    "vocab_size": V, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16,
+    "state_size": 8, "n_groups": 1, "expand": 2, "chunk_size": 16,
+}  # fmt: skip
+WINDOWED = {"sliding_window": WINDOW}
+SLIDING_FIRST = {"layer_types": ["sliding_attention", "full_attention"], **WINDOWED}
+NEXT = {"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 2,
+        "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16}  # fmt: skip
+CHUNKED = {"attention_chunk_size": WINDOW, "num_local_experts": 2, "intermediate_size_mlp": 48,
+           "no_rope_layers": [1, 0], "layer_types": ["chunked_attention", "full_attention"],
+           "output_router_logits": False}  # fmt: skip
+
+# name: (class of its config, what it has beside SIZES; a whole dict of its own after None)
+FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Llama": (hf.LlamaConfig, SIZES),
+    "Qwen2 with a window": (hf.Qwen2Config, SIZES | WINDOWED | {
+        "use_sliding_window": True, "max_window_layers": 1}),
+    "Qwen3": (hf.Qwen3Config, SIZES),
+    "Mistral with a window": (hf.MistralConfig, SIZES | WINDOWED),
+    "Gemma 2": (hf.Gemma2Config, SIZES | WINDOWED | {"query_pre_attn_scalar": 16}),
+    "Gemma 3": (hf.Gemma3TextConfig, SIZES | SLIDING_FIRST | {"query_pre_attn_scalar": 16}),
+    "Phi-3 with a window": (hf.Phi3Config, SIZES | WINDOWED),
+    "Llama 4": (hf.Llama4TextConfig, SIZES | CHUNKED),
+    "gpt-oss": (hf.GptOssConfig, SIZES | WINDOWED | {
+        "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "OPT": (hf.OPTConfig, OPT),
+    "BLOOM": (hf.BloomConfig, SPECIAL | {
+        "vocab_size": V, "hidden_size": 32, "n_layer": 2, "n_head": 2}),
+    "GPT-NeoX": (hf.GPTNeoXConfig, SIZES),
+    "LFM2": (hf.Lfm2Config, SIZES | {"layer_types": ["conv", "full_attention"]}),
+    "Granite 4 hybrid": (hf.GraniteMoeHybridConfig, SIZES | MAMBA | {
+        "layer_types": ["mamba", "attention"], "num_local_experts": 0,
+        "shared_intermediate_size": 48}),
+    "Falcon-H1": (hf.FalconH1Config, SIZES | MAMBA | {"mamba_d_ssm": 64}),
+    "Qwen3-Next": (hf.Qwen3NextConfig, SIZES | NEXT),
+    "Mamba2": (hf.Mamba2Config, MAMBA2),
+}  # fmt: skip
+# those with layers that only kernels keep apart; FAMILIES runs them without, these with stand-ins
+WITH_KERNELS = ["LFM2", "Granite 4 hybrid", "Falcon-H1", "Qwen3-Next", "Mamba2"]
+ATTENTIONS = {"sdpa": "SDPA", "eager": "eager", "flex_attention": "Flex", "flash_attention_2": "FA"}
+COLLATORS = ["varlen_collate", "padded_collate", "block_mask_collate", "separate_collate"]
+
+
+def rows() -> list[dict[str, Any]]:
+    """Documents of one token, longer than a window, a full row; with padding and without."""
+    random, found = torch.Generator().manual_seed(0), []
+    for lengths in ([7, 9, 12], [1, 3, 20, 8], [32], [13, 19]):
+        edges = torch.tensor([0, *lengths]).cumsum(0)
+        ids = torch.randint(3, V, (L,), generator=random)
+        ids[edges[-1] :] = 0
+        labels = ids.clone()
+        labels[edges[:-1]] = -100
+        labels[edges[-1] :] = -100
+        row = {"input_ids": ids, "labels": labels, "cu_seqlens": edges}
+        found.append({name: value.int() for name, value in row.items()})
+    return found
+
+
+def model_of(name: str, attention: str) -> Any:
+    """A model of a family, with weights large enough that everything is seen.
+
+    Raises ValueError for an attention that the family does not have.
+    """
+    kind, sizes = FAMILIES[name]
+    torch.manual_seed(0)
+    pretended = attention == "flash_attention_2"
+    first = "eager" if pretended else attention
+    model = hf.AutoModelForCausalLM.from_config(kind(**sizes), attn_implementation=first).eval()
+    if attention == "flex_attention" and any(hasattr(one, "sinks") for one in model.modules()):
+        raise ValueError("FlexAttention with sinks wants a GPU")
+    if attention != "eager" and not any(map(_attends, model.modules())):
+        raise ValueError("nothing in it attends")
+    if pretended:
+        if not model._supports_flash_attn:
+            raise ValueError("no FlashAttention")
+        model.config._attn_implementation = attention
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def _attends(module: Any) -> bool:
+    return "Attention" in type(module).__name__
+
+
+def documents(packed: list[dict[str, Any]]) -> Iterator[tuple[int, slice]]:
+    for number, row in enumerate(packed):
+        for begin, end in pairwise(row["cu_seqlens"].tolist()):
+            yield number, slice(begin, end)
+
+
+@cache
+def alone(name: str) -> tuple[list[Any], float]:
+    """(each document's logits [length, V], their mean loss), one by one in eager attention."""
+    model, logits, losses, packed = model_of(name, "eager"), [], [], rows()
+    with torch.no_grad():
+        for number, place in documents(packed):
+            ids = packed[number]["input_ids"][place].long()
+            logits.append(model(input_ids=ids[None], use_cache=False).logits[0])
+            if len(ids) > 1:
+                losses.append(torch.nn.functional.cross_entropy(
+                    logits[-1][:-1], ids[1:], reduction="none"))  # fmt: skip
+    return logits, torch.cat(losses).mean().item()
+
+
+def batch_of(collator: str, attention: str, config: Any) -> dict[str, Any]:
+    """What a user gives to the model. Raises UsageError where the collator refuses the config."""
+    if collator == "separate_collate":
+        return separate_collate(rows())
+    if collator == "block_mask_collate":
+        if attention != "flex_attention":
+            return block_mask_collate(rows(), config=config)
+        batch = block_mask_collate(rows(), config=config, form="documents")
+        made = flex_block_mask(batch.pop("document_ids"), config=config)
+        return batch | {"attention_mask": made}
+    collate: Any = {"varlen_collate": varlen_collate, "padded_collate": padded_collate}[collator]
+    return collate(rows(), config=config)  # type: ignore[no-any-return]
+
+
+def laid_out(collator: str, logits: Any) -> list[Any]:
+    """Each document's logits in a batch of `rows`."""
+    packed = rows()
+    if collator == "separate_collate":
+        lengths = [place.stop - place.start for _, place in documents(packed)]
+        return [one[:n] for one, n in zip(logits, lengths, strict=True)]
+    by_row = logits.reshape(len(packed), L, V)
+    return [by_row[number, place] for number, place in documents(packed)]
+
+
+def difference(name: str, model: Any, collator: str, batch: dict[str, Any]) -> float:
+    """The largest, of logits and of the loss, between documents packed and alone."""
+    expected, loss = alone(name)
+    with torch.no_grad():
+        found = model(**batch)
+    pairs = zip(laid_out(collator, found.logits), expected, strict=True)
+    return max(abs(found.loss.item() - loss), *(float((a - b).abs().max()) for a, b in pairs))
+
+
+EQUAL = 2e-5  # logits are as large as 5; float32
+
+
+@cache
+def had(name: str, attention: str) -> Any:
+    """`model_of`, or None."""
+    try:
+        return model_of(name, attention)
+    except (ValueError, ImportError):
+        return None
+
+
+def outcome(name: str, attention: str, collator: str) -> str:
+    """ "equal", "refused" by the collator or by transformers, "DIFFERS"; "" where there is none."""
+    model = had(name, attention)
+    if model is None:
+        return ""
+    if attention == "flash_attention_2" and collator == "block_mask_collate":
+        return ""
+    try:
+        batch = batch_of(collator, attention, model.config)
+        found = difference(name, model, collator, batch)
+    except (UsageError, ValueError):
+        return "refused"
+    return "equal" if found < EQUAL else "DIFFERS"
+
+
+@contextlib.contextmanager
+def standing_in(name: str, kernels: bool) -> Iterator[None]:
+    """With FlashAttention, FlexAttention uncompiled, and a family's kernels where wanted."""
+    with torch.compiler.set_stance("force_eager"), pytest.MonkeyPatch.context() as patch:
+        pretend_flash_attention(patch)
+        pretend_flex_attention(patch)
+        if kernels:
+            pretend_kernels(model_of(name, "eager"), patch)
+        yield
+
+
+def cell(outcomes: dict[str, str]) -> str:
+    """{"sdpa": "equal", ...} as the page says it."""
+    by: dict[str, list[str]] = {}
+    for attention, one in outcomes.items():
+        if one:
+            by.setdefault(one, []).append(ATTENTIONS[attention])
+    if len(by) == 1:
+        return next(iter(by))
+    return "; ".join(f"{', '.join(names)}: {one}" for one, names in sorted(by.items())) or "–"
+
+
+def line(name: str, kernels: bool) -> str:
+    with standing_in(name, kernels):
+        found = {
+            collator: {one: outcome(name, one, collator) for one in ATTENTIONS}
+            for collator in COLLATORS
+        }
+    had = ", ".join(ATTENTIONS[one] for one in ATTENTIONS if found["separate_collate"][one])
+    cells = [name + (", kernels" if kernels else ""), had, *map(cell, found.values())]
+    return f"| {' | '.join(cells)} |"
+
+
+def cases() -> list[tuple[str, bool]]:
+    return [(name, kernels) for name in FAMILIES for kernels in (False, True)
+            if not kernels or name in WITH_KERNELS]  # fmt: skip
+
+
+HEAD = "| family | attention | " + " | ".join(f"`{one}`" for one in COLLATORS) + " |"
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+
+
+def table() -> str:
+    rule = "|---" * (len(COLLATORS) + 2) + "|"
+    return "\n".join([HEAD, rule, *(line(*case) for case in cases())])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    before, after = re.split(rf"{re.escape(HEAD)}\n(?:\|.*\n)*", PAGE.read_text())
+    PAGE.write_text(f"{before}{table()}\n{after}")

@@ -1,0 +1,197 @@
+"""`check_isolation`: what it finds, what it must leave as it was."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from families import rows
+from torch.nn.functional import pad
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from packer_cli.errors import UsageError
+from packer_cli.torch import (
+    block_mask_collate,
+    check_isolation,
+    flash_attn_collate,
+    packed_collate_fn,
+    padded_collate,
+    separate_collate,
+    varlen_collate,
+)
+
+Batch = dict[str, Any]
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
+}  # fmt: skip
+COLLATORS = [varlen_collate, padded_collate, partial(block_mask_collate, config=None)]
+LEAK = "documents see each other"
+
+
+def llama(**more: Any) -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **more))
+
+
+def with_cache(batch: Batch) -> Batch:
+    return batch | {"use_cache": True}
+
+
+def with_a_mask(batch: Batch) -> Batch:
+    return batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+
+
+def with_positions_that_go_on(batch: Batch) -> Batch:
+    return batch | {"position_ids": torch.arange(32).expand_as(batch["input_ids"])}
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("collate", COLLATORS)
+def test_what_is_right_passes(collate: Any, mode: str) -> None:
+    model = getattr(llama(attention_dropout=0.3), mode)()
+    check_isolation(model, collate(rows()))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("wrong", [with_cache, with_a_mask, with_positions_that_go_on])
+def test_what_is_wrong_is_found(wrong: Any, mode: str) -> None:
+    model = getattr(llama(attention_dropout=0.3), mode)()
+    with pytest.raises(UsageError, match=LEAK) as caught:
+        check_isolation(model, wrong(padded_collate(rows())))
+    assert "docs/training.md" in caught.value.tip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision(dtype: Any) -> None:
+    model = llama(initializer_range=0.2).to(dtype)
+    check_isolation(model, padded_collate(rows()))
+    with pytest.raises(UsageError, match=LEAK):
+        check_isolation(model, with_a_mask(padded_collate(rows())))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_experts_that_compute_together_are_no_leak(mode: str) -> None:
+    torch.manual_seed(0)
+    config = MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.1)
+    model = getattr(MixtralForCausalLM(config), mode)()
+    check_isolation(model, varlen_collate(rows()))
+    with pytest.raises(UsageError, match=LEAK):
+        check_isolation(model, with_cache(varlen_collate(rows())))
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_neighbours_last_tokens_are_enough(places: int) -> None:
+    """A convolution reaches no further; only the first places of a document change."""
+
+    class Convolution(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(61, 8)
+
+        def forward(self, input_ids: Any, **_: Any) -> Any:
+            seen = self.words(input_ids)
+            return seen + pad(seen, (0, 0, places, 0))[:, :-places]
+
+    for collate in (varlen_collate, padded_collate):
+        with pytest.raises(UsageError, match=LEAK):
+            check_isolation(Convolution(), collate(rows()))
+
+
+class Remembers(torch.nn.Module):
+    """A model of one's own that keeps count, and leaves a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(61, 8)
+        self.drop = torch.nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, input_ids: Any, **_: Any) -> Any:
+        self.calls += 1
+        return (self.drop(self.words(input_ids)),)
+
+
+def test_everything_is_as_it_was() -> None:
+    model = Remembers().train()
+    model.drop.eval()  # part of it frozen
+    modes = [module.training for module in model.modules()]
+    batch = flash_attn_collate(rows(), dtype=torch.int32)
+    kept = {k: v.clone() if hasattr(v, "clone") else v for k, v in batch.items()}
+    state, before = torch.get_rng_state(), model.calls
+    check_isolation(model, batch)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.calls is before
+    assert model.calls == 0
+    assert [module.training for module in model.modules()] == modes
+    assert model.words.weight.grad is None
+    assert batch.keys() == kept.keys()
+    for name, value in kept.items():
+        assert torch.equal(torch.as_tensor(batch[name]), torch.as_tensor(value)), name
+
+
+def test_it_is_left_so_after_an_error() -> None:
+    model, state = llama(), torch.get_rng_state()
+    with pytest.raises((TypeError, AttributeError)):
+        check_isolation(model, padded_collate(rows()) | {"past_key_values": 3, "use_cache": True})
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("wrong", [None, with_cache, with_a_mask])
+def test_with_gradient_checkpointing(wrong: Any) -> None:
+    model = llama().train()
+    model.gradient_checkpointing_enable()
+    batch = padded_collate(rows())
+    if wrong is None or wrong is with_cache:  # checkpointing turns the cache off
+        check_isolation(model, batch if wrong is None else wrong(batch))
+        return
+    with pytest.raises(UsageError, match=LEAK):
+        check_isolation(model, wrong(batch))
+
+
+def test_what_is_no_batch() -> None:
+    for wrong in (packed_collate_fn([[1, 2], [3]], max_length=4), {"labels": 1}, [1]):
+        with pytest.raises(UsageError, match="a batch is a dict with input_ids"):
+            check_isolation(llama(), wrong)
+
+
+def test_labels_are_not_looked_at() -> None:
+    batch = padded_collate(rows())
+    check_isolation(llama(), batch | {"labels": None, "shift_labels": None})
+
+
+class Counts(torch.nn.Module):
+    """Random by itself: another number in each call."""
+
+    calls = 0
+
+    def forward(self, input_ids: Any, **_: Any) -> Any:
+        self.calls += 1
+        return torch.full((*input_ids.shape, 3), self.calls)
+
+
+class LooksAhead(torch.nn.Module):
+    def forward(self, input_ids: Any, **_: Any) -> Any:
+        return (input_ids + input_ids.sum(dim=1, keepdim=True).sin())[..., None].float()
+
+
+@pytest.mark.parametrize("model", [Counts(), LooksAhead()])
+def test_what_it_cannot_tell(model: Any) -> None:
+    with pytest.raises(UsageError, match="before anything that was changed"):
+        check_isolation(model, varlen_collate(rows()))
+
+
+def test_batches_that_say_nothing() -> None:
+    alone = [row for row in rows() if len(row["cu_seqlens"]) == 2]
+    for batch in (padded_collate(alone), separate_collate(rows())):
+        with pytest.raises(UsageError, match="no row of the batch has two documents"):
+            check_isolation(llama(), batch)
+    with pytest.raises(UsageError, match="nowhere where documents begin"):
+        check_isolation(llama(), {"input_ids": torch.ones(1, 8)})
+    with pytest.raises(UsageError, match="every token of the batch is"):
+        check_isolation(llama(), padded_collate(
+            [{"input_ids": torch.ones(4), "cu_seqlens": torch.tensor([0, 2, 4])}]))  # fmt: skip
