@@ -35,6 +35,7 @@ from packer_cli.config import RunOptions
 from packer_cli.contents import as_packed_in
 from packer_cli.durable import make_folders, put_file
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error, named
+from packer_cli.interrupts import as_flag
 from packer_cli.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK
 from packer_cli.locks import locked
 from packer_cli.ownership import (
@@ -538,19 +539,19 @@ def _on_threads(tasks: Iterable[Callable[[], None]], count: int, stop: threading
             ended.put(None)
 
     running = count
-    try:
+    with as_flag() as interrupted:
         for _ in range(count):
             threading.Thread(target=work, daemon=True).start()
         while running and not stop.is_set():
             running -= _one_ended(ended, 0.2)
-    except KeyboardInterrupt:
-        errors.insert(0, Interrupted("interrupted"))
-        stop.set()
-    end = time.monotonic() + _WAIT_SECONDS
-    while running and (left := end - time.monotonic()) > 0:
-        running -= _one_ended(ended, left)
-    if errors:
-        raise errors[0]
+            if interrupted():
+                errors.insert(0, Interrupted("interrupted"))
+                stop.set()
+        end = time.monotonic() + _WAIT_SECONDS
+        while running and (left := end - time.monotonic()) > 0:
+            running -= _one_ended(ended, left)
+        if errors:
+            raise errors[0]
 
 
 def _one_ended(ended: SimpleQueue[None], seconds: float) -> bool:
