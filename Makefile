@@ -43,9 +43,11 @@ test-fuzz: $(VENV)/.testing ## read FUZZ damaged results, none may crash (minute
 	PACKER_FUZZ=$(FUZZ) $(BIN)/pytest tests/test_fuzz.py $(ARGS)
 
 KILLS ?= 300
+TREES ?= 10000
+FAULTS = resume update add ranks publish ownership
 
-test-faults: $(VENV)/.testing ## kill KILLS runs at random moments, and some at every step (minutes)
-	PACKER_KILLS=$(KILLS) $(BIN)/pytest tests/test_resume.py tests/test_update.py tests/test_ranks.py $(ARGS)
+test-faults: $(VENV)/.testing ## kill KILLS runs, and try TREES trees of foreign files (half an hour)
+	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/test_%.py) $(ARGS)
 
 $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt tests/extras/readers.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
 	$(PYTHON) -m venv $(EXTRAS)

@@ -19,8 +19,9 @@ from typing import TypeVar
 from packer_cli import storage
 from packer_cli.config import GIB, MIB, PackConfig
 from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
-from packer_cli.layout import INCOMPLETE, MANIFEST
+from packer_cli.layout import INCOMPLETE, MANIFEST, WORK
 from packer_cli.manifest import is_manifest
+from packer_cli.ownership import MARKER as OWNER
 from packer_cli.readers import reader_for
 from packer_cli.readers.byte_streams import COMPRESSIONS, STDIN
 from packer_cli.records import InputFile, Slice, WorkUnit
@@ -168,7 +169,14 @@ def _files_below(
             f"name the one to pack, for example {storage.join(folder, (splits or ['train'])[0])}",
         )
     if {"state.json", "dataset_info.json"} <= names:
-        files = _strings(storage.join(folder, "state.json"), "_data_files", "filename")
+        state = storage.join(folder, "state.json")
+        files = _strings(state, "_data_files", "filename")
+        for file in files:
+            if "/" in file or file in ("", ".", ".."):
+                raise DataError(
+                    f"{state}: names {file!r} as a file of the dataset, expected one in its folder",
+                    "save the dataset again, or name its files",
+                )
         yield from (storage.join(folder, file) for file in files)
         return
     shown = [one for one in content if not one[0].startswith(".")]
@@ -190,7 +198,10 @@ def _listing(folder: str) -> list[tuple[str, bool]]:
 def _is_ours(folder: str, names: set[str]) -> bool:
     """Whether a folder with these names is a result of packer, finished or not."""
     found = {MANIFEST, INCOMPLETE} & names
-    return ".packer" in names or any(is_manifest(storage.join(folder, name)) for name in found)
+    if any(is_manifest(storage.join(folder, name)) for name in found):
+        return True
+    markers = (f"{WORK}/{OWNER}", f"{WORK}/publishing.json")
+    return WORK in names and any(storage.is_file(storage.join(folder, name)) for name in markers)
 
 
 def _strings(path: str, key: str, inner: str | None = None) -> list[str]:

@@ -108,7 +108,7 @@ def test_globs(folder: Path) -> None:
 
 
 def test_globs_leave_results_out(folder: Path) -> None:
-    save({"data/a.jsonl": jsonl("a"), "data/running/.packer/lock": b""})
+    save({"data/a.jsonl": jsonl("a"), "data/running/.packer/owner.json": b""})
     save({"data/running/rejected.jsonl": b"-", "data/running/sub/b.jsonl": jsonl("b")})
     assert packer("pack", "data/a.jsonl", *QUIET, "-o", "data/done").exit_code == 0
     assert Path("data/done/units.jsonl").exists()
@@ -188,7 +188,7 @@ def test_datasets_and_results_inside_a_directory(folder: Path) -> None:
 
 def test_only_results_are_left_out_and_that_is_said(folder: Path) -> None:
     save({f"data/web/{name}.json": jsonl(name) for name in ("a", "manifest", "state")})
-    save({"data/running/.packer/lock": b"", "data/running/b.jsonl": jsonl("b")})
+    save({"data/running/.packer/owner.json": b"", "data/running/b.jsonl": jsonl("b")})
     assert packer("pack", "data/web", *QUIET, "-o", "data/done").exit_code == 0
     result = packer("pack", "data", "-l", 16, "-t", "bytes", "-o", "out")
     assert result.exit_code == 0, result.stderr
