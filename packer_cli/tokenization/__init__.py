@@ -26,7 +26,9 @@ from packer_cli.tokenization.locate import TokenizerFiles
 from packer_cli.tokenization.reference_process import ReferenceProcess
 from packer_cli.tokenization.token_bytes import (
     TokenBytes,
+    by_places,
     mark_trained,
+    no_bytes,
     plain_bytes,
     token_bytes,
 )
@@ -80,16 +82,15 @@ class Tokenizer:
         info: TokenizerInfo,
         engine: Engine,
         frame: _Frame,
-        lengths: Callable[[], TokenBytes],
-        exact: ReferenceEngine | ReferenceProcess | None = None,
+        pieces: Callable[[], TokenBytes],
+        reference: ReferenceProcess | None = None,
     ) -> None:
-        """`exact` is the reference; samples of another engine are checked against it."""
+        """`reference` is what samples of the engine are checked against."""
         self.info = info
         self.engine = engine
         self._frame = frame
-        self._lengths = cache(lengths)
-        self._exact = exact
-        self._reference = exact if isinstance(exact, ReferenceProcess) else None
+        self._pieces = cache(pieces)
+        self._reference = reference
 
     def encode(self, texts: list[str], spans: Spans | None = None) -> Tokens:
         """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all).
@@ -98,6 +99,9 @@ class Tokenizer:
         byte of its text's `spans`; EOS when the token before it is. Raises InternalError when
         an earlier sample of the engine differed from the reference.
         """
+        if spans is not None and isinstance(self.engine, ReferenceEngine):
+            ids, offsets, places = self.engine.places(texts)
+            return self._surrounded(ids, offsets, _by_places(texts, offsets, spans, places))
         if self._reference is not None and texts:
             # one more text in the same call, rather than a call for so little
             sample = sample_of(texts)
@@ -108,7 +112,10 @@ class Tokenizer:
             ids, offsets = self.engine.encode(texts)
         trained: UInt8 | None = None
         if spans is not None:
-            trained = mark_trained(self._lengths(), texts, ids, offsets, spans, self._exact)
+            trained = mark_trained(self._pieces(), texts, ids, offsets, spans, self._reference)
+        return self._surrounded(ids, offsets, trained)
+
+    def _surrounded(self, ids: UInt32, offsets: Int64, trained: UInt8 | None) -> Tokens:
         frame = self._frame
         ids, offsets, trained = _framed(ids, offsets, trained, frame.prefix, frame.suffix)
         if len(frame.separator):
@@ -126,6 +133,16 @@ class Tokenizer:
     def close(self) -> None:
         if self._reference is not None:
             self._reference.close()
+
+
+def _by_places(texts: list[str], offsets: Int64, spans: Spans, places: Int64) -> UInt8:
+    """As `mark_trained`, from what the reference says of each token."""
+    parts = [np.empty(0, np.uint8)]
+    for i, text in enumerate(texts):
+        own = slice(spans.offsets[i], spans.offsets[i + 1])
+        of_text = places[offsets[i] : offsets[i + 1]]
+        parts.append(by_places(of_text, text, spans.begin[own], spans.end[own]))
+    return np.concatenate(parts)
 
 
 def _framed(
@@ -196,7 +213,7 @@ def load_tokenizer(
 def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
     reference = ReferenceEngine(files.json)
     info, frame = describe(reference)
-    return Tokenizer(info, reference, frame, partial(token_bytes, files.json), reference)
+    return Tokenizer(info, reference, frame, no_bytes)
 
 
 def _on_fast(
@@ -212,8 +229,8 @@ def _on_fast(
         info, frame = describe(reference)
         difference = differs_at_start(fast, reference, files.added_tokens, documents)
         if difference is None:
-            lengths = partial(token_bytes, files.json)
-            return Tokenizer(info, fast, frame, lengths, reference), ""
+            pieces = partial(token_bytes, files.json)
+            return Tokenizer(info, fast, frame, pieces, reference), ""
         problem = f"gigatoken differs from tokenizers on {difference}"
     except ValueError as error:
         problem = str(error).splitlines()[0]

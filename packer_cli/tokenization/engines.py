@@ -80,6 +80,7 @@ class ReferenceEngine:
     def __init__(self, tokenizer_json: bytes) -> None:
         """Raises UsageError when the library cannot load the tokenizer."""
         from tokenizers import Tokenizer  # noqa: PLC0415
+        from tokenizers.processors import ByteLevel  # noqa: PLC0415
 
         try:
             self.tokenizer = Tokenizer.from_buffer(tokenizer_json)
@@ -96,44 +97,67 @@ class ReferenceEngine:
         # BPE dropout would give other tokens on every run.
         if getattr(self.tokenizer.model, "dropout", None):
             self.tokenizer.model.dropout = None
+        # What is added around a text is asked for once, by `describe`. Otherwise it would only
+        # trim white space off the tokens' offsets, as many tokenizers do. This one does nothing.
+        self._post_processor = self.tokenizer.post_processor
+        self.tokenizer.post_processor = ByteLevel(trim_offsets=False)
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        parts: list[UInt32] = []
-        lengths: list[int] = []
-        for batch in _batches(texts, _REFERENCE_BATCH_CHARACTERS):
-            ids = self._ids(batch)
-            lengths.extend(map(len, ids))
-            flat = chain.from_iterable(ids)
-            parts.append(np.fromiter(flat, np.uint32, count=sum(map(len, ids))))
-        flat_ids = np.concatenate(parts) if parts else np.empty(0, np.uint32)
-        return flat_ids, _offsets(lengths, len(lengths))
+        ids, offsets, _ = self._flat(texts, placed=False)
+        return ids, offsets
+
+    def places(self, texts: list[str]) -> tuple[UInt32, Int64, Int64]:
+        """As `encode`, and int64[T, 2]: the characters first..end that each token stands for."""
+        return self._flat(texts, placed=True)
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """(ids, (first character, end) of each token), without special tokens."""
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        (encoding,) = self._encodings([text], placed=True)
         return encoding.ids, encoding.offsets
 
-    def _ids(self, texts: list[str], specials: bool = False) -> list[list[int]]:
+    def _flat(self, texts: list[str], *, placed: bool) -> tuple[UInt32, Int64, Int64]:
+        parts, places = [np.empty(0, np.uint32)], [np.empty((0, 2), np.int64)]
+        lengths: list[int] = []
+        for batch in _batches(texts, _REFERENCE_BATCH_CHARACTERS):
+            encoded = self._encodings(batch, placed=placed)
+            ids = [one.ids for one in encoded]
+            lengths.extend(map(len, ids))
+            count = sum(map(len, ids))
+            parts.append(np.fromiter(chain.from_iterable(ids), np.uint32, count=count))
+            if placed:
+                edges = chain.from_iterable(chain.from_iterable(one.offsets for one in encoded))
+                places.append(np.fromiter(edges, np.int64, count=2 * count).reshape(-1, 2))
+        flat_ids = parts[-1] if len(parts) == 2 else np.concatenate(parts)
+        return flat_ids, _offsets(lengths, len(lengths)), np.concatenate(places)
+
+    def _encodings(self, texts: list[str], *, placed: bool = False) -> list[Any]:
+        # the fast one leaves out the offsets
+        encode = self.tokenizer.encode_batch if placed else self.tokenizer.encode_batch_fast
         try:
-            encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=specials)
+            encoded: list[Any] = encode(texts, add_special_tokens=False)
         except BaseException as error:
             if not is_of_library(error):
                 raise
             if len(texts) > 1:  # find the one
-                return [ids for text in texts for ids in self._ids([text], specials)]
+                return [one for text in texts for one in self._encodings([text], placed=placed)]
             raise UsageError(
                 f"the text {texts[0][:80]!r} cannot be encoded: {error}",
                 "the tokenizer has no token for it: give it an unknown token, or use another",
             ) from error
-        return [one.ids for one in encoded]
+        return encoded
 
     def describe(self, tokens: list[str]) -> Description:
         for text in _PROBES:
-            bare = self._ids([text])[0]
+            (encoding,) = self._encodings([text])
+            bare = full = encoding.ids
             if bare:
                 break
-        full = self._ids([text], specials=True)[0]
-        prefix, suffix = None, []
+        prefix: list[int] | None = None
+        suffix: list[int] = []
+        if self._post_processor is not None:
+            full = self._post_processor.process(encoding).ids
+            if self._post_processor.process(encoding, None, False).ids != bare:
+                full = []  # it does something to the text's own tokens
         for start in range(len(full) - len(bare) + 1):
             if prefix is None and full[start : start + len(bare)] == bare:
                 prefix, suffix = full[:start], full[start + len(bare) :]
