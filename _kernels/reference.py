@@ -237,6 +237,11 @@ def mark_trained(texts, kinds, spaces, spacing, spans):
     return marked
 
 
+def find_in_texts(texts, code_points):
+    """Which texts hold a character of a set of code points."""
+    return [any(ord(character) in code_points for character in text) for text in texts]
+
+
 def _places(text, tokens, kinds, spaces, spacing):
     """The bytes (first, end) of every token; None where they are not the text."""
     mark, found, at, fresh = "▁".encode(), [], 0, spacing > 0

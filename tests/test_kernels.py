@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from packer_cli._kernels import (
     balancing,
     best_fit,
+    characters,
     filling,
     marking,
     mffd,
@@ -399,6 +400,22 @@ def test_mark_trained_equals_its_twin(
     for (a, b), flags in zip(pairwise(offsets.tolist()), expected, strict=True):
         assert flags is None or trained[a:b].astype(bool).tolist() == flags
     assert margins_kept(trained, certain)
+
+
+@relaxed
+@given(
+    st.lists(st.text(st.sampled_from("aé\u0100Ж日👍\U0010ffff"), max_size=9), max_size=5),
+    st.sets(st.sampled_from([0x100, 0x416, 0x65E5, 0x1F44D, 0x10FFFF])),
+    st.sampled_from([0, 255, 256, 1000]),
+)
+def test_find_in_texts_equals_its_twin(texts: list[str], wanted: set[int], before: int) -> None:
+    texts = ["a" * before + text for text in texts]
+    one = np.zeros(0x110000, np.uint8)
+    one[sorted(wanted)] = 1
+    found = output(len(texts), np.uint8)
+    characters.find_in_texts(texts, fixed(np.packbits(one, bitorder="little"), np.uint8), found)
+    assert found.tolist() == reference.find_in_texts(texts, wanted)
+    assert margins_kept(found)
 
 
 def test_a_token_without_a_byte_goes_with_the_byte_that_follows() -> None:

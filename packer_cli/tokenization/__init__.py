@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count, pairwise
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from packer_cli._kernels import filling
 from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64, Spans, UInt8, UInt32
-from packer_cli.tokenization.agreement import differs_at_start, sample_of
+from packer_cli.tokenization.agreement import characters_of, differs_at_start, sample_of
 from packer_cli.tokenization.engines import BytesEngine, Engine, FastEngine, ReferenceEngine
 from packer_cli.tokenization.locate import TokenizerFiles
 from packer_cli.tokenization.reference_process import ReferenceProcess
@@ -32,6 +33,7 @@ from packer_cli.tokenization.token_bytes import (
     plain_bytes,
     token_bytes,
 )
+from packer_cli.tokenization.unsettled import with_unsettled
 
 Tokens = tuple[UInt32, Int64, UInt8 | None]
 
@@ -91,6 +93,7 @@ class Tokenizer:
         self._frame = frame
         self._pieces = cache(pieces)
         self._reference = reference
+        self._samples = count()  # its next() is atomic
 
     def encode(self, texts: list[str], spans: Spans | None = None) -> Tokens:
         """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all).
@@ -102,18 +105,29 @@ class Tokenizer:
         if spans is not None and isinstance(self.engine, ReferenceEngine):
             ids, offsets, places = self.engine.places(texts)
             return self._surrounded(ids, offsets, _by_places(texts, offsets, spans, places))
-        if self._reference is not None and texts:
-            # one more text in the same call, rather than a call for so little
-            sample = sample_of(texts)
-            ids, offsets = self.engine.encode([*texts, sample])
-            self._reference.check(sample, ids[offsets[-2] :].copy())
-            ids, offsets = ids[: offsets[-2]], offsets[:-1]
-        else:
-            ids, offsets = self.engine.encode(texts)
+        ids, offsets = self._encode(texts)
         trained: UInt8 | None = None
         if spans is not None:
             trained = mark_trained(self._pieces(), texts, ids, offsets, spans, self._reference)
         return self._surrounded(ids, offsets, trained)
+
+    def _encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        """The tokens of the texts themselves, as the reference would give them."""
+        reference = self._reference
+        if reference is None or not texts:
+            return self.engine.encode(texts)
+        unsettled = np.flatnonzero(with_unsettled(texts)).tolist()
+        others = set(unsettled)
+        alike = [text for i, text in enumerate(texts) if i not in others] if others else texts
+        sample = f"{sample_of(alike)}\n{characters_of(next(self._samples))}"
+        # one more text in the same call, rather than a call for so little
+        ids, offsets = self.engine.encode([*texts, sample])
+        reference.check(sample, ids[offsets[-2] :].copy())
+        ids, offsets = ids[: offsets[-2]], offsets[:-1]
+        if unsettled:
+            exact = reference.encode([texts[i] for i in unsettled])
+            ids, offsets = _with_others(ids, offsets, unsettled, *exact)
+        return ids, offsets
 
     def _surrounded(self, ids: UInt32, offsets: Int64, trained: UInt8 | None) -> Tokens:
         frame = self._frame
@@ -133,6 +147,18 @@ class Tokenizer:
     def close(self) -> None:
         if self._reference is not None:
             self._reference.close()
+
+
+def _with_others(
+    ids: UInt32, offsets: Int64, which: list[int], other_ids: UInt32, other_offsets: Int64
+) -> tuple[UInt32, Int64]:
+    """The documents, with other tokens for those of `which`."""
+    parts, lengths, done = [], np.diff(offsets), 0
+    for document, (a, b) in zip(which, pairwise(other_offsets.tolist()), strict=True):
+        parts += [ids[done : offsets[document]], other_ids[a:b]]
+        lengths[document], done = b - a, offsets[document + 1]
+    flat = np.concatenate([*parts, ids[done:]])
+    return flat, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def _by_places(texts: list[str], offsets: Int64, spans: Spans, places: Int64) -> UInt8:
