@@ -397,6 +397,14 @@ def pack(
     eos_token: Annotated[
         str | None, typer.Option(help="The EOS, where the tokenizer does not name one.")
     ] = None,
+    special_tokens_in_text: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="Special tokens that a record's content spells out: keep them, make ordinary text "
+            "of them, or error: a bad record.",
+        ),
+    ] = "keep",
     on_error: Annotated[
         str,
         typer.Option(help="A bad record: fail, or skip it into rejected.jsonl."),
@@ -479,6 +487,7 @@ def pack(
             prompt_template=prompt_template, train_on=train_on, keep_untrained=keep_untrained,
             input_format=input_format, sample_by=sample_by,
             add_bos=bos, add_eos=eos, eos_token=eos_token, separator=separator,
+            special_tokens_in_text=special_tokens_in_text,
             on_error=on_error, max_errors=_parse_max_errors(max_errors),
             max_line_bytes=_parse_size("--max-line-bytes", max_line_bytes),
             unit_bytes=None if unit_bytes is None else _parse_size("--unit-bytes", unit_bytes),

@@ -26,6 +26,7 @@ from packer_cli.shapes import Shape
 from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
+from packer_cli.tokenization.specials import Specials
 
 if TYPE_CHECKING:
     from packer_cli.supervised.documents import Composer
@@ -151,7 +152,8 @@ def prepare(
     if shape.kind == "tokens":
         files = chosen.files
         highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
-    return Source(plain_read, plain_encoder(tokenizer, highest), tokenizer)
+    encode = plain_encoder(tokenizer, highest, _specials(chosen.files, config))
+    return Source(plain_read, encode, tokenizer)
 
 
 def _supervised(
@@ -205,7 +207,11 @@ def _composer_parts(
 
     end_tokens = tuple(files.added_tokens) if files else ()
     source = template[0] if template else None
-    return shape, config, source, special_tokens(files), end_tokens
+    return shape, config, source, special_tokens(files), end_tokens, _specials(files, config)
+
+
+def _specials(files: TokenizerFiles | None, config: PackConfig) -> Specials:
+    return Specials(files.specials if files else (), config.special_tokens_in_text)
 
 
 def _tokenizer(
@@ -239,7 +245,7 @@ def encode_again(
 ) -> Encode:
     """What makes tokens of records as readers give them, whatever the shape: to compare."""
     if not shape.is_supervised or tokenizer is None:
-        return plain_encoder(tokenizer)
+        return plain_encoder(tokenizer, None, _specials(files, config))
     from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415

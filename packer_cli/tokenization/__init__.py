@@ -22,9 +22,16 @@ from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64, Spans, UInt8, UInt32
 from packer_cli.tokenization.agreement import characters_of, differs_at_start, sample_of
-from packer_cli.tokenization.engines import BytesEngine, Engine, FastEngine, ReferenceEngine
+from packer_cli.tokenization.engines import (
+    BytesEngine,
+    Engine,
+    FastEngine,
+    OrdinaryTextEngine,
+    ReferenceEngine,
+)
 from packer_cli.tokenization.locate import TokenizerFiles
 from packer_cli.tokenization.reference_process import ReferenceProcess
+from packer_cli.tokenization.specials import Span, Specials
 from packer_cli.tokenization.token_bytes import (
     TokenBytes,
     by_places,
@@ -86,30 +93,78 @@ class Tokenizer:
         frame: _Frame,
         pieces: Callable[[], TokenBytes],
         reference: ReferenceProcess | None = None,
+        ordinary: Callable[[], OrdinaryTextEngine] | None = None,
+        special_ids: UInt32 | None = None,
     ) -> None:
-        """`reference` is what samples of the engine are checked against."""
+        """`reference` is what samples of the engine are checked against.
+
+        ordinary     makes the engine for texts whose `controls` are given
+        special_ids  uint32, of the special tokens
+        """
         self.info = info
         self.engine = engine
         self._frame = frame
         self._pieces = cache(pieces)
         self._reference = reference
+        self._ordinary = None if ordinary is None else cache(ordinary)
+        self._special_runs = _runs([] if special_ids is None else special_ids.tolist())
         self._samples = count()  # its next() is atomic
 
-    def encode(self, texts: list[str], spans: Spans | None = None) -> Tokens:
+    def encode(
+        self, texts: list[str], spans: Spans | None = None,
+        controls: dict[int, list[Span]] | None = None,
+    ) -> Tokens:  # fmt: skip
+        """As `encode_bare`, special tokens around the documents included."""
+        return self.surrounded(*self.encode_bare(texts, spans, controls))
+
+    def count_special(self, ids: UInt32) -> int:
+        """How many of the ids are special tokens."""
+        return sum(int(np.count_nonzero(ids - begin < size)) for begin, size in self._special_runs)
+
+    def encode_bare(
+        self, texts: list[str], spans: Spans | None = None,
+        controls: dict[int, list[Span]] | None = None,
+    ) -> Tokens:  # fmt: skip
         """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all).
 
         A text without any token stays empty. A token is trained when it holds at least one
-        byte of its text's `spans`; EOS when the token before it is. Raises InternalError when
-        an earlier sample of the engine differed from the reference.
+        byte of its text's `spans`; EOS when the token before it is. `controls`: of some texts,
+        the characters where special tokens are; others in those texts are just text. Raises
+        InternalError when an earlier sample of the engine differed from the reference.
         """
+        ids, offsets, trained = self._encode_marked(texts, spans)
+        for text in sorted(controls or {}):
+            ids, offsets, trained = self._ordinarily(
+                text, texts[text], (controls or {})[text], spans, (ids, offsets, trained)
+            )
+        return ids, offsets, trained
+
+    def _ordinarily(
+        self, number: int, text: str, controls: list[Span], spans: Spans | None, tokens: Tokens
+    ) -> Tokens:
+        """The tokens with those of one text replaced."""
+        if self._ordinary is None:
+            return tokens
+        ids, offsets, trained = tokens
+        new, places = self._ordinary().places(text, controls)
+        begin, end = offsets[number], offsets[number + 1]
+        if trained is not None and spans is not None:
+            own = slice(spans.offsets[number], spans.offsets[number + 1])
+            flags = by_places(places, text, spans.begin[own], spans.end[own])
+            trained = np.concatenate([trained[:begin], flags, trained[end:]])
+        offsets = offsets.copy()
+        offsets[number + 1 :] += len(new) - (end - begin)
+        return np.concatenate([ids[:begin], new, ids[end:]]), offsets, trained
+
+    def _encode_marked(self, texts: list[str], spans: Spans | None) -> Tokens:
         if spans is not None and isinstance(self.engine, ReferenceEngine):
             ids, offsets, places = self.engine.places(texts)
-            return self._surrounded(ids, offsets, _by_places(texts, offsets, spans, places))
+            return ids, offsets, _by_places(texts, offsets, spans, places)
         ids, offsets = self._encode(texts)
         trained: UInt8 | None = None
         if spans is not None:
             trained = mark_trained(self._pieces(), texts, ids, offsets, spans, self._reference)
-        return self._surrounded(ids, offsets, trained)
+        return ids, offsets, trained
 
     def _encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         """The tokens of the texts themselves, as the reference would give them."""
@@ -129,7 +184,8 @@ class Tokenizer:
             ids, offsets = _with_others(ids, offsets, unsettled, *exact)
         return ids, offsets
 
-    def _surrounded(self, ids: UInt32, offsets: Int64, trained: UInt8 | None) -> Tokens:
+    def surrounded(self, ids: UInt32, offsets: Int64, trained: UInt8 | None) -> Tokens:
+        """With what goes around every document."""
         frame = self._frame
         ids, offsets, trained = _framed(ids, offsets, trained, frame.prefix, frame.suffix)
         if len(frame.separator):
@@ -239,7 +295,24 @@ def load_tokenizer(
 def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
     reference = ReferenceEngine(files.json)
     info, frame = describe(reference)
-    return Tokenizer(info, reference, frame, no_bytes)
+    return Tokenizer(info, reference, frame, no_bytes, None, *_special(files))
+
+
+def _special(files: TokenizerFiles) -> tuple[Callable[[], OrdinaryTextEngine], UInt32]:
+    """As `Tokenizer` takes them."""
+    ids = np.array([token.id for token in files.specials], np.uint32)
+    return partial(OrdinaryTextEngine, files.json, Specials(files.specials)), ids
+
+
+def _runs(ids: list[int]) -> list[tuple[np.uint32, int]]:
+    """The ids as (first, how many) of each run of them: most tokenizers have one or two."""
+    found: list[list[int]] = []
+    for token in sorted(set(ids)):
+        if found and token == sum(found[-1]):
+            found[-1][1] += 1
+        else:
+            found.append([token, 1])
+    return [(np.uint32(begin), size) for begin, size in found]
 
 
 def _on_fast(
@@ -256,7 +329,7 @@ def _on_fast(
         difference = differs_at_start(fast, reference, files.added_tokens, documents)
         if difference is None:
             pieces = partial(token_bytes, files.json)
-            return Tokenizer(info, fast, frame, pieces, reference), ""
+            return Tokenizer(info, fast, frame, pieces, reference, *_special(files)), ""
         problem = f"gigatoken differs from tokenizers on {difference}"
     except ValueError as error:
         problem = str(error).splitlines()[0]

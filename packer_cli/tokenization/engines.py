@@ -2,7 +2,7 @@
 
 `ReferenceEngine` is Hugging Face tokenizers and defines what is right; `FastEngine` is
 gigatoken, tens of times faster, trusted only while it agrees (see `agreement.py`);
-`BytesEngine` needs nothing installed or downloaded. Only numpy is imported here before an
+`BytesEngine` needs nothing installed or downloaded. Little is imported here before an
 engine is made, because `reference_process.py` starts from this file.
 """
 
@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.records import Int64, UInt32
+from packer_cli.tokenization.specials import Span, Specials
 
 # Cutting batches by bytes keeps the reference's per-document objects within bounds.
 _REFERENCE_BATCH_CHARACTERS = 4 << 20
@@ -163,6 +165,42 @@ class ReferenceEngine:
                 prefix, suffix = full[:start], full[start + len(bare) :]
         ids = {token: self.tokenizer.token_to_id(token) for token in tokens}
         return Description(prefix, suffix, ids, self.tokenizer.get_vocab_size())
+
+
+class OrdinaryTextEngine:
+    """The reference for texts in which only some special tokens are tokens, others just text."""
+
+    def __init__(self, tokenizer_json: bytes, specials: Specials) -> None:
+        self._specials = specials
+        self._first = self._rest = _without_specials(tokenizer_json)
+        if b'"first"' in tokenizer_json:  # as a pre-tokenizer may treat the beginning of a text
+            document = msgspec.json.decode(tokenizer_json)
+            if (document.get("pre_tokenizer") or {}).get("prepend_scheme") == "first":
+                document["pre_tokenizer"]["prepend_scheme"] = "never"
+                self._rest = _without_specials(msgspec.json.encode(document))
+
+    def places(self, text: str, controls: list[Span]) -> tuple[UInt32, Int64]:
+        """(ids uint32[T], places int64[T, 2]) where only `controls` are special tokens."""
+        ids: list[int] = []
+        places: list[Span] = []
+        done = 0
+        for begin, end in [*controls, (len(text), len(text))]:
+            if done < begin:
+                engine = self._rest if done else self._first
+                own, edges = engine.offsets(text[done:begin])
+                ids += own
+                places += [(done + a, done + b) for a, b in edges]
+            if begin < end:
+                ids.append(self._specials.id_of(text[begin:end]))
+                places.append((begin, end))
+            done = end
+        return np.array(ids, np.uint32), np.array(places, np.int64).reshape(-1, 2)
+
+
+def _without_specials(tokenizer_json: bytes) -> ReferenceEngine:
+    engine = ReferenceEngine(tokenizer_json)
+    engine.tokenizer.encode_special_tokens = True  # as the text that they are
+    return engine
 
 
 class FastEngine:
