@@ -26,6 +26,7 @@ from packer_cli.shapes import Shape
 from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
+from packer_cli.tokenization.rebuilt import rebuilt_otherwise
 from packer_cli.tokenization.specials import Specials
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def choose_encoding(
     if chosen == BYTES and origin == "default":
         notify("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
     files = None if chosen == BYTES else locate(chosen)
+    if files is not None and (warning := rebuilt_otherwise(files)):
+        notify(f"warning: {warning}; see packer tokenizer --check")
     if not shape.is_supervised:
         return Chosen(chosen, files)
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
@@ -246,14 +249,20 @@ def encode_again(
     """What makes tokens of records as readers give them, whatever the shape: to compare."""
     if not shape.is_supervised or tokenizer is None:
         return plain_encoder(tokenizer, None, _specials(files, config))
-    from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
+
+    composer = composer_of(shape, config, files)
+    encode = SupervisedEncoder(lambda: composer, tokenizer)
+    return lambda records, file, counts: encode(composer.compose(records), file, counts)
+
+
+def composer_of(shape: Shape, config: PackConfig, files: TokenizerFiles | None) -> Composer:
+    """What makes documents of supervised records."""
+    from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
 
     found = find_template(config.chat_template, files)
-    composer = make_composer(*_composer_parts(shape, config, files, found))
-    encode = SupervisedEncoder(lambda: composer, tokenizer)
-    return lambda records, file, counts: encode(composer.compose(records), file, counts)
+    return make_composer(*_composer_parts(shape, config, files, found))
 
 
 def _beginning(file: InputFile) -> Slice:
