@@ -20,7 +20,7 @@ from packer_cli.tokenization.unsettled import settled, with_unsettled
 FIRST_DOCUMENTS_CHARACTERS = 32 << 10
 _EXCERPT_CHARACTERS = 2048
 _CONTEXTS = "x{0}'s {0}1{0} \n{0}{0}"
-_AT_A_TIME = 160  # characters that a sample holds in their contexts
+_AT_A_TIME = 32  # characters that a sample holds in their contexts
 _AT_THE_START = 64  # one of so many
 _SURROGATES, _PRIVATE = (0xD800, 0xE000), (0xE010, 0xF900)  # of private ones, the first few
 _PLANES = 0xE0200  # above it are private ones only
