@@ -752,8 +752,8 @@ def export(
             print(f"{output}: {', '.join(f'{n:,} {key}' for key, n in counts.items())}, as {to}")
 
 
-@app.command("tokenizer", no_args_is_help=True)
-def tokenizer_of(
+@app.command(no_args_is_help=True)
+def tokenizer(
     name: Annotated[
         str, typer.Argument(metavar="DIR", help="As pack's --tokenizer, but for bytes.")
     ],
