@@ -1,6 +1,7 @@
 """From spans of bytes of texts to trained flags of tokens."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memcmp
 
 # As in packer_cli/tokenization/token_bytes.py.
 cdef enum:
@@ -18,6 +19,8 @@ cdef inline int64_t _bytes_of(
 ) noexcept nogil:
     """How many bytes of the text the piece is; -1 where it is not what the text says."""
     cdef int64_t p = 0, t = 0
+    if size <= room and memcmp(piece, text, size) == 0:
+        return size
     while p < size:
         if t >= room:
             return -1
