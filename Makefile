@@ -11,7 +11,7 @@ PIP = -m pip install --quiet --disable-pip-version-check
 SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-fuzz test-faults test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
+.PHONY: help demo test test-slow test-fuzz test-places test-faults test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,11 @@ FUZZ ?= 10000
 
 test-fuzz: $(VENV)/.testing ## read FUZZ damaged results, none may crash (minutes)
 	PACKER_FUZZ=$(FUZZ) $(BIN)/pytest tests/test_fuzz.py $(ARGS)
+
+PLACES ?= 1000000
+
+test-places: $(VENV)/.testing ## trained tokens of PLACES hard texts against the reference (minutes)
+	PACKER_PLACES=$(PLACES) $(BIN)/pytest tests/test_token_places.py $(ARGS)
 
 KILLS ?= 300
 TREES ?= 10000

@@ -1,52 +1,106 @@
 """From spans of bytes of texts to trained flags of tokens."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.string cimport memcmp
+
+# As in packer_cli/tokenization/token_bytes.py.
+cdef enum:
+    ADDED = 2
+    PREPENDED = 1, UNLESS_THERE = 2, AT_START = 3
+
+
+cdef inline bint _is_space(const uint8_t* at, int64_t room) noexcept nogil:
+    """Whether U+2581, "▁", is there."""
+    return room >= 3 and at[0] == 0xE2 and at[1] == 0x96 and at[2] == 0x81
+
+
+cdef inline int64_t _bytes_of(
+    const uint8_t* piece, int64_t size, const uint8_t* text, int64_t room, bint spaces
+) noexcept nogil:
+    """How many bytes of the text the piece is; -1 where it is not what the text says."""
+    cdef int64_t p = 0, t = 0
+    if size <= room and memcmp(piece, text, size) == 0:
+        return size
+    while p < size:
+        if t >= room:
+            return -1
+        if piece[p] == text[t]:
+            p += 1
+            t += 1
+        elif spaces and text[t] == 0x20 and _is_space(piece + p, size - p):
+            p += 3
+            t += 1
+        else:
+            return -1
+    return t
 
 
 def mark_trained(
     const uint32_t[::1] ids, const int64_t[::1] offsets,
-    const int32_t[::1] token_bytes, bint spaced, const int64_t[::1] text_bytes,
+    const uint8_t[::1] pieces, const int64_t[::1] piece_offsets, const uint8_t[::1] kinds,
+    bint spaces, int spacing,
+    const uint8_t[::1] text, const int64_t[::1] text_offsets,
     const int64_t[::1] span_offsets, const int64_t[::1] span_begin, const int64_t[::1] span_end,
     uint8_t[::1] trained, uint8_t[::1] certain,
 ):
     """Mark the tokens that hold at least one byte of a span.
 
-    Tokens lie end to end in their text, so summed lengths give their places.
+    The tokens are held to the text, byte after byte, so that their places are known and not summed.
 
     IN  ids uint32[T], offsets int64[n + 1]: the documents' tokens
-    IN  token_bytes   int32[highest id + 1], bytes of text that a token stands for; negative for
-                      the -(bytes + 1) of tokens that are never merged with their neighbours
-    IN  spaced        the tokenizer puts a space before every run of other tokens, which is not in
-                      the text (the SentencePiece way)
-    IN  text_bytes    int64[n], bytes of each text
+    IN  pieces        uint8[B], piece_offsets int64[K + 1]: the bytes that a token stands for
+    IN  kinds         uint8[K]: 1 of a token of the model, 2 of one that is added, which begins the
+                      text after it anew; 0: which bytes it stands for is not known
+    IN  spaces        "▁" in a piece stands for a space, or for itself
+    IN  spacing       a "▁" that is not in the text is put before what begins anew: 0 never;
+                      1 always; 2 unless the text there begins with a space or "▁"; 3 as 2, but
+                      only before the whole text
+    IN  text          uint8[bytes], text_offsets int64[n + 1]: the texts in UTF-8
     IN  span_offsets  int64[n + 1], span_begin and span_end int64[spans]: bytes, in order
-    OUT trained       uint8[T]
-    OUT certain       uint8[n], 1 where the lengths add up to the text's; else the flags of that
-                      document mean nothing
+    OUT trained       uint8[T]; what adds no byte goes with the byte that follows
+    OUT certain       uint8[n], 1 where the tokens are the text, from its first byte to its last;
+                      else the flags of that document mean nothing
     """
-    cdef int64_t n = offsets.shape[0] - 1, known = token_bytes.shape[0]
-    cdef int64_t i, t, span, last, begin, end
-    cdef int32_t size
+    cdef int64_t n = offsets.shape[0] - 1, known = kinds.shape[0]
+    cdef int64_t i, t, span, last, begin, end, stop, size, used
+    cdef const uint8_t* piece
+    cdef const uint8_t* here
+    cdef uint8_t kind
     cdef bint fresh
     with nogil:
         for i in range(n):
             span = span_offsets[i]
             last = span_offsets[i + 1]
             begin = 0
-            fresh = True
+            stop = text_offsets[i + 1] - text_offsets[i]
+            fresh = spacing > 0
+            certain[i] = 0
             for t in range(offsets[i], offsets[i + 1]):
-                size = token_bytes[ids[t]] if ids[t] < known else 0
-                if size < 0:
-                    size = -size - 1
-                    fresh = True
-                else:
-                    if spaced and fresh:
-                        size -= 1
+                kind = kinds[ids[t]] if ids[t] < known else 0
+                if kind == 0:
+                    break
+                piece = &pieces[0] + piece_offsets[ids[t]]
+                size = piece_offsets[ids[t] + 1] - piece_offsets[ids[t]]
+                here = &text[0] + text_offsets[i] + begin
+                if kind == ADDED:
+                    fresh = spacing == PREPENDED or spacing == UNLESS_THERE
+                elif fresh:
                     fresh = False
-                end = begin + size
+                    if spacing == PREPENDED or not (
+                        stop > begin and (here[0] == 0x20 or _is_space(here, stop - begin))
+                    ):
+                        if not _is_space(piece, size):
+                            break
+                        piece += 3
+                        size -= 3
+                used = _bytes_of(piece, size, here, stop - begin, spaces)
+                if used < 0:
+                    break
+                end = begin + used
                 while span < last and span_end[span] <= begin:
                     span += 1
                 # the space alone stands before the byte that follows
-                trained[t] = span < last and (end if size else begin + 1) > span_begin[span]
+                trained[t] = span < last and (end if used else begin + 1) > span_begin[span]
                 begin = end
-            certain[i] = begin == text_bytes[i]
+            else:
+                certain[i] = begin == stop

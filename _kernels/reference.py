@@ -6,6 +6,7 @@ into arrays that the caller allocated.
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -221,17 +222,50 @@ def gather_pieces(ids, begin, length):
     return [token for b, n in zip(begin, length, strict=True) for token in ids[b : b + n]]
 
 
-def mark_trained(texts: list[list[int]], spans: list[list[tuple[int, int]]]) -> list[list[bool]]:
-    """Which tokens hold a byte of a span; `texts`: the bytes of every token, text by text."""
+def mark_trained(texts, kinds, spaces, spacing, spans):
+    """For each text: which of its tokens hold a byte of a span, or None where that is not certain.
+
+    texts: (the text's bytes, its tokens' (id, bytes)); kinds: id -> 0, 1 or 2.
+    """
     marked = []
-    for sizes, wanted in zip(texts, spans, strict=True):
+    for (text, tokens), wanted in zip(texts, spans, strict=True):
+        places = _places(text, tokens, kinds, spaces, spacing)
         bytes_of_spans = {at for begin, end in wanted for at in range(begin, end)}
-        begin, flags = 0, []
-        for size in sizes:
-            flags.append(bool(bytes_of_spans & set(range(begin, begin + size))))
-            begin += size
-        marked.append(flags)
+        marked.append(
+            places and [bool(bytes_of_spans & set(range(a, max(a + 1, b)))) for a, b in places]
+        )
     return marked
+
+
+def find_in_texts(texts, code_points):
+    """Which texts hold a character of a set of code points."""
+    return [any(ord(character) in code_points for character in text) for text in texts]
+
+
+def _places(text, tokens, kinds, spaces, spacing):
+    """The bytes (first, end) of every token; None where they are not the text."""
+    mark, found, at, fresh = "▁".encode(), [], 0, spacing > 0
+    for token, whole in tokens:
+        piece = whole
+        if kinds.get(token, 0) == 0:
+            return None
+        if kinds[token] == 2:
+            fresh = spacing in (1, 2)
+        elif fresh:
+            fresh = False
+            if spacing == 1 or not text[at:].startswith((b" ", mark)):
+                if not piece.startswith(mark):
+                    return None
+                piece = piece[len(mark) :]
+        pattern = re.escape(piece)
+        if spaces:
+            pattern = pattern.replace(mark, b"(?:" + mark + b"| )")
+        match = re.compile(pattern, re.DOTALL).match(text, at)
+        if match is None:
+            return None
+        found.append(match.span())
+        at = match.end()
+    return found if at == len(text) else None
 
 
 def balance_rows(  # noqa: PLR0912 one loop in the other, as the rule is

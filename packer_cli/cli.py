@@ -433,6 +433,14 @@ def pack(
     eos_token: Annotated[
         str | None, typer.Option(help="The EOS, where the tokenizer does not name one.")
     ] = None,
+    special_tokens_in_text: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="Special tokens that a record's content spells out: keep them, make ordinary text "
+            "of them, or error: a bad record.",
+        ),
+    ] = "keep",
     on_error: Annotated[
         str,
         typer.Option(help="A bad record: fail, or skip it into rejected.jsonl."),
@@ -522,6 +530,7 @@ def pack(
             prompt_template=prompt_template, train_on=train_on, keep_untrained=keep_untrained,
             input_format=input_format, sample_by=sample_by,
             add_bos=bos, add_eos=eos, eos_token=eos_token, separator=separator,
+            special_tokens_in_text=special_tokens_in_text,
             on_error=on_error, max_errors=_parse_max_errors(max_errors),
             max_line_bytes=_parse_size("--max-line-bytes", max_line_bytes),
             unit_bytes=None if unit_bytes is None else _parse_size("--unit-bytes", unit_bytes),
@@ -793,6 +802,66 @@ def export(
         else:
             figures = ", ".join(f"{n:,} {key}" for key, n in counts.items())
             print(one_line(f"{output}: {figures}, as {to}"))
+
+
+@app.command(no_args_is_help=True)
+def tokenizer(
+    name: Annotated[
+        str, typer.Argument(metavar="DIR", help="As pack's --tokenizer, but for bytes.")
+    ],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="INPUT", help="Compare texts of these, too.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with AutoTokenizer of transformers.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a tokenizer is; --check: whether AutoTokenizer gives the same tokens.
+
+    Exit 1 when it does not, with what they differ on. Special tokens around texts do not count.
+
+    Example: packer tokenizer ./my-model --check data.jsonl
+    """
+    with _reported(debug):
+        import json
+
+        from packer_cli.errors import DataError
+        from packer_cli.tokenization.locate import locate
+        from packer_cli.tokenization.rebuilt import rebuilt_otherwise
+
+        if inputs and not check:
+            raise UsageError("inputs are for --check", "packer tokenizer DIR --check INPUT...")
+        files = locate(name)
+        about = {
+            "tokenizer": name, "sha256": files.sha256, "bos": files.bos, "eos": files.eos,
+            "pad": files.pad, "added_tokens": len(files.added_tokens),
+            "special_tokens": len(files.specials), "warning": rebuilt_otherwise(files) or None,
+        }  # fmt: skip
+        comparisons = []
+        if check:
+            from packer_cli.tokenizer_check import check as compare
+
+            comparisons = compare(files, inputs or [])
+        if as_json:
+            print(
+                json.dumps(about | {"compared": [one.as_json() for one in comparisons]}, indent=1)
+            )
+        else:
+            for key, value in about.items():
+                if value is not None:
+                    print(f"{key.replace('_', ' ')}: {value}")
+            for one in comparisons:
+                first = f", the first: {one.different[0][:80]!r}" if one.different else ""
+                count = f"{len(one.different):,} of {one.texts:,} texts differ"
+                print(f"{one.source}: {count} from AutoTokenizer{first}")
+        if any(one.different for one in comparisons):
+            raise DataError(
+                f"tokenizer {name}: AutoTokenizer gives other tokens than its tokenizer.json",
+                'train and infer with one of them: "tokenizer_class": "PreTrainedTokenizerFast" in '
+                "tokenizer_config.json makes AutoTokenizer load tokenizer.json as it is",
+            )
 
 
 def _print_packed(

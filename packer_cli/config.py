@@ -28,6 +28,7 @@ _CHOICES = {
     "train_on": ("assistant", "last-assistant", "completion", "all"),
     "prompt_template": ("none", "alpaca", "chat"),
     "on_error": ("fail", "skip"),
+    "special_tokens_in_text": ("keep", "text", "error"),
     "sample_by": ("line", "paragraph", "document"),
     "input_format": ("jsonl", "parquet", "arrow", "text", "csv", "tsv"),
 }
@@ -118,6 +119,8 @@ class PackConfig:
                       the tokenizer does, with EOS; not around what a chat template rendered
     separator         text after every document, never trained on
     eos_token         the EOS, where the tokenizer does not say
+    special_tokens_in_text  what becomes of special tokens that a record's own content spells out:
+                      "keep" them, make ordinary "text" of them, or "error": it is a bad record
     on_error          a bad record ends the run ("fail") or goes to rejected.jsonl ("skip")
     max_line_bytes    longest line, cell, paragraph or text document accepted
     unit_bytes        input bytes in a work unit; None: by the size of the input
@@ -152,6 +155,7 @@ class PackConfig:
     add_eos: bool | None = None
     separator: str | None = None
     eos_token: str | None = None
+    special_tokens_in_text: str = "keep"
     on_error: str = "fail"
     max_errors: int | float | None = None
     max_line_bytes: int = 256 * MIB

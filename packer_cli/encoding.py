@@ -6,6 +6,7 @@ Records of messages and the like come from `supervised/encoder.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from packer_cli.errors import DataError, InternalError
 from packer_cli.readers import reader_for
 from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch
 from packer_cli.tokenization import Tokenizer
+from packer_cli.tokenization.specials import NO_SPECIALS, SPELLED_OUT_TIP, Specials, spelled_out
 
 # The records of a slice, in batches.
 Read = Callable[[InputFile, Slice], Iterator[Records]]
@@ -21,18 +23,43 @@ Read = Callable[[InputFile, Slice], Iterator[Records]]
 Encode = Callable[[Records, InputFile, Counts], tuple[TokenBatch, list[BadRecord]]]
 
 
-def plain_encoder(tokenizer: Tokenizer | None, highest_id: int | None = None) -> Encode:
+def plain_encoder(
+    tokenizer: Tokenizer | None, highest_id: int | None = None, specials: Specials = NO_SPECIALS
+) -> Encode:
     """For texts, and for token ids of a tokenizer whose `highest_id` is known."""
 
     def encode(
         records: Records, file: InputFile, counts: Counts
     ) -> tuple[TokenBatch, list[BadRecord]]:
-        batch = token_batch(records, file, tokenizer)
+        records = _without_specials(records, specials)
+        batch = token_batch(records, file, tokenizer, counts)
         if highest_id is not None:
             _refuse_ids_above(highest_id, batch, file)
         return batch, records.bad
 
     return encode
+
+
+def _without_specials(records: Records, specials: Specials) -> Records:
+    """Texts with special tokens are bad records, or have none as `controls`, by the policy."""
+    if records.texts is None or specials.policy == "keep" or not specials.tokens:
+        return records
+    found = {i: name for i, text in enumerate(records.texts) if (name := specials.in_text(text))}
+    if specials.policy == "text":
+        number = sum(len(list(specials.in_record(records.texts[i]))) for i in found)
+        return replace(records, controls={i: [] for i in found}, specials=number)
+    bad = [
+        BadRecord(int(records.positions[i]), spelled_out(name), SPELLED_OUT_TIP)
+        for i, name in found.items()
+    ]
+    kept = [i for i in range(len(records.texts)) if i not in found]
+    return replace(
+        records,
+        positions=records.positions[kept],
+        texts=[records.texts[i] for i in kept],
+        bad=sorted([*records.bad, *bad], key=lambda record: record.position),
+        specials=len(found),
+    )
 
 
 def _refuse_ids_above(highest: int, batch: TokenBatch, file: InputFile) -> None:
@@ -47,12 +74,18 @@ def _refuse_ids_above(highest: int, batch: TokenBatch, file: InputFile) -> None:
         )
 
 
-def token_batch(records: Records, file: InputFile, tokenizer: Tokenizer | None) -> TokenBatch:
-    """The documents of texts or ids, all of one file."""
+def token_batch(
+    records: Records, file: InputFile, tokenizer: Tokenizer | None, counts: Counts
+) -> TokenBatch:
+    """The documents of texts or ids, all of one file; special tokens in their texts are counted."""
+    counts.special_tokens_in_text += records.specials or 0
     if records.tokens is not None:
         ids, offsets, trained = records.tokens
     elif tokenizer is not None and records.texts is not None:
-        ids, offsets, trained = tokenizer.encode(records.texts, records.spans)
+        bare = tokenizer.encode_bare(records.texts, records.spans, records.controls)
+        if records.specials is None:
+            counts.special_tokens_in_text += tokenizer.count_special(bare[0])
+        ids, offsets, trained = tokenizer.surrounded(*bare)
     elif not len(records.positions):
         ids, offsets, trained = np.empty(0, np.uint32), np.zeros(1, np.int64), None
     else:

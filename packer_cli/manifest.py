@@ -31,6 +31,7 @@ TOTALS = (
     "dropped_documents", "dropped_tokens", "dropped_trained_tokens",
     "untrained_documents", "untrained_tokens", "rejected_records", "empty_documents",
     "trained_turns", "turns_without_end", "double_bos_documents", "unshown_tools",
+    "special_tokens_in_text",
 )  # fmt: skip
 
 

@@ -126,6 +126,7 @@ class _Manifest(Struct):
     shards: Annotated[list[_Shard], Meta(min_length=1)]
     attention_cost: _AttentionCost | None = None
     side_files: dict[Annotated[str, Meta(pattern=SIDE_FILE_PATTERN)], str] = {}
+    special_tokens_in_text: _Count = 0  # none in older results
     incomplete: str | None = None
     sha256: str | None = None
 

@@ -147,6 +147,8 @@ class Records:
     tokens     (ids, offsets, trained) as in TokenBatch, for records that are token ids
     spans      of the texts, what is trained on; None: everything
     turns      the assistant's trained turns in the texts, and those without an end token
+    specials   special tokens in the records' own content; None: not looked for yet
+    controls   of some texts, the characters where special tokens are; others there are just text
     unshown    texts whose tool calls or tools the chat template left out
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
@@ -161,6 +163,8 @@ class Records:
     spans: Spans | None = None
     turns: tuple[int, int] = (0, 0)
     unshown: int = 0
+    specials: int | None = None
+    controls: dict[int, list[tuple[int, int]]] | None = None
     conversations: list[Any] | None = None
     fields: list[dict[str, Any]] | None = None
     bad: list[BadRecord] = field(default_factory=list)

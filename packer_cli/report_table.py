@@ -115,6 +115,8 @@ def _losses(f: dict[str, Any], train_on: str) -> list[tuple[str, int, str]]:
          "special token: the model may not learn to stop"),
         ("not shown", f["unshown_tools"], "conversations have tool calls or tools, which the chat "
          "template leaves out"),
+        ("special", f.get("special_tokens_in_text", 0), "special tokens that the content of "
+         "records spells out, see --special-tokens-in-text"),
         ("double BOS", f["double_bos_documents"], "documents begin with BOS twice"),
     ]  # fmt: skip
     return [row for row in rows if row[1]]

@@ -27,8 +27,11 @@ from packer_cli.shapes import Shape
 from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
+from packer_cli.tokenization.rebuilt import rebuilt_otherwise
+from packer_cli.tokenization.specials import Specials
 
 if TYPE_CHECKING:
+    from packer_cli.supervised.documents import Composer
     from packer_cli.supervised.processes import ComposingProcesses
 
 TEMPLATE = "chat_template.jinja"
@@ -113,6 +116,8 @@ def choose_encoding(
     if chosen == BYTES and origin == "default":
         warn("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
     files = None if chosen == BYTES else locate(chosen)
+    if files is not None and (warning := rebuilt_otherwise(files)):
+        notify(f"warning: {warning}; see packer tokenizer --check")
     if not shape.is_supervised:
         return Chosen(chosen, files)
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
@@ -154,7 +159,8 @@ def prepare(
     if shape.kind == "tokens":
         files = chosen.files
         highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
-    return Source(plain_read, plain_encoder(tokenizer, highest), tokenizer)
+    encode = plain_encoder(tokenizer, highest, _specials(chosen.files, config))
+    return Source(plain_read, encode, tokenizer)
 
 
 def _plain_read(
@@ -235,7 +241,11 @@ def _composer_parts(
 
     end_tokens = tuple(files.added_tokens) if files else ()
     source = template[0] if template and _renders(shape, config) else None
-    return shape, config, source, special_tokens(files), end_tokens
+    return shape, config, source, special_tokens(files), end_tokens, _specials(files, config)
+
+
+def _specials(files: TokenizerFiles | None, config: PackConfig) -> Specials:
+    return Specials(files.specials if files else (), config.special_tokens_in_text)
 
 
 def _tokenizer(
@@ -273,7 +283,7 @@ def source_again(
     """
     read = partial(_plain_read, shape, config)
     if not shape.is_supervised or tokenizer is None:
-        return Source(read, plain_encoder(tokenizer))
+        return Source(read, plain_encoder(tokenizer, None, _specials(files, config)))
     # jinja2 is slow
     from packer_cli.supervised.documents import placed  # noqa: PLC0415
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
@@ -296,6 +306,15 @@ def source_again(
         return encode(composed, file, counts)
 
     return Source(read, compose_and_encode, None, processes)
+
+
+def composer_of(shape: Shape, config: PackConfig, files: TokenizerFiles | None) -> Composer:
+    """Makes documents of supervised records, in this process and without limits."""
+    from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.supervised.templates import find_template  # noqa: PLC0415
+
+    found = find_template(config.chat_template, files)
+    return make_composer(*_composer_parts(shape, config, files, found))
 
 
 def _beginning(file: InputFile) -> Slice:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from packer_cli._kernels import (
     balancing,
     best_fit,
+    characters,
     filling,
     marking,
     mffd,
@@ -339,55 +340,92 @@ def spans_of_bytes(draw: st.DrawFn, size: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=False) if a < b]
 
 
+PIECES = [
+    b"",
+    b"a",
+    b" ",
+    b"b",
+    b"ab",
+    "▁".encode(),
+    "▁▁".encode(),
+    "▁a".encode(),
+    b"x",
+    "▁▁".encode(),
+    b"a",
+    "▁".encode()[:1],
+]
+PIECE_KINDS = [1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 0]  # the last has no piece
+
+
 @relaxed
-@given(st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=6), st.booleans(), st.data())
+@given(
+    st.lists(st.lists(st.integers(0, 13), max_size=12), max_size=6),
+    st.booleans(), st.integers(0, 3), st.data(),
+)  # fmt: skip
 def test_mark_trained_equals_its_twin(
-    texts: list[list[int]], spaced: bool, data: st.DataObject
+    tokens: list[list[int]], spaces: bool, spacing: int, data: st.DataObject
 ) -> None:
-    """Ids 0..5 have as many bytes, 6 and 7 are added tokens of 2 and 3, 8 and 9 are unknown."""
-    known = fixed([0, 1, 2, 3, 4, 5, -3, -4], np.int32)
-    sizes, spaces = [], []
-    for text in texts:
-        fresh, own = True, []  # a run of tokens that are not added ones begins
-        for token in text:
-            is_added = token in (6, 7)
-            space = spaced and fresh and not is_added
-            # the space before a run is in a token, but not in the text
-            own.append([0, 1, 2, 3, 4, 5, 2, 3, 0, 0][token] - space)
-            fresh = is_added
-        sizes.append(own)
-        spaces.append(min(own, default=0) < 0)
-    # what is no token with a byte to give to the space does not come from any tokenizer
-    kept = [i for i, impossible in enumerate(spaces) if not impossible]
-    texts, sizes = [texts[i] for i in kept], [sizes[i] for i in kept]
-    spans = [data.draw(spans_of_bytes(sum(own))) for own in sizes]
-    ids = fixed([token for text in texts for token in text], np.uint32)
-    offsets = fixed(np.cumsum([0, *map(len, texts)]))
-    # a text that has more bytes than its tokens cannot be marked by lengths
-    more = [data.draw(st.sampled_from([0, 0, 1])) for _ in texts]
-    text_bytes = fixed([sum(own) + extra for own, extra in zip(sizes, more, strict=True)])
+    pieces = [*PIECES, b""]
+    texts = []
+    for (
+        own
+    ) in tokens:  # of the pieces themselves, spaces for some of their marks, now and then more
+        text = b"".join(pieces[token] for token in own if token < len(pieces)).decode(
+            "utf-8", "ignore"
+        )
+        text = "".join(
+            data.draw(st.sampled_from(["▁", " ", " ", ""])) if c == "▁" else c for c in text
+        )
+        texts.append((text + data.draw(st.sampled_from(["", "", "a", " "]))).encode())
+    spans = [data.draw(spans_of_bytes(len(text))) for text in texts]
     flat = [edge for own in spans for edge in own]
+    ids = fixed([token for own in tokens for token in own], np.uint32)
+    offsets = fixed(np.cumsum([0, *map(len, tokens)]))
     trained, certain = output(len(ids), np.uint8), output(len(texts), np.uint8)
     marking.mark_trained(
-        ids, offsets, known, spaced, text_bytes, fixed(np.cumsum([0, *map(len, spans)])),
-        fixed([a for a, _ in flat]), fixed([b for _, b in flat]), trained, certain,
+        ids, offsets, fixed(list(b"".join(pieces)), np.uint8),
+        fixed(np.cumsum([0, *map(len, pieces)])), fixed(PIECE_KINDS, np.uint8), spaces, spacing,
+        fixed([*b"".join(texts), 0], np.uint8), fixed(np.cumsum([0, *map(len, texts)])),
+        fixed(np.cumsum([0, *map(len, spans)])), fixed([a for a, _ in flat]),
+        fixed([b for _, b in flat]), trained, certain,
     )  # fmt: skip
-    assert certain.tolist() == [extra == 0 for extra in more]
-    expected = reference.mark_trained(sizes, spans)
-    for i, (a, b) in enumerate(pairwise(offsets.tolist())):
-        found = trained[a:b].astype(bool).tolist()
-        with_bytes = [k for k, size in enumerate(sizes[i]) if size]
-        assert [found[k] for k in with_bytes] == [expected[i][k] for k in with_bytes]
+    with_pieces = [
+        (text, [(token, pieces[token] if token < len(pieces) else b"") for token in own])
+        for text, own in zip(texts, tokens, strict=True)
+    ]
+    expected = reference.mark_trained(
+        with_pieces, dict(enumerate(PIECE_KINDS)), spaces, spacing, spans
+    )
+    assert certain.tolist() == [flags is not None for flags in expected]
+    for (a, b), flags in zip(pairwise(offsets.tolist()), expected, strict=True):
+        assert flags is None or trained[a:b].astype(bool).tolist() == flags
     assert margins_kept(trained, certain)
+
+
+@relaxed
+@given(
+    st.lists(st.text(st.sampled_from("aé\u0100Ж日👍\U0010ffff"), max_size=9), max_size=5),
+    st.sets(st.sampled_from([0x100, 0x416, 0x65E5, 0x1F44D, 0x10FFFF])),
+    st.sampled_from([0, 255, 256, 1000]),
+)
+def test_find_in_texts_equals_its_twin(texts: list[str], wanted: set[int], before: int) -> None:
+    texts = ["a" * before + text for text in texts]
+    one = np.zeros(0x110000, np.uint8)
+    one[sorted(wanted)] = 1
+    found = output(len(texts), np.uint8)
+    characters.find_in_texts(texts, fixed(np.packbits(one, bitorder="little"), np.uint8), found)
+    assert found.tolist() == reference.find_in_texts(texts, wanted)
+    assert margins_kept(found)
 
 
 def test_a_token_without_a_byte_goes_with_the_byte_that_follows() -> None:
     """SentencePiece's space alone, before "ab", where "a" is in the span and then "b" is."""
-    ids, offsets, lengths = fixed([0, 1, 1], np.uint32), fixed([0, 3]), fixed([1, 1], np.int32)
+    ids, offsets, pieces = fixed([0, 1, 2], np.uint32), fixed([0, 3]), list("▁ab".encode())
     for begin, expected in ((0, [1, 1, 0]), (1, [0, 0, 1])):
         trained, certain = output(3, np.uint8), output(1, np.uint8)
         marking.mark_trained(
-            ids, offsets, lengths, True, fixed([2]), fixed([0, 1]), fixed([begin]),
+            ids, offsets, fixed(pieces, np.uint8), fixed([0, 3, 4, 5]), fixed([1, 1, 1], np.uint8),
+            True, 1, fixed(list(b"ab"), np.uint8), fixed([0, 2]), fixed([0, 1]), fixed([begin]),
             fixed([begin + 1]), trained, certain,
         )  # fmt: skip
         assert (trained.tolist(), certain.tolist()) == (expected, [1])

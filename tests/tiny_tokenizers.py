@@ -73,6 +73,38 @@ def sentencepiece() -> Tokenizer:
 
 
 @_trained
+def gemma() -> Tokenizer:
+    """As gemma3: no space before a text, and added tokens of several "▁", which merges make too."""
+    document = sentencepiece()
+    document["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    document["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+        "invert": False,
+    }  # fmt: skip
+    document["model"]["merges"].append(["▁▁", "▁▁"])
+    for content in ("▁▁", "▁▁▁▁", "\n\n", "<start_of_turn>", "<end_of_turn>"):
+        token_id = document["model"]["vocab"].get(content, len(document["model"]["vocab"]))
+        with_added_token(document, content, token_id, special="turn" in content)
+    parts = [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"}, {"type": "Fuse"},
+    ]  # fmt: skip
+    document["decoder"] = {"type": "Sequence", "decoders": parts}
+    return Tokenizer.from_str(json.dumps(document))
+
+
+@_trained
+def metaspace() -> Tokenizer:
+    """As new exports of llama: the space before a text, and only there, by the pre-tokenizer."""
+    document = sentencepiece()
+    document["normalizer"] = None
+    document["pre_tokenizer"] = {
+        "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False,
+    }  # fmt: skip
+    return Tokenizer.from_str(json.dumps(document))
+
+
+@_trained
 def unigram() -> Tokenizer:
     """Unigram as in t5: only the reference engine loads it."""
     tokenizer = Tokenizer(models.Unigram())

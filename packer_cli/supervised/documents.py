@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,16 @@ from packer_cli.shapes import Shape
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.messages import MalformedError, kind_of, parse_messages, parse_tools
 from packer_cli.supervised.turns import ASSISTANT, AssistantSpans, UndecidableError
+from packer_cli.tokenization.specials import (
+    NO_SPECIALS,
+    SPELLED_OUT_TIP,
+    Span,
+    Specials,
+    is_escaped,
+    is_marked,
+    spelled_out,
+    unmarked,
+)
 
 _SKIP = "mend the record, or use --on-error skip"
 _PARTS_PROBE = "\ue000part\ue001"
@@ -33,6 +43,10 @@ ALPACA = (
 )
 
 
+class SpelledOutError(ValueError):
+    """The content of a record spells out a special token."""
+
+
 @dataclass(frozen=True)
 class Conversation:
     """A record as messages."""
@@ -45,12 +59,14 @@ class Conversation:
 class Document:
     """A text; `spans` of characters to train on, None for all of it.
 
-    `conversation` is what the text was rendered from, where it was.
+    `conversation` is what the text was rendered from, where it was. `controls`: the characters
+    where special tokens are, None for wherever the tokenizer finds one.
     """
 
     text: str
     spans: list[tuple[int, int]] | None
     conversation: Conversation | None = None
+    controls: list[Span] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,7 @@ class Composer:
     config: PackConfig
     template: ChatTemplate | None
     end_tokens: tuple[str, ...] = ()
+    specials: Specials = NO_SPECIALS
     _assistant: AssistantSpans | None = field(init=False)
     _keep_parts: bool = field(init=False)
 
@@ -93,12 +110,17 @@ class Composer:
         `begin` hears the position of each record before it is composed; it may raise RefusedError.
         """
         documents: list[Document] = []
-        bad = list(records.bad)
+        bad, specials = list(records.bad), 0
         kept = np.ones(len(records.positions), bool)
         for i, fields in enumerate(records.fields or []):
             try:
                 begin(int(records.positions[i]))
-                documents.append(self.document(fields))
+                found = list(self.specials.in_record(fields))
+                specials += len(found)
+                documents.append(self.document(self._allowed(fields, found)))
+            except SpelledOutError as error:
+                kept[i] = False
+                bad.append(BadRecord(int(records.positions[i]), str(error), SPELLED_OUT_TIP))
             except (MalformedError, RefusedError) as error:
                 kept[i] = False
                 bad.append(BadRecord(int(records.positions[i]), str(error), _SKIP))
@@ -112,12 +134,38 @@ class Composer:
             texts=[document.text for document in documents],
             spans=byte_spans(documents),
             turns=turn_counts(documents, self.end_tokens),
+            specials=specials,
+            controls=controls_of(documents),
             unshown=sum(map(self._leaves_out_tools, documents)),
             conversations=[document.conversation for document in documents] if again else None,
             bad=bad,
             consumed=records.consumed,
             stretches=records.stretches,
         )
+
+    def _allowed(self, fields: dict[str, Any], specials: list[str]) -> dict[str, Any]:
+        """The fields, as the policy wants them that spell out special tokens."""
+        policy = self.specials.policy
+        if policy == "text" and is_marked(fields):
+            raise MalformedError("its content has U+FDD0, which no text should have")
+        if not specials or policy == "keep":
+            return fields
+        if policy == "error":
+            raise SpelledOutError(spelled_out(specials[0]))
+        marked: dict[str, Any] = self.specials.marked(fields)
+        return marked
+
+    def _finished(self, document: Document) -> Document:
+        """Without the marks that tell the record's special tokens from the template's."""
+        if self.specials.policy != "text":
+            return document
+        if is_escaped(document.text):
+            raise RefusedError("the chat template escapes special tokens of the record's content")
+        if not is_marked(document.text):
+            return document
+        text, spans = unmarked(document.text, document.spans)
+        _, controls = unmarked(document.text, self.specials.controls(document.text))
+        return replace(document, text=text, spans=spans, controls=controls)
 
     def document(self, fields: dict[str, Any]) -> Document:
         """Raises MalformedError, RefusedError, and UndecidableError to end the run."""
@@ -132,7 +180,7 @@ class Composer:
                 prompt = ALPACA.format(instruction=prompt)
         text = prompt + completion
         spans = None if self.config.train_on == "all" else [(len(prompt), len(text))]
-        return Document(text, spans)
+        return self._finished(Document(text, spans))
 
     def render(self, conversation: Conversation) -> Document:
         """The document of messages, through the chat template."""
@@ -152,12 +200,12 @@ class Composer:
             messages = filled
             rendering = self.template.render(messages, tools)
         if self._assistant is None:
-            return Document(rendering.text, None, conversation)
+            return self._finished(Document(rendering.text, None, conversation))
         last_only = self.config.train_on == "last-assistant"
         spans = self._assistant.find(rendering, messages, tools, last_only=last_only)
         # an empty answer has no byte, but there may be a token across the place where it would be
         spans = [(start, stop) for start, stop in spans if start < stop]
-        return Document(rendering.text, spans, conversation)
+        return self._finished(Document(rendering.text, spans, conversation))
 
     def _leaves_out_tools(self, document: Document) -> bool:
         """Whether the template never looks at the tools or tool calls that there are."""
@@ -229,10 +277,11 @@ def make_composer(
     template: str | None,
     special_tokens: dict[str, Any],
     end_tokens: tuple[str, ...],
+    specials: Specials = NO_SPECIALS,
 ) -> Composer:
     """A composer, here or in a child: all of it can be pickled but the compiled template."""
     compiled = None if template is None else ChatTemplate(template, special_tokens)
-    return Composer(shape, config, compiled, end_tokens)
+    return Composer(shape, config, compiled, end_tokens, specials)
 
 
 def _with_system(conversation: Conversation, system: Any) -> Conversation:
@@ -284,6 +333,11 @@ def _shows_parts(template: ChatTemplate) -> bool:
     except RefusedError:
         return False
     return text.count(_PARTS_PROBE) == 4 and "'text'" not in text
+
+
+def controls_of(documents: list[Document]) -> dict[int, list[Span]]:
+    """Of the documents that have `controls`."""
+    return {i: d.controls for i, d in enumerate(documents) if d.controls is not None}
 
 
 def byte_spans(documents: list[Document]) -> Spans | None:

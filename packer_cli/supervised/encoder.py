@@ -30,7 +30,7 @@ class SupervisedEncoder:
     def __call__(
         self, records: Records, file: InputFile, counts: Counts
     ) -> tuple[TokenBatch, list[BadRecord]]:
-        batch = token_batch(records, file, self._tokenizer)
+        batch = token_batch(records, file, self._tokenizer, counts)
         counts.add_turns(records.turns)
         counts.unshown_tools += records.unshown
         if records.conversations is not None:

@@ -11,7 +11,12 @@ import numpy as np
 from packer_cli.fitting import Loss
 from packer_cli.records import Spans, TokenBatch, UInt8, UInt32
 from packer_cli.supervised.chat_template import RefusedError
-from packer_cli.supervised.documents import Conversation, Document, byte_spans
+from packer_cli.supervised.documents import (
+    Conversation,
+    Document,
+    byte_spans,
+    controls_of,
+)
 from packer_cli.supervised.turns import UndecidableError
 from packer_cli.tokenization import Tokenizer
 
@@ -98,7 +103,8 @@ def _encoded(documents: dict[int, Document], tokenizer: Tokenizer) -> dict[int, 
         return {}
     texts = [document.text for document in documents.values()]
     spans: Spans | None = byte_spans(list(documents.values()))
-    ids, offsets, trained = tokenizer.encode(texts, spans)
+    controls = controls_of(list(documents.values()))
+    ids, offsets, trained = tokenizer.encode(texts, spans, controls)
     parts = [slice(a, b) for a, b in pairwise(offsets)]
     return {
         i: (ids[part], None if trained is None else trained[part])

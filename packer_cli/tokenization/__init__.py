@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count, pairwise
 
 import numpy as np
 
@@ -20,16 +21,26 @@ from packer_cli._kernels import filling
 from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64, Spans, UInt8, UInt32
-from packer_cli.tokenization.agreement import differs_at_start, sample_of
-from packer_cli.tokenization.engines import BytesEngine, Engine, FastEngine, ReferenceEngine
+from packer_cli.tokenization.agreement import characters_of, differs_at_start, sample_of
+from packer_cli.tokenization.engines import (
+    BytesEngine,
+    Engine,
+    FastEngine,
+    OrdinaryTextEngine,
+    ReferenceEngine,
+)
 from packer_cli.tokenization.locate import TokenizerFiles
 from packer_cli.tokenization.reference_process import ReferenceProcess
+from packer_cli.tokenization.specials import Span, Specials
 from packer_cli.tokenization.token_bytes import (
     TokenBytes,
+    by_places,
     mark_trained,
+    no_bytes,
     plain_bytes,
     token_bytes,
 )
+from packer_cli.tokenization.unsettled import with_unsettled
 
 Tokens = tuple[UInt32, Int64, UInt8 | None]
 
@@ -87,35 +98,108 @@ class Tokenizer:
         info: TokenizerInfo,
         engine: Engine,
         frame: _Frame,
-        lengths: Callable[[], TokenBytes],
-        exact: ReferenceEngine | ReferenceProcess | None = None,
+        pieces: Callable[[], TokenBytes],
+        reference: ReferenceProcess | None = None,
+        ordinary: Callable[[], OrdinaryTextEngine] | None = None,
+        special_ids: UInt32 | None = None,
     ) -> None:
-        """`exact` is the reference; samples of another engine are checked against it."""
+        """`reference` is what samples of the engine are checked against.
+
+        ordinary     makes the engine for texts whose `controls` are given
+        special_ids  uint32, of the special tokens
+        """
         self.info = info
         self.engine = engine
         self._frame = frame
-        self._lengths = cache(lengths)
-        self._exact = exact
-        self._reference = exact if isinstance(exact, ReferenceProcess) else None
+        self._pieces = cache(pieces)
+        self._reference = reference
+        self._ordinary = None if ordinary is None else cache(ordinary)
+        self._special_runs = _runs([] if special_ids is None else special_ids.tolist())
+        self._samples = count()  # its next() is atomic
 
-    def encode(self, texts: list[str], spans: Spans | None = None) -> Tokens:
+    def encode(
+        self, texts: list[str], spans: Spans | None = None,
+        controls: dict[int, list[Span]] | None = None,
+    ) -> Tokens:  # fmt: skip
+        """As `encode_bare`, special tokens around the documents included."""
+        return self.surrounded(*self.encode_bare(texts, spans, controls))
+
+    def count_special(self, ids: UInt32) -> int:
+        """How many of the ids are special tokens."""
+        if not len(ids):
+            return 0
+        lowest, highest = int(ids.min()), int(ids.max())  # most batches have none, and end here
+        return sum(
+            int(np.count_nonzero(ids - begin < size))
+            for begin, size in self._special_runs
+            if begin <= highest and begin + size > lowest
+        )
+
+    def encode_bare(
+        self, texts: list[str], spans: Spans | None = None,
+        controls: dict[int, list[Span]] | None = None,
+    ) -> Tokens:  # fmt: skip
         """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all).
 
         A text without any token stays empty. A token is trained when it holds at least one
-        byte of its text's `spans`; EOS when the token before it is. Raises InternalError when
-        an earlier sample of the engine differed from the reference.
+        byte of its text's `spans`; EOS when the token before it is. `controls`: of some texts,
+        the characters where special tokens are; others in those texts are just text. Raises
+        InternalError when an earlier sample of the engine differed from the reference.
         """
-        if self._reference is not None and texts:
-            # one more text in the same call, rather than a call for so little
-            sample = sample_of(texts)
-            ids, offsets = self.engine.encode([*texts, sample])
-            self._reference.check(sample, ids[offsets[-2] :].copy())
-            ids, offsets = ids[: offsets[-2]], offsets[:-1]
-        else:
-            ids, offsets = self.engine.encode(texts)
+        ids, offsets, trained = self._encode_marked(texts, spans)
+        for text in sorted(controls or {}):
+            ids, offsets, trained = self._ordinarily(
+                text, texts[text], (controls or {})[text], spans, (ids, offsets, trained)
+            )
+        return ids, offsets, trained
+
+    def _ordinarily(
+        self, number: int, text: str, controls: list[Span], spans: Spans | None, tokens: Tokens
+    ) -> Tokens:
+        """The tokens with those of one text replaced."""
+        if self._ordinary is None:
+            return tokens
+        ids, offsets, trained = tokens
+        new, places = self._ordinary().places(text, controls)
+        begin, end = offsets[number], offsets[number + 1]
+        if trained is not None and spans is not None:
+            own = slice(spans.offsets[number], spans.offsets[number + 1])
+            flags = by_places(places, text, spans.begin[own], spans.end[own])
+            trained = np.concatenate([trained[:begin], flags, trained[end:]])
+        offsets = offsets.copy()
+        offsets[number + 1 :] += len(new) - (end - begin)
+        return np.concatenate([ids[:begin], new, ids[end:]]), offsets, trained
+
+    def _encode_marked(self, texts: list[str], spans: Spans | None) -> Tokens:
+        if spans is not None and isinstance(self.engine, ReferenceEngine):
+            ids, offsets, places = self.engine.places(texts)
+            return ids, offsets, _by_places(texts, offsets, spans, places)
+        ids, offsets = self._encode(texts)
         trained: UInt8 | None = None
         if spans is not None:
-            trained = mark_trained(self._lengths(), texts, ids, offsets, spans, self._exact)
+            trained = mark_trained(self._pieces(), texts, ids, offsets, spans, self._reference)
+        return ids, offsets, trained
+
+    def _encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        """The tokens of the texts themselves, as the reference would give them."""
+        reference = self._reference
+        if reference is None or not texts:
+            return self.engine.encode(texts)
+        unsettled = np.flatnonzero(with_unsettled(texts)).tolist()
+        others = set(unsettled)
+        alike = [text for i, text in enumerate(texts) if i not in others] if others else texts
+        sample = f"{sample_of(alike)}\n{characters_of(next(self._samples))}"
+        # one more text in the same call, rather than a call for so little
+        ids, offsets = self.engine.encode([*texts, sample])
+        reference.check(sample, ids[offsets[-2] :].copy())
+        ids, offsets = ids[: offsets[-2]], offsets[:-1]
+        if unsettled:
+            exact = reference.encode([texts[i] for i in unsettled])
+            ids, offsets = _with_others(ids, offsets, unsettled, *exact)
+        return ids, offsets
+
+    def surrounded(self, ids: UInt32, offsets: Int64, trained: UInt8 | None) -> Tokens:
+        """With what goes around every document."""
         frame = self._frame
         ids, offsets, trained = _framed(ids, offsets, trained, frame.prefix, frame.suffix)
         if len(frame.separator):
@@ -133,6 +217,28 @@ class Tokenizer:
     def close(self) -> None:
         if self._reference is not None:
             self._reference.close()
+
+
+def _with_others(
+    ids: UInt32, offsets: Int64, which: list[int], other_ids: UInt32, other_offsets: Int64
+) -> tuple[UInt32, Int64]:
+    """The documents, with other tokens for those of `which`."""
+    parts, lengths, done = [], np.diff(offsets), 0
+    for document, (a, b) in zip(which, pairwise(other_offsets.tolist()), strict=True):
+        parts += [ids[done : offsets[document]], other_ids[a:b]]
+        lengths[document], done = b - a, offsets[document + 1]
+    flat = np.concatenate([*parts, ids[done:]])
+    return flat, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _by_places(texts: list[str], offsets: Int64, spans: Spans, places: Int64) -> UInt8:
+    """As `mark_trained`, from what the reference says of each token."""
+    parts = [np.empty(0, np.uint8)]
+    for i, text in enumerate(texts):
+        own = slice(spans.offsets[i], spans.offsets[i + 1])
+        of_text = places[offsets[i] : offsets[i + 1]]
+        parts.append(by_places(of_text, text, spans.begin[own], spans.end[own]))
+    return np.concatenate(parts)
 
 
 def _framed(
@@ -206,7 +312,24 @@ def load_tokenizer(
 def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
     reference = ReferenceEngine(files.json)
     info, frame = describe(reference)
-    return Tokenizer(info, reference, frame, partial(token_bytes, files.json), reference)
+    return Tokenizer(info, reference, frame, no_bytes, None, *_special(files))
+
+
+def _special(files: TokenizerFiles) -> tuple[Callable[[], OrdinaryTextEngine], UInt32]:
+    """As `Tokenizer` takes them."""
+    ids = np.array([token.id for token in files.specials], np.uint32)
+    return partial(OrdinaryTextEngine, files.json, Specials(files.specials)), ids
+
+
+def _runs(ids: list[int]) -> list[tuple[np.uint32, int]]:
+    """The ids as (first, how many) of each run of them: most tokenizers have one or two."""
+    found: list[list[int]] = []
+    for token in sorted(set(ids)):
+        if found and token == sum(found[-1]):
+            found[-1][1] += 1
+        else:
+            found.append([token, 1])
+    return [(np.uint32(begin), size) for begin, size in found]
 
 
 def _on_fast(
@@ -222,8 +345,8 @@ def _on_fast(
         info, frame = describe(reference)
         difference = differs_at_start(fast, reference, files.added_tokens, documents)
         if difference is None:
-            lengths = partial(token_bytes, files.json)
-            return Tokenizer(info, fast, frame, lengths, reference), ""
+            pieces = partial(token_bytes, files.json)
+            return Tokenizer(info, fast, frame, pieces, reference, *_special(files)), ""
         problem = f"gigatoken differs from tokenizers on {difference}"
     except ValueError as error:
         problem = str(error).splitlines()[0]

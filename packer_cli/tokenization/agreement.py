@@ -1,20 +1,30 @@
 """Holding the fast engine to the reference: at the start, and by samples throughout.
 
-At the start both encode a battery of nasty strings, the tokenizer's own added tokens and the
-first documents; a difference means that the reference is used. Later one excerpt of every
-batch is compared; a difference then stops the run, because rows already written may be wrong.
+At the start both encode a battery of nasty strings, some characters of every script, the
+tokenizer's own added tokens and the first documents; a difference means that the reference is used.
+Later one excerpt of every batch is compared, and with it the next of all assigned characters, each
+in the contexts that split words; a difference then stops the run, because rows already written may
+be wrong. Texts with characters that Unicode versions class differently (`unsettled.py`) are not
+asked about: the reference encodes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 
 from packer_cli.tokenization.engines import Engine
+from packer_cli.tokenization.unsettled import settled, with_unsettled
 
 FIRST_DOCUMENTS_CHARACTERS = 32 << 10
 _EXCERPT_CHARACTERS = 2048
+_CONTEXTS = "x{0}'s {0}1{0} \n{0}{0}"
+_AT_A_TIME = 32  # characters that a sample holds in their contexts
+_AT_THE_START = 64  # one of so many
+_SURROGATES, _PRIVATE = (0xD800, 0xE000), (0xE010, 0xF900)  # of private ones, the first few
+_PLANES = 0xE0200  # above it are private ones only
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / the golden ratio
 
 BATTERY = [
@@ -34,13 +44,15 @@ def differs_at_start(
     fast: Engine, reference: Engine, added_tokens: list[str], documents: Iterable[str]
 ) -> str | None:
     """The first text on which the engines differ (shortened), or None when they agree."""
-    texts = [*BATTERY, *(f"a{token}b {token} {token}\n" for token in added_tokens)]
+    texts = [*BATTERY, in_contexts(assigned_characters()[::_AT_THE_START])]
+    texts += (f"a{token}b {token} {token}\n" for token in added_tokens)
     room = FIRST_DOCUMENTS_CHARACTERS
     for document in documents:
         texts.append(document[:room])
         room -= len(texts[-1])
         if room <= 0:
             break
+    texts = [text for text, found in zip(texts, with_unsettled(texts), strict=True) if not found]
     try:
         ids, offsets = fast.encode(texts)
     except Exception as error:  # whatever it raises, it is not usable
@@ -53,6 +65,27 @@ def differs_at_start(
         if not np.array_equal(ids[offsets[i] : offsets[i + 1]], theirs):
             return repr(text[:80])
     return None
+
+
+@cache
+def assigned_characters() -> str:
+    """All on which Unicode versions agree; of private ones, the first few."""
+    wanted = settled()[:_PLANES].copy()
+    for begin, end in (_SURROGATES, _PRIVATE):
+        wanted[begin:end] = 0
+    return np.flatnonzero(wanted).astype(np.uint32).tobytes().decode("utf-32-le")
+
+
+def in_contexts(characters: str) -> str:
+    """A text that shows how an engine splits words at each of them."""
+    return "".join(map(_CONTEXTS.format, characters))
+
+
+def characters_of(sample: int) -> str:
+    """What the sample of that number shows: all characters in turn."""
+    known = assigned_characters()
+    begin = sample * _AT_A_TIME % len(known)
+    return in_contexts(known[begin : begin + _AT_A_TIME])
 
 
 def sample_of(texts: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 `ReferenceEngine` is Hugging Face tokenizers and defines what is right; `FastEngine` is
 gigatoken, tens of times faster, trusted only while it agrees (see `agreement.py`);
-`BytesEngine` needs nothing installed or downloaded. Only numpy is imported here before an
+`BytesEngine` needs nothing installed or downloaded. Little is imported here before an
 engine is made, because `reference_process.py` starts from this file.
 """
 
@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.records import Int64, UInt32
+from packer_cli.tokenization.specials import Span, Specials
 
 # Cutting batches by bytes keeps the reference's per-document objects within bounds.
 _REFERENCE_BATCH_CHARACTERS = 4 << 20
@@ -80,6 +82,7 @@ class ReferenceEngine:
     def __init__(self, tokenizer_json: bytes) -> None:
         """Raises UsageError when the library cannot load the tokenizer."""
         from tokenizers import Tokenizer  # noqa: PLC0415
+        from tokenizers.processors import ByteLevel  # noqa: PLC0415
 
         try:
             self.tokenizer = Tokenizer.from_buffer(tokenizer_json)
@@ -96,49 +99,108 @@ class ReferenceEngine:
         # BPE dropout would give other tokens on every run.
         if getattr(self.tokenizer.model, "dropout", None):
             self.tokenizer.model.dropout = None
+        # What is added around a text is asked for once, by `describe`. Otherwise it would only
+        # trim white space off the tokens' offsets, as many tokenizers do. This one does nothing.
+        self._post_processor = self.tokenizer.post_processor
+        self.tokenizer.post_processor = ByteLevel(trim_offsets=False)
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        parts: list[UInt32] = []
-        lengths: list[int] = []
-        for batch in _batches(texts, _REFERENCE_BATCH_CHARACTERS):
-            ids = self._ids(batch)
-            lengths.extend(map(len, ids))
-            flat = chain.from_iterable(ids)
-            parts.append(np.fromiter(flat, np.uint32, count=sum(map(len, ids))))
-        flat_ids = np.concatenate(parts) if parts else np.empty(0, np.uint32)
-        return flat_ids, _offsets(lengths, len(lengths))
+        ids, offsets, _ = self._flat(texts, placed=False)
+        return ids, offsets
+
+    def places(self, texts: list[str]) -> tuple[UInt32, Int64, Int64]:
+        """As `encode`, and int64[T, 2]: the characters first..end that each token stands for."""
+        return self._flat(texts, placed=True)
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """(ids, (first character, end) of each token), without special tokens."""
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        (encoding,) = self._encodings([text], placed=True)
         return encoding.ids, encoding.offsets
 
-    def _ids(self, texts: list[str], specials: bool = False) -> list[list[int]]:
+    def _flat(self, texts: list[str], *, placed: bool) -> tuple[UInt32, Int64, Int64]:
+        parts, places = [np.empty(0, np.uint32)], [np.empty((0, 2), np.int64)]
+        lengths: list[int] = []
+        for batch in _batches(texts, _REFERENCE_BATCH_CHARACTERS):
+            encoded = self._encodings(batch, placed=placed)
+            ids = [one.ids for one in encoded]
+            lengths.extend(map(len, ids))
+            count = sum(map(len, ids))
+            parts.append(np.fromiter(chain.from_iterable(ids), np.uint32, count=count))
+            if placed:
+                edges = chain.from_iterable(chain.from_iterable(one.offsets for one in encoded))
+                places.append(np.fromiter(edges, np.int64, count=2 * count).reshape(-1, 2))
+        flat_ids = parts[-1] if len(parts) == 2 else np.concatenate(parts)
+        return flat_ids, _offsets(lengths, len(lengths)), np.concatenate(places)
+
+    def _encodings(self, texts: list[str], *, placed: bool = False) -> list[Any]:
+        # the fast one leaves out the offsets
+        encode = self.tokenizer.encode_batch if placed else self.tokenizer.encode_batch_fast
         try:
-            encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=specials)
+            encoded: list[Any] = encode(texts, add_special_tokens=False)
         except BaseException as error:
             if not is_of_library(error):
                 raise
             if len(texts) > 1:  # find the one
-                return [ids for text in texts for ids in self._ids([text], specials)]
+                return [one for text in texts for one in self._encodings([text], placed=placed)]
             raise UsageError(
                 f"the text {texts[0][:80]!r} cannot be encoded: {error}",
                 "the tokenizer has no token for it: give it an unknown token, or use another",
             ) from error
-        return [one.ids for one in encoded]
+        return encoded
 
     def describe(self, tokens: list[str]) -> Description:
         for text in _PROBES:
-            bare = self._ids([text])[0]
+            (encoding,) = self._encodings([text])
+            bare = full = encoding.ids
             if bare:
                 break
-        full = self._ids([text], specials=True)[0]
-        prefix, suffix = None, []
+        prefix: list[int] | None = None
+        suffix: list[int] = []
+        if self._post_processor is not None:
+            full = self._post_processor.process(encoding).ids
+            if self._post_processor.process(encoding, None, False).ids != bare:
+                full = []  # it does something to the text's own tokens
         for start in range(len(full) - len(bare) + 1):
             if prefix is None and full[start : start + len(bare)] == bare:
                 prefix, suffix = full[:start], full[start + len(bare) :]
         ids = {token: self.tokenizer.token_to_id(token) for token in tokens}
         return Description(prefix, suffix, ids, self.tokenizer.get_vocab_size())
+
+
+class OrdinaryTextEngine:
+    """The reference for texts in which only some special tokens are tokens, others just text."""
+
+    def __init__(self, tokenizer_json: bytes, specials: Specials) -> None:
+        self._specials = specials
+        self._first = self._rest = _without_specials(tokenizer_json)
+        if b'"first"' in tokenizer_json:  # as a pre-tokenizer may treat the beginning of a text
+            document = msgspec.json.decode(tokenizer_json)
+            if (document.get("pre_tokenizer") or {}).get("prepend_scheme") == "first":
+                document["pre_tokenizer"]["prepend_scheme"] = "never"
+                self._rest = _without_specials(msgspec.json.encode(document))
+
+    def places(self, text: str, controls: list[Span]) -> tuple[UInt32, Int64]:
+        """(ids uint32[T], places int64[T, 2]) where only `controls` are special tokens."""
+        ids: list[int] = []
+        places: list[Span] = []
+        done = 0
+        for begin, end in [*controls, (len(text), len(text))]:
+            if done < begin:
+                engine = self._rest if done else self._first
+                own, edges = engine.offsets(text[done:begin])
+                ids += own
+                places += [(done + a, done + b) for a, b in edges]
+            if begin < end:
+                ids.append(self._specials.id_of(text[begin:end]))
+                places.append((begin, end))
+            done = end
+        return np.array(ids, np.uint32), np.array(places, np.int64).reshape(-1, 2)
+
+
+def _without_specials(tokenizer_json: bytes) -> ReferenceEngine:
+    engine = ReferenceEngine(tokenizer_json)
+    engine.tokenizer.encode_special_tokens = True  # as the text that they are
+    return engine
 
 
 class FastEngine:

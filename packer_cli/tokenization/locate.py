@@ -19,6 +19,7 @@ import msgspec
 
 from packer_cli.early import ENVIRONMENT_VARIABLE
 from packer_cli.errors import UsageError, from_os_error
+from packer_cli.tokenization.specials import SpecialToken
 
 BYTES = "bytes"
 _COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -39,6 +40,7 @@ class TokenizerFiles:
     added_tokens   contents of the added tokens
     bos, eos, pad   their contents, where configured
     companions  file name -> contents, of what else belongs to the tokenizer
+    specials    the added tokens that are special
     """
 
     source: str
@@ -49,6 +51,7 @@ class TokenizerFiles:
     eos: str | None
     pad: str | None
     companions: dict[str, bytes]
+    specials: tuple[SpecialToken, ...] = ()
 
 
 def choose(option: str | None) -> tuple[str, str]:
@@ -80,7 +83,8 @@ def locate(source: str) -> TokenizerFiles:
         }
     except OSError as error:
         raise from_os_error(error, error.filename or path, "read") from error
-    added_tokens = _added_tokens(content, path)
+    added, specials = _added_tokens(content, path)
+    added_tokens = [token.content for token in added]
     special = _special_tokens(companions, path.parent)
     eos = special.get("eos_token")
     if eos is None:
@@ -95,12 +99,18 @@ def locate(source: str) -> TokenizerFiles:
         eos,
         special.get("pad_token"),
         companions,
+        specials,
     )
 
 
 class _AddedToken(msgspec.Struct):
     content: str
     id: int = 0
+    special: bool = False
+    single_word: bool = False
+    normalized: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
 
 
 class _Model(msgspec.Struct):
@@ -112,9 +122,10 @@ class _TokenizerJson(msgspec.Struct):
 
     model: _Model
     added_tokens: list[_AddedToken] | None = None
+    normalizer: Any = None
 
 
-def _added_tokens(content: bytes, path: Path) -> list[str]:
+def _added_tokens(content: bytes, path: Path) -> tuple[list[_AddedToken], tuple[SpecialToken, ...]]:
     try:
         document = msgspec.json.decode(content, type=_TokenizerJson)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -128,7 +139,13 @@ def _added_tokens(content: bytes, path: Path) -> list[str]:
         raise UsageError(
             f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works", _TIP
         )
-    return [token.content for token in document.added_tokens or []]
+    added = document.added_tokens or []
+    return added, tuple(_special(t, document.normalizer) for t in added if t.special and t.content)
+
+
+def _special(token: _AddedToken, normalizer: Any) -> SpecialToken:
+    plain = not token.single_word and not (token.normalized and normalizer)
+    return SpecialToken(token.content, token.id, token.lstrip, token.rstrip, plain)
 
 
 def highest_id(content: bytes) -> int:

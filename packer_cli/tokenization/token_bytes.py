@@ -1,28 +1,30 @@
-"""How many bytes of a text each token stands for: what maps spans of a text to its tokens.
+"""Which bytes of a text each token stands for: what maps spans of a text to its tokens.
 
-Tokens lie end to end in their text, so their lengths give their places, at the fast engine's
-speed. Where lengths do not add up to the text (a token swallowed white space) the reference engine
-gives the offsets of that one document. So it does where they could add up by chance: a normalizer
-that makes one character longer and another shorter, an unknown token that stands for any text, a
-model that writes more than it read, as WordPiece does.
+Tokens lie end to end in their text. So where the pieces of its tokens are the text, from its first
+byte to its last, each token's place is proven, at the fast engine's speed. Wherever they are
+not, the reference engine gives the offsets of that one document: a normalizer changed it, white
+space was swallowed, an unknown token stands for any text. A tokenizer that could do so without a
+trace in its tokens is not among those whose pieces are known here: it has the reference's offsets
+for every document.
 """
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from packer_cli._kernels import marking
 from packer_cli.errors import InternalError
-from packer_cli.records import Int32, Int64, Spans, UInt8, UInt32
+from packer_cli.records import Int64, Spans, UInt8, UInt32
 
 _SPACE = "▁"  # SentencePiece's, U+2581
-_ANY_TEXT = -(1 << 30)  # of an unknown token: no text is that long
-_SPACES_ONLY = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_UNKNOWN, _OF_MODEL, _ADDED = range(3)  # the kinds of `marking.mark_trained`, and its spacings:
+_NEVER, _PREPENDED, _UNLESS_THERE, _AT_START = range(4)
+_NORMAL_FORMS = {"NFC", "NFD", "NFKC", "NFKD"}  # what they leave as it is, they leave in its place
+_KEEPERS = {"Digits", "Punctuation", "Split"}  # pre-tokenizers that only cut, unless they remove
 _Offsets = tuple[list[int], list[tuple[int, int]]]
 
 
@@ -35,34 +37,29 @@ class OffsetEngine(Protocol):
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """As `marking.mark_trained` takes them; `lengths` is empty where they are not known.
+    """The pieces of a tokenizer, as `marking.mark_trained` takes them; none where not known."""
 
-    `normal`: which texts the normalizer leaves as long as they are: all, those that are in
-    normal form C already, or those of ASCII alone.
-    """
-
-    lengths: Int32
-    spaced: bool = False
-    normal: Literal["all", "NFC", "ASCII"] = "all"
-
-    def size(self, text: str) -> int:
-        """Bytes of a text; -1 where lengths of tokens say nothing of it."""
-        if text.isascii():
-            return len(text)
-        if self.normal == "ASCII":
-            return -1
-        if self.normal == "NFC" and not unicodedata.is_normalized("NFC", text):
-            return -1
-        return len(text.encode())
+    pieces: UInt8
+    offsets: Int64
+    kinds: UInt8
+    spaces: bool = False
+    spacing: int = _NEVER
 
 
 def plain_bytes() -> TokenBytes:
     """Of the built-in bytes tokenizer."""
-    return TokenBytes(np.ones(256, np.int32))
+    return TokenBytes(
+        np.arange(256, dtype=np.uint8), np.arange(257), np.full(256, _OF_MODEL, np.uint8)
+    )
+
+
+def no_bytes() -> TokenBytes:
+    """Of a tokenizer whose pieces are not known."""
+    return TokenBytes(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8))
 
 
 def token_bytes(tokenizer_json: bytes) -> TokenBytes:
-    """The lengths for byte-level and SentencePiece-style BPE."""
+    """The pieces of byte-level and SentencePiece-style BPE."""
     document: dict[str, Any] = msgspec.json.decode(tokenizer_json)
     model = document["model"]
     vocabulary = model.get("vocab")
@@ -70,36 +67,112 @@ def token_bytes(tokenizer_json: bytes) -> TokenBytes:
     is_bpe = model.get("type", "BPE") == "BPE" and "merges" in model
     affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
     if not isinstance(vocabulary, dict) or not is_bpe or affixes:
-        return TokenBytes(np.zeros(0, np.int32))
-    is_byte_level = "ByteLevel" in _kinds(document.get("pre_tokenizer"))
-    added = document.get("added_tokens") or []
-    highest = max([*vocabulary.values(), *(token["id"] for token in added)], default=-1)
-    lengths = np.zeros(highest + 1, np.int32)
-    ids = np.fromiter(vocabulary.values(), np.int64, count=len(vocabulary))
-    measure = len if is_byte_level else _piece_bytes  # a character there stands for a byte
-    lengths[ids] = np.fromiter(map(measure, vocabulary), np.int32, count=len(vocabulary))
-    for token in added:
-        lengths[token["id"]] = -len(token["content"].encode()) - 1
-    if model.get("unk_token") in vocabulary:
-        lengths[vocabulary[model["unk_token"]]] = _ANY_TEXT
-    return TokenBytes(lengths, _prepends_space(document), _normal(document.get("normalizer")))
+        return no_bytes()
+    byte_level = "ByteLevel" in _kinds(document.get("pre_tokenizer"))
+    spaces, spacing = _spaces(document, byte_level=byte_level)
+    if spaces is None or not (byte_level or _misses_nothing(model)):
+        return no_bytes()
+    found = _byte_level(vocabulary) if byte_level else _utf8(vocabulary, model)
+    for token in document.get("added_tokens") or []:
+        content: bytes | None = token["content"].encode("utf-8", "surrogatepass")
+        # the same id for two different texts; white space swallowed; a space put before it
+        either = found.get(token["id"], content) != content and byte_level
+        fallback = model.get("byte_fallback") and _is_byte(token["content"])
+        prepended = token.get("normalized") and spacing == _PREPENDED
+        if either or fallback or prepended or token.get("lstrip") or token.get("rstrip"):
+            content = None
+        found[token["id"]] = content
+    if (unknown := vocabulary.get(model.get("unk_token"))) is not None:
+        found[unknown] = None
+    added = {token["id"] for token in document.get("added_tokens") or []}
+    return _as_arrays(found, added, spaces, spacing)
 
 
-def _normal(normalizer: Any) -> Literal["all", "NFC", "ASCII"]:
-    """As in TokenBytes."""
-    parts = _parts(normalizer)
-    kinds = {
-        part.get("type") for part in parts if part.get("type") != "Prepend" and part != _SPACES_ONLY
+def _as_arrays(
+    found: dict[int, bytes | None], added: set[int], spaces: bool, spacing: int
+) -> TokenBytes:
+    count = max(found, default=-1) + 1
+    kinds, sizes = np.zeros(count, np.uint8), np.zeros(count + 1, np.int64)
+    pieces = []
+    for token, piece in sorted(found.items()):
+        if piece is not None:
+            kinds[token] = _ADDED if token in added else _OF_MODEL
+            sizes[token + 1] = len(piece)
+            pieces.append(piece)
+    flat = np.frombuffer(b"".join(pieces), np.uint8)
+    return TokenBytes(flat, np.cumsum(sizes), kinds, spaces, spacing)
+
+
+def _byte_level(vocabulary: dict[str, int]) -> dict[int, bytes | None]:
+    """Id -> the bytes that the characters of the token stand for, where they all do."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's choice
+    hidden = [byte for byte in range(256) if byte not in shown]
+    table = {byte: chr(byte) for byte in shown}
+    table |= {256 + i: chr(byte) for i, byte in enumerate(hidden)}
+    of_bytes = set(map(chr, table))
+    return {
+        token: piece.translate(table).encode("latin-1")
+        for piece, token in vocabulary.items()
+        if of_bytes.issuperset(piece)
     }
-    if not kinds:
-        return "all"
-    return "NFC" if kinds == {"NFC"} else "ASCII"
 
 
-def _piece_bytes(piece: str) -> int:
-    if len(piece) == 6 and piece.startswith("<0x"):
-        return 1
-    return len(piece.replace(_SPACE, " ").encode("utf-8", "surrogatepass"))
+def _utf8(vocabulary: dict[str, int], model: dict[str, Any]) -> dict[int, bytes | None]:
+    fallback = bool(model.get("byte_fallback"))
+    return {
+        token: bytes([int(piece[3:5], 16)])
+        if fallback and _is_byte(piece)
+        else piece.encode("utf-8", "surrogatepass")
+        for piece, token in vocabulary.items()
+    }
+
+
+def _is_byte(piece: str) -> bool:
+    """Whether it is written like a byte: <0x0A>."""
+    if len(piece) != 6 or not piece.startswith("<0x") or not piece.endswith(">"):
+        return False
+    return all(digit in "0123456789ABCDEF" for digit in piece[3:5])
+
+
+def _misses_nothing(model: dict[str, Any]) -> bool:
+    """Whether every character leaves a token; bytes that can be one of two things do not count."""
+    if model.get("byte_fallback"):
+        return not model.get("ignore_merges")
+    return model.get("unk_token") is not None
+
+
+def _spaces(document: dict[str, Any], *, byte_level: bool) -> tuple[bool | None, int]:
+    """`spaces` and `spacing`; None where more than that becomes of a text."""
+    unknown = None, _NEVER
+    spaces, spacing = False, _NEVER
+    for part in _parts(document.get("normalizer")):
+        kind = part.get("type")
+        if kind == "Prepend" and part.get("prepend") == _SPACE:
+            spacing = _PREPENDED
+        elif kind == "Replace" and part.get("pattern") == {"String": " "}:
+            if part.get("content") != _SPACE:
+                return unknown
+            spaces = True
+        elif kind not in _NORMAL_FORMS:
+            return unknown
+    parts = _parts(document.get("pre_tokenizer"))
+    for part in parts:
+        kind = part.get("type")
+        if kind == "Metaspace" and len(parts) == 1 and spacing == _NEVER:
+            if part.get("replacement") != _SPACE:
+                return unknown
+            spaces, spacing = True, _scheme(part)
+        elif kind not in {*_KEEPERS, "ByteLevel"} or part.get("behavior") == "Removed":
+            return unknown
+    if (byte_level and spaces) or (spacing and not spaces):
+        return unknown
+    return spaces, spacing
+
+
+def _scheme(metaspace: dict[str, Any]) -> int:
+    old = "always" if metaspace.get("add_prefix_space", True) else "never"
+    schemes = {"always": _UNLESS_THERE, "first": _AT_START}
+    return schemes.get(metaspace.get("prepend_scheme", old), _NEVER)
 
 
 def _parts(part: Any) -> list[dict[str, Any]]:
@@ -116,13 +189,6 @@ def _kinds(part: Any) -> list[str]:
     return [piece.get("type", "") for piece in _parts(part)]
 
 
-def _prepends_space(document: dict[str, Any]) -> bool:
-    metaspace = document.get("pre_tokenizer")
-    if isinstance(metaspace, dict) and metaspace.get("type") == "Metaspace":
-        return bool(metaspace.get("prepend_scheme", "always") == "always")
-    return "Prepend" in _kinds(document.get("normalizer"))
-
-
 def mark_trained(
     known: TokenBytes,
     texts: list[str],
@@ -132,35 +198,49 @@ def mark_trained(
     exact: OffsetEngine | None,
 ) -> UInt8:
     """uint8[T]: 1 for every token that holds at least one byte of a span."""
-    trained = np.zeros(len(ids), np.uint8)
-    certain = np.zeros(len(texts), np.uint8)
-    sizes = np.fromiter(map(known.size, texts), np.int64, count=len(texts))
-    marking.mark_trained(
-        ids, offsets, known.lengths, known.spaced, sizes,
-        spans.offsets, spans.begin, spans.end, trained, certain,
-    )  # fmt: skip
+    trained, certain = np.zeros(len(ids), np.uint8), np.zeros(len(texts), np.uint8)
+    if len(known.kinds):
+        text, text_offsets = _flat(texts)
+        marking.mark_trained(
+            ids, offsets, known.pieces, known.offsets, known.kinds, known.spaces, known.spacing,
+            text, text_offsets, spans.offsets, spans.begin, spans.end, trained, certain,
+        )  # fmt: skip
     for i in np.flatnonzero(certain == 0):
         if exact is None:
-            raise InternalError("the bytes of a text's tokens do not add up to the text")
+            raise InternalError("the bytes of a text's tokens are not the text")
         tokens = slice(offsets[i], offsets[i + 1])
+        exact_ids, places = exact.offsets(texts[i])
+        if exact_ids != ids[tokens].tolist():
+            raise InternalError(
+                f"the engines gigatoken and tokenizers differ on the text {texts[i][:80]!r}",
+                "run again with --tokenizer-backend tokenizers, and please report the text",
+            )
         own = slice(spans.offsets[i], spans.offsets[i + 1])
-        trained[tokens] = _by_offsets(
-            exact.offsets(texts[i]), ids[tokens], texts[i], spans.begin[own], spans.end[own]
-        )
+        flags = by_places(np.array(places), texts[i], spans.begin[own], spans.end[own])
+        trained[tokens] = flags
     return trained
 
 
-def _by_offsets(found: _Offsets, ids: UInt32, text: str, begin: Int64, end: Int64) -> Any:
-    exact_ids, places = found
-    if exact_ids != ids.tolist():
-        raise InternalError(
-            f"the engines gigatoken and tokenizers differ on the text {text[:80]!r}",
-            "run again with --tokenizer-backend tokenizers, and please report the text",
-        )
-    data = text.encode()
-    starts, stops = np.array(places, np.int64).reshape(-1, 2).T
-    flags = np.zeros(len(ids), bool)
-    for a, b in zip(begin, end, strict=True):
-        first, last = len(data[:a].decode()), len(data[:b].decode())
-        flags |= (starts < last) & (stops > first) & (stops > starts)
+def _flat(texts: list[str]) -> tuple[UInt8, Int64]:
+    """The texts in UTF-8, end to end, and where each begins."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, encoded), np.int64, count=len(texts)), out=offsets[1:])
+    return np.frombuffer(b"".join(encoded) or b"\0", np.uint8), offsets
+
+
+def by_places(places: Int64, text: str, begin: Int64, end: Int64) -> UInt8:
+    """uint8[T] of a text whose tokens have the characters places[:, 0]..places[:, 1].
+
+    begin, end  int64[spans], bytes, in order
+    """
+    starts, stops = np.asarray(places, np.int64).reshape(-1, 2).T
+    if not text.isascii():
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        widths = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
+        byte_of = np.concatenate([[0], np.cumsum(widths)])
+        starts, stops = byte_of[starts], byte_of[stops]
+    first = np.searchsorted(end, starts, side="right")  # the span that ends after the token begins
+    begins = np.append(begin, np.iinfo(np.int64).max)[first]
+    flags: UInt8 = ((begins < stops) & (stops > starts)).astype(np.uint8)
     return flags

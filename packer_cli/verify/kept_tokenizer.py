@@ -13,14 +13,14 @@ from packer_cli.shapes import Shape
 from packer_cli.source import framing_of
 from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.locate import TokenizerFiles, locate
-from packer_cli.verify.reference_tokens import ReferenceTokenizer
 
 
 def kept_tokenizer(
     packed: PackedDirectory, shape: Shape, config: PackConfig, *, fast: bool
 ) -> tuple[Tokenizer | None, TokenizerFiles | None]:
-    """The tokenizer and its files. With the reference engine, unless it is to be `fast` and
-    everything is trained on. Raises UsageError and DataError.
+    """The tokenizer and its files. With the reference engine, whose own offsets say what is
+    trained on, unless it is to be `fast` and everything is trained on. Raises UsageError and
+    DataError.
     """
     said = packed.manifest["tokenizer"]
     if said is None:
@@ -32,7 +32,7 @@ def kept_tokenizer(
         files = locate(str(packed.path))
         backend = "auto" if fast and not supervised else "tokenizers"
         tokenizer = load_tokenizer(files, backend=backend, framing=framing)
-    return (ReferenceTokenizer(tokenizer) if supervised else tokenizer), files
+    return tokenizer, files
 
 
 def other_tokenizer(manifest: dict[str, Any], tokenizer: Tokenizer | None) -> Iterator[str]:

@@ -1,0 +1,134 @@
+"""Special tokens that a record's own content spells out, such as "<|im_end|>" in a user's question.
+
+Tokenizers make real special tokens of them, wherever the characters came from. Policies
+(`--special-tokens-in-text`): "keep" leaves it so, and counts them; "text" makes ordinary text of
+them; "error" makes the record a bad one. What a chat template writes is never meant: a mark is put
+inside those of the record before it is rendered, and taken out afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from packer_cli.errors import UsageError
+
+_MARK = "\ufdd0"  # a noncharacter, for a program's own use
+Span = tuple[int, int]
+SPELLED_OUT_TIP = "see --special-tokens-in-text, or use --on-error skip"
+
+
+@dataclass(frozen=True)
+class SpecialToken:
+    """One of a tokenizer, `lstrip` and `rstrip` saying which white space it takes with it.
+
+    `plain`: it is found wherever a text has its content.
+    """
+
+    content: str
+    id: int
+    lstrip: bool = False
+    rstrip: bool = False
+    plain: bool = True
+
+
+@dataclass(frozen=True)
+class Specials:
+    """The special tokens of a tokenizer, and what becomes of those in records."""
+
+    tokens: tuple[SpecialToken, ...] = ()
+    policy: str = "keep"
+
+    def __post_init__(self) -> None:
+        """Raises UsageError when the policy cannot be had with these tokens."""
+        other = next((token.content for token in self.tokens if not token.plain), None)
+        if self.policy == "text" and other is not None:
+            raise UsageError(
+                f"--special-tokens-in-text: text cannot be had: the tokenizer finds {other!r} only "
+                "as a whole word, or in normalized text",
+                "use error, and mend those records",
+            )
+
+    def in_text(self, text: str) -> str | None:
+        """The first one in a text."""
+        found = self._contents.search(text) if self.tokens else None
+        return found and found.group()
+
+    def in_record(self, value: Any) -> Iterator[str]:
+        """All of them in the strings of a record's fields, but for names of fields."""
+        if not self.tokens:
+            return
+        if isinstance(value, str):
+            yield from self._contents.findall(value)
+        elif isinstance(value, dict | list | tuple):
+            for item in value.values() if isinstance(value, dict) else value:
+                yield from self.in_record(item)
+
+    def marked(self, value: Any) -> Any:
+        """The same fields, with a mark after the first character of each."""
+        if isinstance(value, str):
+            return self._contents.sub(lambda m: m.group()[0] + _MARK + m.group()[1:], value)
+        if isinstance(value, dict):
+            return {name: self.marked(item) for name, item in value.items()}
+        return [self.marked(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def controls(self, text: str) -> list[Span]:
+        """Where the special tokens of a text are, with the white space that they take with them."""
+        return [match.span() for match in self._taking.finditer(text)] if self.tokens else []
+
+    def id_of(self, text: str) -> int:
+        """Of what is at one of `controls`."""
+        match = self._taking.fullmatch(text)
+        return self._longest_first[(match.lastindex or 1) - 1].id if match else -1
+
+    @cached_property
+    def _longest_first(self) -> list[SpecialToken]:
+        return sorted(self.tokens, key=lambda token: -len(token.content))
+
+    @cached_property
+    def _contents(self) -> re.Pattern[str]:
+        return re.compile("|".join(re.escape(token.content) for token in self._longest_first))
+
+    @cached_property
+    def _taking(self) -> re.Pattern[str]:
+        before, after = r"\s*", r"\s*"
+        return re.compile(
+            "|".join(
+                f"({before * t.lstrip}{re.escape(t.content)}{after * t.rstrip})"
+                for t in self._longest_first
+            )
+        )
+
+
+NO_SPECIALS = Specials()
+
+
+def spelled_out(token: str) -> str:
+    """What is wrong with the record."""
+    return f"its content spells out the special token {token!r}"
+
+
+def is_marked(value: Any) -> bool:
+    """Whether a mark is in a text, or in any string of some fields."""
+    if isinstance(value, str):
+        return _MARK in value
+    if isinstance(value, dict):
+        return any(map(is_marked, value.values()))
+    return isinstance(value, list | tuple) and any(map(is_marked, value))
+
+
+def is_escaped(text: str) -> bool:
+    """Whether a template wrote a mark as JSON does in ASCII, from where it cannot be taken out."""
+    return "\\ufdd0" in text
+
+
+def unmarked(text: str, spans: list[Span] | None) -> tuple[str, list[Span] | None]:
+    """The text without marks, and the spans of characters where they are then."""
+    marks = [i for i, character in enumerate(text) if character == _MARK]
+    if spans is not None:
+        spans = [(a - bisect_left(marks, a), b - bisect_left(marks, b)) for a, b in spans]
+    return text.replace(_MARK, ""), spans

@@ -1,0 +1,97 @@
+"""packer tokenizer --check: a folder's tokenizer.json against AutoTokenizer of transformers.
+
+Training and inference must see the same tokens, and most of the latter begins with AutoTokenizer,
+which does not always load tokenizer.json as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from packer_cli.config import PackConfig
+from packer_cli.discovery import find_inputs
+from packer_cli.errors import UsageError
+from packer_cli.readers import detect_shape, reader_for
+from packer_cli.records import Slice
+from packer_cli.source import composer_of
+from packer_cli.tokenization.agreement import BATTERY, assigned_characters, in_contexts
+from packer_cli.tokenization.engines import ReferenceEngine
+from packer_cli.tokenization.locate import TokenizerFiles
+
+_TEXTS = 1000  # of each file, at most
+_AT_A_TIME = 64
+
+
+@dataclass
+class Comparison:
+    """How many texts of a source were compared, and those that differ."""
+
+    source: str
+    texts: int = 0
+    different: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source, "texts": self.texts, "different": len(self.different),
+            "first": self.different[0][:80] if self.different else None,
+        }  # fmt: skip
+
+
+def check(files: TokenizerFiles, inputs: list[str]) -> list[Comparison]:
+    """Compare on the battery, on every assigned character, and on the first texts of each input.
+
+    Records of messages are rendered with the tokenizer's template. Raises UsageError without
+    transformers, or where it cannot load the folder.
+    """
+    theirs, ours = _auto_tokenizer(files.source), ReferenceEngine(files.json)
+    own = [f"a{token}b {token} {token}\n" for token in files.added_tokens]
+    known = assigned_characters()
+    characters = (in_contexts(known[i : i + _AT_A_TIME]) for i in range(0, len(known), _AT_A_TIME))
+    sources: list[tuple[str, Iterator[str]]] = [
+        ("the battery", iter(BATTERY)), ("its added tokens", iter(own)), ("characters", characters),
+    ]  # fmt: skip
+    sources += [(name, islice(_texts(name, files), _TEXTS)) for name in inputs]
+    return [_compared(name, texts, theirs, ours) for name, texts in sources]
+
+
+def _compared(name: str, texts: Iterator[str], theirs: Any, ours: ReferenceEngine) -> Comparison:
+    comparison = Comparison(name)
+    for text in texts:
+        comparison.texts += 1
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        if expected != ours.offsets(text)[0]:
+            comparison.different.append(text)
+    return comparison
+
+
+def _auto_tokenizer(source: str) -> Any:
+    try:
+        from transformers import AutoTokenizer  # noqa: PLC0415
+    except ImportError as error:
+        raise UsageError("--check: needs transformers", "pip install transformers") from error
+    path = Path(source).expanduser()
+    folder = path.parent if path.is_file() else path if path.is_dir() else source
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # whatever it raises, it says why
+        raise UsageError(
+            f"tokenizer {source}: AutoTokenizer cannot load it: {str(error).splitlines()[0]}",
+            "it may need a newer transformers, or files that are not there",
+        ) from error
+
+
+def _texts(name: str, files: TokenizerFiles) -> Iterator[str]:
+    config = PackConfig(1 << 20)
+    inputs = find_inputs([name], config)
+    shape = detect_shape(inputs, config)
+    config = config.for_shape(shape)
+    composer = composer_of(shape, config, files) if shape.is_supervised else None
+    for file in inputs:
+        whole = Slice(file.index, 0, None, 0)
+        for records in reader_for(file.format).read(file, whole, shape, config):
+            found = composer.compose(records) if composer else records
+            yield from found.texts or []
