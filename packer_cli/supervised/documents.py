@@ -14,8 +14,14 @@ from packer_cli.readers import reader_for
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Spans
 from packer_cli.shapes import Shape
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
-from packer_cli.supervised.messages import MalformedError, kind_of, parse_messages, parse_tools
-from packer_cli.supervised.turns import ASSISTANT, AssistantSpans, UndecidableError
+from packer_cli.supervised.messages import (
+    ASSISTANT,
+    MalformedError,
+    kind_of,
+    parse_messages,
+    parse_tools,
+)
+from packer_cli.supervised.turns import AssistantSpans, UndecidableError
 
 _SKIP = "mend the record, or use --on-error skip"
 _PARTS_PROBE = "\ue000part\ue001"
