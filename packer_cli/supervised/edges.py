@@ -78,8 +78,11 @@ class Learner:
                     default=turn.stop)  # fmt: skip
         last = max((p + len(m) for m in own if (p := text.rfind(m, turn.start, turn.stop)) >= 0),
                    default=-1)  # fmt: skip
-        by_prefix = self._start(number, turn, first)
-        start = by_prefix if by_prefix is not None else self._after_prompt(turn, first)
+        start, core = self._start(number, turn, first), self._prompt.strip()
+        if start is None:
+            start = self._after_prompt(turn, first)
+        elif core and text.startswith(core, turn.start):  # though no prompt for it would say so
+            start = max(start, self._after_prompt(turn, first) or start)
         if start is None:
             return None
         resumes = bool(inner) and last > inner[-1].start
@@ -110,11 +113,16 @@ class Learner:
         if here is None:
             return None
         rest = before[before.rfind(anchor) + len(anchor) :] if anchor else before
-        shared = _shared(rest, self._text[here:first])
-        start = here + shared
+        start = here + _shared(rest, self._text[here:first])
         if not self._prompts and not self._text[turn.start : start].strip():
             return None  # a template that writes no prompts tells nothing
-        return start if start >= turn.start else None
+        if start < turn.start:
+            return None
+        if start - here == len(rest):
+            return start
+        # the prompt goes on in another way: fine where something else tells the place, too
+        told = start in (first, turn.start) or self._text.startswith(("<", "["), start)
+        return start if told and (anchor or self._text[here:start].strip()) else None
 
     def _after_prompt(self, turn: Turn, first: int) -> int | None:
         """Where the assistant begins by the prompt for a first answer."""
