@@ -30,13 +30,12 @@ from packer_cli.shards import digest
 from packer_cli.source import encode_again, framing_of
 from packer_cli.threads import run_all
 from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
-from packer_cli.tokenization.locate import TokenizerFiles, locate
+from packer_cli.tokenization.locate import TEMPLATE, TOOL_TEMPLATE, TokenizerFiles, locate
 from packer_cli.unit import pieces_of
 
 if TYPE_CHECKING:
     from packer_cli.verify import Findings
 
-_TEMPLATE = "chat_template.jinja"
 _MOST = 20  # differing documents that are named, of one input in one unit
 _Notify = Callable[[str], None]
 
@@ -62,8 +61,10 @@ def compare_inputs(
     shape = detect_shape(list(files.values()), config)
     tokenizer, tokenizer_files = _tokenizer(packed, shape, config, fast=sample is None)
     with closing(tokenizer) if tokenizer else nullcontext():
-        template = packed.path / _TEMPLATE
-        used = replace(config, chat_template=str(template) if template.is_file() else None)
+        template = packed.path / TEMPLATE
+        # two of them are what the tokenizer in the directory has
+        named = template.is_file() and not (packed.path / TOOL_TEMPLATE).is_file()
+        used = replace(config, chat_template=str(template) if named else None)
         encode = encode_again(shape, used, tokenizer, tokenizer_files)
         documents = sum(packed.manifest["inputs"][file]["documents"] for file in files)
         everything = sample is None or sample >= documents

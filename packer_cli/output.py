@@ -42,7 +42,7 @@ OURS = (
     f"shard-{'[0-9]' * 5}*-{'[0-9]' * 3}*.arrow",
     MANIFEST, INCOMPLETE, "state.json", "dataset_info.json", "rejected.jsonl",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-    "units.jsonl", INPUT_TIMES,
+    "chat_template.tool_use.jinja", "units.jsonl", INPUT_TIMES,
 )  # fmt: skip
 
 

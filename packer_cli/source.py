@@ -25,13 +25,21 @@ from packer_cli.run import Run
 from packer_cli.shapes import Shape
 from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
-from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
+from packer_cli.tokenization.locate import (
+    BYTES,
+    TEMPLATE,
+    TOOL_TEMPLATE,
+    TokenizerFiles,
+    choose,
+    highest_id,
+    locate,
+)
 
 if TYPE_CHECKING:
     from packer_cli.supervised.documents import Composer
     from packer_cli.supervised.processes import ComposingProcesses
+    from packer_cli.supervised.templates import TemplateChoice
 
-TEMPLATE = "chat_template.jinja"
 # Below this, rendering takes no longer than the start of a process.
 _WORTH_A_PROCESS = MIB
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
@@ -44,12 +52,12 @@ class Chosen:
 
     name      of the tokenizer; None where none is needed
     files     of the tokenizer; None for the built-in one
-    template  (source, where it came from) of the chat template, where one is used
+    template  the chat template, where one is used
     """
 
     name: str | None
     files: TokenizerFiles | None = None
-    template: tuple[str, str] | None = None
+    template: TemplateChoice | None = None
 
     @property
     def side_files(self) -> dict[str, bytes]:
@@ -58,7 +66,10 @@ class Chosen:
         if self.files is not None:
             found = {"tokenizer.json": self.files.json, **self.files.companions}
         if self.template is not None:
-            found[TEMPLATE] = self.template[0].encode()
+            found[TEMPLATE] = self.template.source.encode()
+            found.pop(TOOL_TEMPLATE, None)
+            if self.template.tool_use is not None:
+                found[TOOL_TEMPLATE] = self.template.tool_use.encode()
         return found
 
     @cached_property
@@ -73,11 +84,17 @@ class Chosen:
 
 def chosen_for(run: Run, work: Path) -> Chosen:
     """The same, from what the run's work folder keeps: for whoever joins it later or elsewhere."""
+    from packer_cli.supervised.templates import TemplateChoice  # noqa: PLC0415
+
     files, template = None, None
     if run.tokenizer not in (None, BYTES):
         files = replace(locate(str(work)), source=run.tokenizer or "")
     if TEMPLATE in run.side_files:
-        template = (work / TEMPLATE).read_text(encoding="utf-8"), TEMPLATE
+        kept = [
+            (work / name).read_text(encoding="utf-8") if name in run.side_files else None
+            for name in (TEMPLATE, TOOL_TEMPLATE)
+        ]
+        template = TemplateChoice(kept[0] or "", TEMPLATE, kept[1])
     return Chosen(run.tokenizer, files, template)
 
 
@@ -121,9 +138,9 @@ def choose_encoding(
             "give one with --chat-template FILE",
         )
     if renders and found:
-        how = "its {% generation %} tags" if _GENERATION.search(found[0]) else "its turns"
+        how = "its {% generation %} tags" if _GENERATION.search(found.source) else "its turns"
         told = "" if config.train_on == "all" else f", told by {how}"
-        notify(f"chat template: {found[1]}; trained on: {config.train_on}{told}")
+        notify(f"chat template: {found.origin}; trained on: {config.train_on}{told}")
     return Chosen(chosen, files, found)
 
 
@@ -198,14 +215,13 @@ def _composer_parts(
     shape: Shape,
     config: PackConfig,
     files: TokenizerFiles | None,
-    template: tuple[str, str] | None,
+    template: TemplateChoice | None,
 ) -> tuple[Any, ...]:
     """The arguments of `make_composer`."""
     from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
 
     end_tokens = tuple(files.added_tokens) if files else ()
-    source = template[0] if template else None
-    return shape, config, source, special_tokens(files), end_tokens
+    return shape, config, template, special_tokens(files), end_tokens
 
 
 def _tokenizer(

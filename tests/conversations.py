@@ -61,8 +61,13 @@ class _Talk:
             message["content"] = ""
         if kind == "t":
             before = [m for m in self.messages if m.get("tool_calls")]
-            results = sum(m["role"] == "tool" for m in self.messages[self.messages.index(before[-1]) :])
-            message |= {"tool_call_id": before[-1]["tool_calls"][results]["id"], "name": "get_weather"}
+            results = sum(
+                m["role"] == "tool" for m in self.messages[self.messages.index(before[-1]) :]
+            )
+            message |= {
+                "tool_call_id": before[-1]["tool_calls"][results]["id"],
+                "name": "get_weather",
+            }
         self.messages.append(message)
 
 
@@ -139,9 +144,13 @@ def with_text_arguments(record: Json) -> Json:
 
 def foreign_words(record: Json) -> list[str]:
     """What others than the assistant say."""
-    return [words(m["role"], i) for i, m in enumerate(record["messages"]) if m["role"] != "assistant"]
+    return [
+        words(m["role"], i) for i, m in enumerate(record["messages"]) if m["role"] != "assistant"
+    ]
 
 
 def own_words(record: Json) -> list[str]:
     """What the assistant says, by message."""
-    return [words("assistant", i) for i, m in enumerate(record["messages"]) if m["role"] == "assistant"]
+    return [
+        words("assistant", i) for i, m in enumerate(record["messages"]) if m["role"] == "assistant"
+    ]

@@ -192,9 +192,9 @@ def _indexed_list(loop: nodes.For) -> list[nodes.Expr]:
     """[the list] that a loop over indices takes its messages from, [] when there is none."""
     index = getattr(loop.target, "name", None)
     for item in loop.find_all(nodes.Getitem):
-        if isinstance(item.arg, nodes.Name) and item.arg.name == index:
-            if isinstance(item.node, nodes.Name):
-                return [nodes.Name(item.node.name, "load")]
+        is_index = isinstance(item.arg, nodes.Name) and item.arg.name == index
+        if is_index and isinstance(item.node, nodes.Name):
+            return [nodes.Name(item.node.name, "load")]
     return []
 
 

@@ -87,7 +87,7 @@ class Learner:
             return None
         resumes = bool(inner) and last > inner[-1].start
         until = inner[0].start if inner else turn.stop
-        stop = None if resumes else self._stop(number, start)
+        stop = None if resumes else self._stop(number, start, until)
         header = text[turn.start : start]
         if stop is None:
             edges = Edges(header, resumes=resumes)
@@ -132,7 +132,11 @@ class Learner:
             return turn.start
         if start < 0:  # it may begin like that
             begins = _shared(self._prompt.lstrip(), self._text[turn.start : first])
-            return turn.start + begins if self._text[turn.start : turn.start + begins].strip() else None
+            return (
+                turn.start + begins
+                if self._text[turn.start : turn.start + begins].strip()
+                else None
+            )
         start += len(core)
         # templates may end the prompt in more white space than the turn has there
         rest = self._prompt[len(self._prompt.rstrip()) :]
@@ -140,8 +144,11 @@ class Learner:
             start, rest = start + 1, rest[1:]
         return start
 
-    def _stop(self, number: int, start: int) -> int | None:
-        """Where the assistant ends, by the conversation up to and with the message."""
+    def _stop(self, number: int, start: int, until: int) -> int | None:
+        """Where the assistant ends, by the conversation up to and with the message.
+
+        `until`: where it ends by its turn.
+        """
         upto = self._render(number + 1)
         if upto is None:
             return None
@@ -161,6 +168,8 @@ class Learner:
         shared = min(_shared(rest, self._text[here:]) for rest in rests)
         if anchor not in own and shared < max(map(len, rests)):
             return None  # without words of its own, its end and its beginning are told by nothing
+        if not shared and len(rests) > 1 and not self._text[here:until].strip():
+            shared = len(rests[0])  # the end of the text is the only end that the turn has
         # with nothing in common, the turn goes on otherwise than it ends
         return here + shared if shared and here + shared >= start else None
 

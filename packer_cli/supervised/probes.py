@@ -61,7 +61,9 @@ def _marked(message: _Message, number: int, marks: list[list[str]]) -> _Message:
 
 
 def _part(part: Any, words: Any, mark: str) -> Any:
-    return part | {"text": words(part["text"], mark)} if isinstance(part, dict) else words(part, mark)
+    return (
+        part | {"text": words(part["text"], mark)} if isinstance(part, dict) else words(part, mark)
+    )
 
 
 def _call(call: _Message, mark: str, used: set[str]) -> _Message:

@@ -10,7 +10,8 @@ import numpy as np
 from packer_cli.fitting import Loss
 from packer_cli.records import Spans, TokenBatch, UInt8, UInt32
 from packer_cli.supervised.chat_template import RefusedError
-from packer_cli.supervised.documents import Composer, Conversation, Document, byte_spans
+from packer_cli.supervised.documents import Composer, byte_spans
+from packer_cli.supervised.renderer import Conversation, Document
 from packer_cli.supervised.turns import UndecidableError
 from packer_cli.tokenization import Tokenizer
 
@@ -33,11 +34,7 @@ def shorten(
     while searches:
         tried: dict[int, Document] = {}
         for i, search in searches.items():
-            try:
-                document = search.next(composer)
-            except UndecidableError as error:
-                error.position = int(batch.position[i])
-                raise
+            document = search.next(composer)
             if document is not None:
                 tried[i] = document
         searches = {i: searches[i] for i in tried}
@@ -73,7 +70,7 @@ class _Search:
                 self._tried = number
                 try:
                     return composer.render(self._without(self._users[number]))
-                except RefusedError:  # the template may insist on leaving out more
+                except (RefusedError, UndecidableError):  # the template may insist on less
                     continue
             self._high = self._asked
         return None

@@ -10,6 +10,7 @@ two disagree, it is an error: never a guess.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from packer_cli.errors import DataError
@@ -32,8 +33,6 @@ _Turns = dict[int, Turn]  # by the numbers of their messages
 class UndecidableError(DataError):
     """It cannot be told which part of the text is the assistant's."""
 
-    position = 0
-
 
 class AssistantSpans:
     """Finds the assistant's spans in the renderings of one template."""
@@ -42,10 +41,12 @@ class AssistantSpans:
         """Raises UndecidableError when the template renders no question with its answer."""
         self._template = template
         self._prompt, self._prompted = "", False
+        self._talk: list[_Message] = []
         if not template.marks_generation:
-            self._prompt, self._prompted = _generation_prompt(template)
+            self._talk, question = _question(template)
+            self._prompt, self._prompted = _generation_prompt(*question)
         self._learned: dict[tuple[Any, ...], Edges | str] = {}
-        self._headers: set[str] = set()
+        self._headers: frozenset[str] = frozenset()
 
     def find(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
@@ -70,6 +71,28 @@ class AssistantSpans:
         else:
             parts = self._by_turns(rendering, numbered, messages, tools)
         return self._chosen([span for part in parts for span in part], turns, speakers, last_only)
+
+    def open_turn(self) -> str:
+        """Where a turn of the assistant ends in nothing, for people; "" for nowhere.
+
+        `{% generation %}` tags say what they say.
+        """
+        if self._template.marks_generation:
+            return ""
+        for messages in ([*self._talk, *self._talk], list(self._talk)):
+            talk = [dict(message) for message in messages]
+            try:
+                rendering = self._template.render(talk)
+                spans = self.find(rendering, talk, None, last_only=False)
+            except (RefusedError, UndecidableError):
+                continue
+            said = [rendering.text[start:stop].partition(_PROBE) for start, stop in spans]
+            for number, (_, mark, end) in enumerate(said, 1):
+                if mark and not end.strip():
+                    last = number == len(said)
+                    return "the last one" if last else "where another turn follows"
+            return ""
+        return ""
 
     def _chosen(
         self, spans: list[Span], turns: list[Turn], speakers: list[_Message], last_only: bool
@@ -113,7 +136,9 @@ class AssistantSpans:
                 if isinstance(edges, str):
                     break
                 spans = edges.spans(rendering.text, turn, inner[number])
-                if spans is not None and (again or not self._ambiguous(rendering.text, turn, edges)):
+                if spans is not None and (
+                    again or not self._ambiguous(rendering.text, turn, edges)
+                ):
                     break
             if isinstance(edges, str):
                 raise _undecidable(edges)
@@ -147,9 +172,11 @@ class AssistantSpans:
             except DisagreementError as error:
                 found[number] = str(error)
                 continue
-            found[number] = edges or f"message {number} does not begin as the template's prompt ends"
+            found[number] = (
+                edges or f"message {number} does not begin as the template's prompt ends"
+            )
             if edges is not None:
-                self._headers.add(edges.header)
+                self._headers |= {edges.header}
         return found
 
     def _by_prefixes(
@@ -176,8 +203,8 @@ class AssistantSpans:
         around = tuple(contexts(messages, tools).values())
         fresh = [context for context in around if context not in self._learned]
         if fresh:
-            why = self._wrongly_tagged(messages, tools)
-            self._learned |= dict.fromkeys(fresh, why or Edges(""))
+            found = self._wrongly_tagged(messages, tools)
+            self._learned |= dict.fromkeys(fresh, found or Edges(""))
         for context in around:
             if isinstance(why := self._learned[context], str):
                 raise _undecidable(why)
@@ -232,7 +259,7 @@ def _inner(turns: list[Turn], outer: _Turns) -> dict[int, list[Turn]]:
 def _nested(turns: list[Turn]) -> bool:
     """Whether one of the assistant's turns holds another one."""
     ordered = sorted(turns, key=lambda turn: (turn.start, -turn.stop))
-    return any(b.start < a.stop for a, b in zip(ordered, ordered[1:], strict=False))
+    return any(b.start < a.stop for a, b in pairwise(ordered))
 
 
 def _are_messages(turns: list[Turn], messages: list[_Message]) -> bool:
@@ -241,19 +268,29 @@ def _are_messages(turns: list[Turn], messages: list[_Message]) -> bool:
     return all(id(turn.message) in known for turn in turns)
 
 
-def _generation_prompt(template: ChatTemplate) -> tuple[str, bool]:
+def _question(template: ChatTemplate) -> tuple[list[_Message], tuple[str, str, Rendering]]:
+    """A question and its answer; the question alone, with the prompt for its answer, and both.
+
+    Raises UndecidableError when the template takes none.
+    """
+    refusals = []
+    for content in (_PROBE, [{"type": "text", "text": _PROBE}]):  # some take parts only
+        talk = [{"role": "user", "content": content}, {"role": ASSISTANT, "content": content}]
+        try:
+            plain = template.render(talk[:1]).text
+            prompted = template.render(talk[:1], add_generation_prompt=True).text
+            return talk, (plain, prompted, template.render(talk))
+        except RefusedError as error:
+            refusals.append(error)
+    why = f"the template refuses a question and its answer: {refusals[0]}"
+    raise _undecidable(why) from refusals[0]
+
+
+def _generation_prompt(plain: str, prompted: str, answered: Rendering) -> tuple[str, bool]:
     """(what the template writes before the assistant's own words, whether it does when asked to).
 
     The first is "" for nothing at all; templates that cannot be asked write it in any turn.
     """
-    try:
-        plain, prompted, answered = _question(template, _PROBE)
-    except RefusedError as error:
-        try:  # some take parts only
-            plain, prompted, answered = _question(template, [{"type": "text", "text": _PROBE}])
-        except RefusedError:
-            why = f"the template refuses a question and its answer: {error}"
-            raise _undecidable(why) from error
     shared = common_prefix(plain, prompted)  # what ends a text may be left out of a prompt
     prompt = prompted[shared:]
     if prompt.strip() or len(prompted) != len(plain):
@@ -263,11 +300,3 @@ def _generation_prompt(template: ChatTemplate) -> tuple[str, bool]:
         return "", False
     header = answered.text[turns[0].start : answered.text.rindex(_PROBE)]
     return (header if header.strip() else ""), False
-
-
-def _question(template: ChatTemplate, content: Any) -> tuple[str, str, Rendering]:
-    """A question, with the prompt for its answer, and with its answer. Raises RefusedError."""
-    user, answer = {"role": "user", "content": content}, {"role": ASSISTANT, "content": content}
-    plain = template.render([user]).text
-    prompted = template.render([user], add_generation_prompt=True).text
-    return plain, prompted, template.render([user, answer])
