@@ -28,6 +28,7 @@ from chats import (
 )
 from conftest import packer
 from conversations import STRUCTURES, TOOLS, Json, foreign_words, own_words
+from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CALLS = "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}"
@@ -35,7 +36,8 @@ PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 # Results of tools written inside the model's turn, by a loop over indices, as Gemma 4 does.
 RESULTS_BY_INDEX = (
     "{% for m in messages %}{% if m.role != 'tool' %}"
-    "{% set again = loop.index0 > 1 and messages[loop.index0 - 1].role == 'tool' %}"
+    "{% set before = messages[loop.index0 - 1].role if loop.index0 else '' %}"
+    "{% set again = m.role == 'assistant' and before == 'tool' %}"
     "{% if not again %}<|{{ m.role }}|>{% endif %}"
     + CALLS
     + "{% set ns = namespace(found=false) %}"
@@ -113,12 +115,13 @@ CONSTRUCTIONS = {
     "indices": TAGS.replace("in messages", "in range(messages | length)")
     .replace("m.", "messages[m]."),
 }  # fmt: skip
+# Their prompts, or the ends of their texts, are not what the whole text goes on with.
+NO_PREFIXES = ("namespaces", "always a prompt", "separators between turns")
 # Structures of which packer says that it cannot tell, by construction: all others are decided.
 UNDECIDED: dict[str, set[str]] = {
     "merged turns": {
         "the assistant twice",
         "the assistant twice, then more",
-        "two calls one after the other",
     },
 }
 
@@ -144,7 +147,10 @@ def by_prefixes(record: Json, template: str) -> str | None:
     whole, found, done = render(messages), "", 0
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
-            before, after = render(messages[:i], prompt=True), render(messages[: i + 1])
+            try:
+                before, after = render(messages[:i], prompt=True), render(messages[: i + 1])
+            except TemplateError:
+                return None
             if not (whole.startswith(after) and after.startswith(before)) or done > len(before):
                 return None
             found += whole[done : len(before)] + f"⟦{whole[len(before) : len(after)]}⟧"
@@ -176,10 +182,10 @@ def test_constructions_and_structures(folder: Path, name: str) -> None:
         assert not [words for words in foreign_words(record) if words in said], (key, text)
         lost = [words for words in own_words(record) if words in text and words not in said]
         assert not lost, (key, text)
-        expected = by_prefixes(record, template)
+        expected = None if name in NO_PREFIXES else by_prefixes(record, template)
         compared += expected is not None
         assert expected in (None, text.replace("⟧⟦", "")), key
-    assert compared >= (5 if name == "results inside turns, by slice" else 12)
+    assert compared >= (0 if name in NO_PREFIXES else 5)
 
 
 # What a wrong label would be
@@ -247,6 +253,30 @@ def test_ends_that_stand_at_the_next_turn_are_trained_on(folder: Path) -> None:
     [found] = pack_marked([silent], template=ENDS_AT_THE_NEXT)
     assert found.count("⟦") == 1
     assert found.endswith("⟦ Ciao<|eom|>⟧")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "namespaces",
+            "<|User|>Hi<|Assistant|>⟦Hello<|eos|>⟧<|User|>Bye<|Assistant|>⟦Ciao<|eos|>⟧",
+        ),
+        (
+            "always a prompt",
+            "<|user|>Hi<|end|><|assistant|>⟦Hello<|end|>⟧"
+            "<|user|>Bye<|end|><|assistant|>⟦Ciao<|end|>⟧<|assistant|>",
+        ),
+        (
+            "separators between turns",
+            "<|user|>Hi<|end|>\n<|assistant|>⟦Hello<|end|>⟧\n"
+            "<|user|>Bye<|end|>\n<|assistant|>⟦Ciao<|end|>⟧",
+        ),
+    ],
+)
+def test_templates_whose_prefixes_tell_nothing(folder: Path, name: str, expected: str) -> None:
+    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
+    assert pack_marked([record], template=CONSTRUCTIONS[name]) == [expected]
 
 
 def test_words_that_look_like_a_header(folder: Path) -> None:

@@ -166,8 +166,8 @@ class Learner:
             if followed is not None and anchor and anchor in followed:
                 rests.append(followed[followed.rfind(anchor) + len(anchor) :])
         shared = min(_shared(rest, self._text[here:]) for rest in rests)
-        if anchor not in own and shared < max(map(len, rests)):
-            return None  # without words of its own, its end and its beginning are told by nothing
+        if anchor not in own and (shared < len(rests[0]) and here + shared < until):
+            return None  # where nothing is said, its end and its beginning look alike
         if not shared and len(rests) > 1 and not self._text[here:until].strip():
             shared = len(rests[0])  # the end of the text is the only end that the turn has
         # with nothing in common, the turn goes on otherwise than it ends
