@@ -97,38 +97,53 @@ def contexts(messages: list[_Message], tools: list[Any] | None) -> dict[int, tup
     contexts are taken to be rendered alike.
     """
     kinds = [_kind(message) for message in messages]
-    users = [i for i, message in enumerate(messages) if message.get("role") == "user"]
-    last_user = users[-1] if users else -1
+    following, last_user = _following(kinds), -1
+    for i in range(len(kinds) - 1, -1, -1):
+        if kinds[i][0] == "user":
+            last_user = i
+            break
     found: dict[int, tuple[Any, ...]] = {}
-    called = False
-    for i, message in enumerate(messages):
-        if message.get("role") == ASSISTANT:
-            before, after = _neighbours(kinds, i, -1), _neighbours(kinds, i, 1)
-            begins = kinds[0][0] == "system", bool(tools), called
-            found[i] = (*begins, before, kinds[i], after, i > last_user)
-            called = called or bool(message.get("tool_calls"))
+    begins, called = (kinds[0][0] == "system", bool(tools)), False
+    results, before = 0, None
+    for i, kind in enumerate(kinds):
+        role = kind[0]
+        if role == ASSISTANT:
+            found[i] = (begins, called, results, before, kind, following[i], i > last_user)
+            called = called or bool(kind[3])
+        if role == "tool":
+            results = min(results + 1, 2)
+        else:
+            results, before = 0, kind
     return found
 
 
-def _neighbours(kinds: list[tuple[Any, ...]], i: int, step: int) -> tuple[Any, ...]:
-    results, k = 0, i + step
-    while 0 <= k < len(kinds) and kinds[k][0] == "tool":
-        results, k = results + 1, k + step
-    return min(results, 2), kinds[k] if 0 <= k < len(kinds) else None
+def _following(kinds: list[tuple[Any, ...]]) -> list[tuple[int, Any]]:
+    """For each message, how many results of tools follow it, two for more, and the kind behind."""
+    found: list[tuple[int, Any]] = []
+    now: tuple[int, Any] = (0, None)
+    for kind in reversed(kinds):
+        found.append(now)
+        now = (min(now[0] + 1, 2), now[1]) if kind[0] == "tool" else (0, kind)
+    found.reverse()
+    return found
 
 
 def _kind(message: _Message) -> tuple[Any, ...]:
+    """(role, how the content looks, whether there is reasoning, how many calls, two for more)."""
     content, role = message.get("content"), message.get("role")
-    said: Any = type(content).__name__
-    if isinstance(content, str):
-        if role == ASSISTANT and _THOUGHT in content:
-            said = "thought"
-        elif not content or content.isspace():
+    said: Any = type(content)
+    if said is str:
+        if not content or content.isspace():
             said = "blank"
-        elif role == "user" and content.lstrip().startswith(_RESULT):
+        elif role == ASSISTANT and _THOUGHT in content:
+            said = "thought"
+        elif role == "user" and _RESULT in content and content.lstrip().startswith(_RESULT):
             said = "result"
     if role != ASSISTANT:
         return role, said
-    calls = None if (found := message.get("tool_calls")) is None else min(len(found), 2)
-    thinks = next((bool(message[key]) for key in REASONING if key in message), None)
-    return role, said, thinks, calls
+    found = message.get("tool_calls")
+    calls = None if found is None else min(len(found), 2)
+    for key in REASONING:
+        if key in message:
+            return role, said, bool(message[key]), calls
+    return role, said, None, calls

@@ -121,38 +121,41 @@ class AssistantSpans:
         tools: list[Any] | None,
     ) -> list[list[Span]]:  # fmt: skip
         """The spans of each turn, by what was learned of others like it."""
-        found, around = [], contexts(messages, tools)
+        text, around = rendering.text, contexts(messages, tools)
         inner = _inner(rendering.turns, turns)
-        fresh: dict[int, Edges | str] | None = None
+        found, fresh = [], None
         for number, turn in turns.items():
-            edges = self._learned.get(around[number])
-            spans = None
-            for again in (False, True):
-                if edges is None or again:
-                    if fresh is None:
-                        fresh = self._learn(messages, tools)
-                    edges = fresh.get(number, "its loops show no turn of the message")
-                    self._learned.setdefault(around[number], edges)
+            edges, within = self._learned.get(around[number]), inner.get(number, [])
+            spans = self._spans(edges, text, turn, within)
+            if spans is None:  # nothing like it was seen, or the template looks at the words, too
+                if fresh is None:
+                    fresh = self._learn(messages, tools)
+                edges = fresh.get(number, "its loops show no turn of the message")
+                self._learned.setdefault(around[number], edges)
                 if isinstance(edges, str):
-                    break
-                spans = edges.spans(rendering.text, turn, inner[number])
-                if spans is not None and (
-                    again or not self._ambiguous(rendering.text, turn, edges)
-                ):
-                    break
-            if isinstance(edges, str):
-                raise _undecidable(edges)
+                    raise _undecidable(edges)
+                spans = edges.spans(text, turn, within)
             if spans is None:
                 raise _undecidable(f"message {number} is not rendered as others like it are")
             found.append(spans)
         return found
 
-    def _ambiguous(self, text: str, turn: Turn, edges: Edges) -> bool:
-        """Whether the turn begins as others do whose header is a longer one."""
-        return any(
-            len(header) > len(edges.header) and text.startswith(header, turn.start, turn.stop)
-            for header in self._headers
-        )
+    def _spans(
+        self, edges: Edges | str | None, text: str, turn: Turn, inner: list[Turn]
+    ) -> list[Span] | None:
+        """The spans of a turn; None when it may not be of that kind.
+
+        Raises UndecidableError for a kind of which nothing can be told.
+        """
+        if edges is None:
+            return None
+        if isinstance(edges, str):
+            raise _undecidable(edges)
+        for header in self._headers:
+            longer = len(header) > len(edges.header)
+            if longer and text.startswith(header, turn.start, turn.stop):
+                return None  # others that begin like that have a longer header
+        return edges.spans(text, turn, inner)
 
     def _learn(self, messages: list[_Message], tools: list[Any] | None) -> dict[int, Edges | str]:
         """The edges of all turns of a conversation like this one, or why there are none."""
@@ -168,7 +171,7 @@ class AssistantSpans:
         found: dict[int, Edges | str] = {}
         for number, turn in numbered.items():
             try:
-                edges = learner.edges(number, turn, inner[number])
+                edges = learner.edges(number, turn, inner.get(number, []))
             except DisagreementError as error:
                 found[number] = str(error)
                 continue
@@ -235,31 +238,38 @@ def _numbered(turns: list[Turn], messages: list[_Message]) -> _Turns | None:
 
     A template that makes new messages must make as many.
     """
-    numbers = {id(message): i for i, message in enumerate(messages)}
-    if turns and _are_messages(turns, messages):
-        found = {numbers[id(turn.message)]: turn for turn in turns}
-        return found if len(found) == len(turns) else None
     speakers = [i for i, message in enumerate(messages) if message.get("role") == ASSISTANT]
-    return dict(zip(speakers, turns, strict=True)) if len(turns) == len(speakers) else None
+    if len(turns) != len(speakers):
+        numbers = {id(messages[i]): i for i in speakers}
+        found = {numbers.get(id(turn.message), -1): turn for turn in turns}
+        return found if turns and -1 not in found and len(found) == len(turns) else None
+    found = dict(zip(speakers, turns, strict=True))
+    if any(turn.message is not messages[i] for i, turn in found.items()) and _are_messages(
+        turns, messages
+    ):
+        return None  # in another order, or one of them twice
+    return found
 
 
 def _inner(turns: list[Turn], outer: _Turns) -> dict[int, list[Turn]]:
-    """The turns of others that lie in each of some turns."""
-    found: dict[int, list[Turn]] = {}
-    for number, turn in outer.items():
-        found[number] = [
+    """The turns of others that lie in each of some turns, where any do."""
+    if all(a.stop <= b.start for a, b in pairwise(turns)):
+        return {}
+    return {
+        number: [
             one
             for one in turns
-            if one is not turn and turn.start <= one.start and one.stop <= turn.stop
+            if turn.start <= one.start
+            and one.stop <= turn.stop
             and one.message.get("role") != ASSISTANT
-        ]  # fmt: skip
-    return found
+        ]
+        for number, turn in outer.items()
+    }
 
 
 def _nested(turns: list[Turn]) -> bool:
     """Whether one of the assistant's turns holds another one."""
-    ordered = sorted(turns, key=lambda turn: (turn.start, -turn.stop))
-    return any(b.start < a.stop for a, b in pairwise(ordered))
+    return any(b.start < a.stop for a, b in pairwise(turns))
 
 
 def _are_messages(turns: list[Turn], messages: list[_Message]) -> bool:
