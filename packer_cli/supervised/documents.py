@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from packer_cli.config import PackConfig
-from packer_cli.errors import UsageError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.readers import reader_for
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Spans
 from packer_cli.shapes import Shape
@@ -156,6 +156,12 @@ class Composer:
 
     def _text(self, fields: dict[str, Any], own: str) -> str:
         return _text(fields, own, self.shape)
+
+
+def placed(error: UndecidableError, file: InputFile) -> DataError:
+    """The same, with the name of its record."""
+    place = reader_for(file.format).describe(file, error.position)
+    return DataError(f"{file.path}, {place}: {error.message}", error.tip)
 
 
 def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple[int, int]:

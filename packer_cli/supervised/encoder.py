@@ -31,11 +31,16 @@ class SupervisedEncoder:
         counts.unshown_tools += records.unshown
         if records.conversations is not None:
             # jinja2 is slow to import
+            from packer_cli.supervised.documents import placed  # noqa: PLC0415
             from packer_cli.supervised.shorten import shorten  # noqa: PLC0415
+            from packer_cli.supervised.turns import UndecidableError  # noqa: PLC0415
 
             composer, talks = self._composer(), records.conversations
             length = composer.config.max_length
-            batch, loss = shorten(batch, talks, composer, self._tokenizer, length)
+            try:
+                batch, loss = shorten(batch, talks, composer, self._tokenizer, length)
+            except UndecidableError as error:
+                raise placed(error, file) from error
             counts.add_loss(loss)
             counts.encoded_tokens += loss.truncated_tokens
         counts.double_bos_documents += _doubled(batch, self._tokenizer.info.bos_token_id)

@@ -26,6 +26,7 @@ def shorten(
 
     A turn is a message of the user with all that follows up to the next one; system messages
     at the beginning stay. A conversation whose last turn alone is too long stays as it is.
+    Raises UndecidableError, with its position, unless bad records are skipped.
     """
     overlong = np.flatnonzero(np.diff(batch.offsets) > max_length).tolist()
     found = {i: conversations[i] for i in overlong}
@@ -34,7 +35,13 @@ def shorten(
     while searches:
         tried: dict[int, Document] = {}
         for i, search in searches.items():
-            document = search.next(composer)
+            try:
+                document = search.next(composer)
+            except UndecidableError as error:
+                if composer.config.on_error == "fail":
+                    error.position = int(batch.position[i])
+                    raise
+                document = None  # it stays too long, and is counted as that
             if document is not None:
                 tried[i] = document
         searches = {i: searches[i] for i in tried}
@@ -70,7 +77,7 @@ class _Search:
                 self._tried = number
                 try:
                     return composer.render(self._without(self._users[number]))
-                except (RefusedError, UndecidableError):  # the template may insist on less
+                except RefusedError:  # the template may insist on leaving out more
                     continue
             self._high = self._asked
         return None

@@ -10,6 +10,7 @@ two disagree, it is an error: never a guess.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -32,6 +33,8 @@ _Turns = dict[int, Turn]  # by the numbers of their messages
 
 class UndecidableError(DataError):
     """It cannot be told which part of the text is the assistant's."""
+
+    position = 0
 
 
 class AssistantSpans:
@@ -123,14 +126,15 @@ class AssistantSpans:
         """The spans of each turn, by what was learned of others like it."""
         text, around = rendering.text, contexts(messages, tools)
         inner = _inner(rendering.turns, turns)
-        found, fresh = [], None
+        found: list[list[Span]] = []
+        fresh: Callable[[int], Edges | str] | None = None
         for number, turn in turns.items():
             edges, within = self._learned.get(around[number]), inner.get(number, [])
             spans = self._spans(edges, text, turn, within)
             if spans is None:  # nothing like it was seen, or the template looks at the words, too
                 if fresh is None:
                     fresh = self._learn(messages, tools)
-                edges = fresh.get(number, "its loops show no turn of the message")
+                edges = fresh(number)
                 self._learned.setdefault(around[number], edges)
                 if isinstance(edges, str):
                     raise _undecidable(edges)
@@ -157,30 +161,34 @@ class AssistantSpans:
                 return None  # others that begin like that have a longer header
         return edges.spans(text, turn, inner)
 
-    def _learn(self, messages: list[_Message], tools: list[Any] | None) -> dict[int, Edges | str]:
-        """The edges of all turns of a conversation like this one, or why there are none."""
+    def _learn(
+        self, messages: list[_Message], tools: list[Any] | None
+    ) -> Callable[[int], Edges | str]:
+        """What gives the edges of a turn in a conversation like this one, or why it has none."""
         probe = probe_of(messages)
         try:
             rendering = self._template.render(probe.messages, tools)
         except RefusedError as error:
-            return dict.fromkeys(range(len(messages)), str(error))
+            why = str(error)
+            return lambda number: why
         turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
         numbered = _numbered(turns, probe.messages) or {}
         inner = _inner(rendering.turns, numbered)
         learner = Learner(self._template, self._prompt, self._prompted, probe, tools, rendering)
-        found: dict[int, Edges | str] = {}
-        for number, turn in numbered.items():
+
+        def edges(number: int) -> Edges | str:
+            if number not in numbered:
+                return f"no loop of the template shows the turn of message {number}"
             try:
-                edges = learner.edges(number, turn, inner.get(number, []))
+                found = learner.edges(number, numbered[number], inner.get(number, []))
             except DisagreementError as error:
-                found[number] = str(error)
-                continue
-            found[number] = (
-                edges or f"message {number} does not begin as the template's prompt ends"
-            )
-            if edges is not None:
-                self._headers |= {edges.header}
-        return found
+                return str(error)
+            if found is None:
+                return f"message {number} does not begin as the template's prompt ends"
+            self._headers |= {found.header}
+            return found
+
+        return edges
 
     def _by_prefixes(
         self, text: str, messages: list[_Message], tools: list[Any] | None

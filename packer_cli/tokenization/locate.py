@@ -202,7 +202,9 @@ def _from_hub(name: str) -> Path:
             _refuse_out_of_reach(constants.ENDPOINT)
         path = Path(cached if isinstance(cached, str) else hf_hub_download(name, "tokenizer.json"))
         commit = path.parent.name
-        for companion, *_ in _COMPANIONS.values():
+        for name_here, (companion, *_) in _COMPANIONS.items():
+            if name_here == TOOL_TEMPLATE and isinstance(cached, str):
+                continue  # hardly any has it: no reason to wait for the network
             try:
                 if try_to_load_from_cache(name, companion, revision=commit) is None:
                     hf_hub_download(name, companion, revision=commit)
