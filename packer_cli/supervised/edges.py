@@ -168,7 +168,8 @@ class Learner:
         shared = min(_shared(rest, self._text[here:]) for rest in rests)
         if anchor not in own and (shared < len(rests[0]) and here + shared < until):
             return None  # where nothing is said, its end and its beginning look alike
-        if not shared and len(rests) > 1 and not self._text[here:until].strip():
+        begin = here if anchor in own else start
+        if len(rests) > 1 and here + shared == begin and not self._text[begin:until].strip():
             shared = len(rests[0])  # the end of the text is the only end that the turn has
         # with nothing in common, the turn goes on otherwise than it ends
         return here + shared if shared and here + shared >= start else None
