@@ -231,6 +231,21 @@ def test_words_of_others_in_a_turn_that_no_loop_shows(folder: Path) -> None:
     assert pack_chat([chat(user("Hi"), assistant("Hello"))], template=template)["documents"] == 1
 
 
+def test_a_disagreement_shows_both(folder: Path) -> None:
+    """What the turn goes on with where it is not the last one: nobody can say whose it is."""
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>"
+        "{% if not loop.last %}<|more|>{% endif %}{% endfor %}" + PROMPT
+    )
+    record = chat(user("Hi"), assistant("Hello"), user("Bye"))
+    parts = ("line 1", "by its turns it is", "<|end|><|more|>⟧", "by prefixes", "<|end|>⟧<|more|>")
+    refused([record], 1, *parts, template=template)
+    options = ["--on-error", "skip"]
+    single = chat(user("Hi"), assistant("Hello"))
+    manifest = pack_chat([record, single, record], *options, template=template)
+    assert (manifest["documents"], manifest["rejected_records"]) == (1, 2)
+
+
 def test_tags_around_words_of_others(folder: Path) -> None:
     template = (
         "{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' %}{{ m.content }}{% else %}"

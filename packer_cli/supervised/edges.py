@@ -100,7 +100,7 @@ class Learner:
                 f"by its turns it is {_shown(text, start, until)}, by prefixes of the conversation "
                 f"{_shown(text, start, stop)}"
             )
-        self._check(number, edges.spans(text, turn, inner) or [])
+        self._check(number, turn, edges.spans(text, turn, inner) or [])
         return edges
 
     def _start(self, number: int, turn: Turn, first: int) -> int | None:
@@ -174,7 +174,7 @@ class Learner:
         # with nothing in common, the turn goes on otherwise than it ends
         return here + shared if shared and here + shared >= start else None
 
-    def _check(self, number: int, spans: list[Span]) -> None:
+    def _check(self, number: int, turn: Turn, spans: list[Span]) -> None:
         """All words of the message that the text has are in the spans, and no others."""
         said = " ".join(self._text[start:stop] for start, stop in spans)
         for i, marks in enumerate(self._probe.marks):
@@ -183,6 +183,9 @@ class Learner:
                 raise DisagreementError(
                     f"its turn holds words of another message, of role {role}: {said!r}"
                 )
+        whole = self._text[turn.start : turn.stop]
+        if any(mark in whole and mark not in said for mark in self._probe.marks[number]):
+            raise DisagreementError(f"its turn {whole!r} has words of its own outside {said!r}")
 
     def _render(
         self, count: int, *, add_generation_prompt: bool = False, followed: bool = False
