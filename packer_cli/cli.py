@@ -334,6 +334,19 @@ def pack(
             "completion for prompts, all for text."
         ),
     ] = None,
+    turn_end: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="Ends the assistant's turns: trained on where it follows one. May be repeated.",
+        ),
+    ] = None,
+    allow_open_turns: Annotated[
+        bool,
+        typer.Option(
+            "--allow-open-turns", help="Train on turns that the chat template ends in nothing."
+        ),
+    ] = False,
     keep_untrained: Annotated[
         bool, typer.Option("--keep-untrained", help="Keep documents without a trained token.")
     ] = False,
@@ -527,7 +540,8 @@ def pack(
             label_shift=label_shift, max_segments_per_row=max_segments_per_row,
             segment_multiple=segment_multiple, balance=balance, shape=shape,
             fields=_fields(field or [], text_field), chat_template=chat_template,
-            prompt_template=prompt_template, train_on=train_on, keep_untrained=keep_untrained,
+            prompt_template=prompt_template, train_on=train_on, turn_end=tuple(turn_end or ()),
+            allow_open_turns=allow_open_turns, keep_untrained=keep_untrained,
             input_format=input_format, sample_by=sample_by,
             add_bos=bos, add_eos=eos, eos_token=eos_token, separator=separator,
             special_tokens_in_text=special_tokens_in_text,

@@ -114,6 +114,9 @@ class PackConfig:
     prompt_template   how a prompt or an instruction becomes text: "none", "alpaca" or "chat";
                       None: by the shape
     train_on          "assistant", "last-assistant", "completion" or "all"; None: by the shape
+    turn_end          tokens that end the assistant's turns where they follow one, and after the
+                      last one
+    allow_open_turns  train on turns that the chat template ends in nothing
     keep_untrained    keep documents without a trained token
     add_bos, add_eos  put the tokenizer's BOS or EOS around every document that lacks it; None: as
                       the tokenizer does, with EOS; not around what a chat template rendered
@@ -150,6 +153,8 @@ class PackConfig:
     chat_template: str | None = None
     prompt_template: str | None = None
     train_on: str | None = None
+    turn_end: tuple[str, ...] = ()
+    allow_open_turns: bool = False
     keep_untrained: bool = False
     add_bos: bool | None = None
     add_eos: bool | None = None
@@ -268,6 +273,12 @@ class PackConfig:
             raise UsageError(
                 f"--overlong: truncate-turns is for messages, the records are {shape.kind}",
                 "choose drop or truncate",
+            )
+        if "" in self.turn_end:
+            raise UsageError("--turn-end: is empty", "name a token, such as <|im_end|>")
+        if self.turn_end and train_on not in ("assistant", "last-assistant"):
+            raise UsageError(
+                f"--turn-end: is for --train-on assistant, not {train_on}", "leave it out"
             )
         templates = shape.prompt_templates
         prompt_template = self.prompt_template or templates[0]

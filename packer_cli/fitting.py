@@ -63,10 +63,11 @@ def fit(offsets: Int64, max_length: int, overlong: str, truncate_side: str = "ri
 def without_untrained(pieces: Pieces, offsets: Int64, trained: UInt8) -> tuple[Pieces, Loss]:
     """The pieces without those of documents that have no trained token (left).
 
-    The Loss has the untrained documents and their tokens only.
+    The first token of a piece is none: nothing predicts it. The Loss has the untrained documents
+    and their tokens only.
     """
     total = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
-    of_piece = total[pieces.begin + pieces.length] - total[pieces.begin]
+    of_piece = total[pieces.begin + pieces.length] - total[pieces.begin + 1]
     count = len(offsets) - 1
     of_document = np.bincount(pieces.document, weights=of_piece, minlength=count)
     kept = of_document[pieces.document] > 0
@@ -130,10 +131,14 @@ def cut_stream(
 
 
 def trained_documents(offsets: Int64, trained: UInt8) -> tuple[Int64, Loss]:
-    """The indices of the documents that have a trained token, and the Loss of the others."""
+    """The indices of the documents that have a trained token, and the Loss of the others.
+
+    The first token is none: nothing predicts it.
+    """
     lengths = np.diff(offsets)
     total = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
-    untrained = (np.diff(total[offsets]) == 0) & (lengths > 0)
+    predicted = total[offsets[1:]] - total[np.minimum(offsets[:-1] + 1, offsets[1:])]
+    untrained = (predicted == 0) & (lengths > 0)
     return np.flatnonzero(~untrained), Loss(
         untrained_documents=int(untrained.sum()), untrained_tokens=int(lengths[untrained].sum())
     )

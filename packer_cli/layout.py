@@ -18,6 +18,7 @@ UNITS = "units.jsonl"
 INPUT_TIMES = "input_times.json"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+    "chat_template.tool_use.jinja",
 )  # fmt: skip
 # All but shards and manifests. Only these, and only as a manifest lists them, are ever replaced.
 SIDE_FILES = frozenset(

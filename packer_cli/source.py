@@ -26,15 +26,23 @@ from packer_cli.run import Run
 from packer_cli.shapes import Shape
 from packer_cli.tokenization import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
-from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
+from packer_cli.tokenization.locate import (
+    BYTES,
+    TEMPLATE,
+    TOOL_TEMPLATE,
+    TokenizerFiles,
+    choose,
+    highest_id,
+    locate,
+)
 from packer_cli.tokenization.rebuilt import rebuilt_otherwise
 from packer_cli.tokenization.specials import Specials
 
 if TYPE_CHECKING:
     from packer_cli.supervised.documents import Composer
     from packer_cli.supervised.processes import ComposingProcesses
+    from packer_cli.supervised.templates import TemplateChoice
 
-TEMPLATE = "chat_template.jinja"
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 Notify = Callable[[str], None]
 
@@ -45,12 +53,12 @@ class Chosen:
 
     name      of the tokenizer; None where none is needed
     files     of the tokenizer; None for the built-in one
-    template  (source, where it came from) of the chat template, where one is used
+    template  the chat template, where one is used
     """
 
     name: str | None
     files: TokenizerFiles | None = None
-    template: tuple[str, str] | None = None
+    template: TemplateChoice | None = None
 
     @property
     def side_files(self) -> dict[str, bytes]:
@@ -59,7 +67,10 @@ class Chosen:
         if self.files is not None:
             found = {"tokenizer.json": self.files.json, **self.files.companions}
         if self.template is not None:
-            found[TEMPLATE] = self.template[0].encode()
+            found[TEMPLATE] = self.template.source.encode()
+            found.pop(TOOL_TEMPLATE, None)
+            if self.template.tool_use is not None:
+                found[TOOL_TEMPLATE] = self.template.tool_use.encode()
         return found
 
     @cached_property
@@ -74,11 +85,17 @@ class Chosen:
 
 def chosen_for(run: Run, work: Path) -> Chosen:
     """The same, from what the run's work folder keeps: for whoever joins it later or elsewhere."""
+    from packer_cli.supervised.templates import TemplateChoice  # noqa: PLC0415
+
     files, template = None, None
     if run.tokenizer not in (None, BYTES):
         files = replace(locate(str(work)), source=run.tokenizer or "")
     if TEMPLATE in run.side_files:
-        template = (work / TEMPLATE).read_text(encoding="utf-8"), TEMPLATE
+        kept = [
+            (work / name).read_text(encoding="utf-8") if name in run.side_files else None
+            for name in (TEMPLATE, TOOL_TEMPLATE)
+        ]
+        template = TemplateChoice(kept[0] or "", TEMPLATE, kept[1])
     return Chosen(run.tokenizer, files, template)
 
 
@@ -131,9 +148,9 @@ def choose_encoding(
             "give one with --chat-template FILE",
         )
     if renders and found:
-        how = "its {% generation %} tags" if _GENERATION.search(found[0]) else "its turns"
+        how = "its {% generation %} tags" if _GENERATION.search(found.source) else "its turns"
         told = "" if config.train_on == "all" else f", told by {how}"
-        notify(f"chat template: {found[1]}; trained on: {config.train_on}{told}")
+        notify(f"chat template: {found.origin}; trained on: {config.train_on}{told}")
     return Chosen(chosen, files, found)
 
 
@@ -188,7 +205,7 @@ def _supervised(
         composer = make_composer(*parts)
         first = _first_composed(begin[0][0], composer.read)
         tokenizer = _tokenizer(files, config, options, first, early, notify)
-        encode = SupervisedEncoder(composer.render, config.max_length, tokenizer)
+        encode = SupervisedEncoder(composer.render, config, tokenizer)
         return Source(composer.read, encode, tokenizer)
     from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
 
@@ -207,7 +224,7 @@ def _supervised(
         processes.close()
         raise
     read = processes.read if run.resumable else partial(_read_here, shape, config, processes)
-    encode = SupervisedEncoder(processes.render, config.max_length, tokenizer)
+    encode = SupervisedEncoder(processes.render, config, tokenizer)
     return Source(read, encode, tokenizer, processes)
 
 
@@ -234,14 +251,14 @@ def _composer_parts(
     shape: Shape,
     config: PackConfig,
     files: TokenizerFiles | None,
-    template: tuple[str, str] | None,
+    template: TemplateChoice | None,
 ) -> tuple[Any, ...]:
     """The arguments of `make_composer`."""
     from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
 
     end_tokens = tuple(files.added_tokens) if files else ()
-    source = template[0] if template and _renders(shape, config) else None
-    return shape, config, source, special_tokens(files), end_tokens, _specials(files, config)
+    used = template if _renders(shape, config) else None
+    return shape, config, used, special_tokens(files), end_tokens, _specials(files, config)
 
 
 def _specials(files: TokenizerFiles | None, config: PackConfig) -> Specials:
@@ -284,26 +301,19 @@ def source_again(
     read = partial(_plain_read, shape, config)
     if not shape.is_supervised or tokenizer is None:
         return Source(read, plain_encoder(tokenizer, None, _specials(files, config)))
-    # jinja2 is slow
-    from packer_cli.supervised.documents import placed  # noqa: PLC0415
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
     from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
-    from packer_cli.supervised.turns import UndecidableError  # noqa: PLC0415
 
     found = find_template(config.chat_template, files)
     parts = _composer_parts(shape, config, files, found)
     processes = ComposingProcesses(SECONDS_PER_RECORD, *parts)
-    encode = SupervisedEncoder(processes.render, config.max_length, tokenizer)
+    encode = SupervisedEncoder(processes.render, config, tokenizer)
 
     def compose_and_encode(
         records: Records, file: InputFile, counts: Counts
     ) -> tuple[TokenBatch, list[BadRecord]]:
-        try:
-            composed = processes.compose(records)
-        except UndecidableError as error:
-            raise placed(error, file) from error
-        return encode(composed, file, counts)
+        return encode(processes.compose(records), file, counts)
 
     return Source(read, compose_and_encode, None, processes)
 

@@ -184,7 +184,10 @@ BY_NUMBER = (
 )
 
 
-@pytest.mark.parametrize("template", [MACRO, LOOP_IN_MACRO, BY_NUMBER])
+UNSEEN = BY_NUMBER.replace("messages[i]", "messages[i + 0]")  # no loop shows the turns
+
+
+@pytest.mark.parametrize("template", [MACRO, LOOP_IN_MACRO, BY_NUMBER, UNSEEN])
 def test_macros_and_prefixes(folder: Path, template: str) -> None:
     """A loop that calls a macro is a loop; where there is none to see, prefixes are compared."""
     assert pack_marked([TWO], template=template) == [TWO_MARKED]
@@ -236,16 +239,20 @@ UNDECIDABLE = {
 
 
 @pytest.mark.parametrize("name", UNDECIDABLE)
-def test_what_cannot_be_decided_ends_the_run(folder: Path, name: str) -> None:
+def test_what_cannot_be_decided_ends_the_run_or_is_rejected(folder: Path, name: str) -> None:
     template, why = UNDECIDABLE[name]
     record = json.dumps(chat(user("Hi")))
     Path("data.jsonl").write_text(f"{record}\n{json.dumps(TWO)}\n")
-    for skip in ((), ("--on-error", "skip")):  # it is not the record's fault
-        refused(
-            Path("data.jsonl"), 1, f"data.jsonl, line 2 (byte {len(record) + 1})",
-            "the assistant's part of the text cannot be told", why,
-            template=template, options=skip,
-        )  # fmt: skip
+    told = "the assistant's part of the text cannot be told"
+    place = f"data.jsonl, line 2 (byte {len(record) + 1})"
+    refused(Path("data.jsonl"), 1, place, told, why, template=template)
+    options = ["--on-error", "skip", "--keep-untrained"]
+    manifest = pack_chat(Path("data.jsonl"), *options, template=template)
+    assert (manifest["documents"], manifest["rejected_records"]) == (1, 1)
+    [rejected] = map(json.loads, Path("out/rejected.jsonl").read_text().splitlines())
+    assert rejected["position"] == len(record) + 1
+    assert told in rejected["reason"]
+    assert why in rejected["reason"]
 
 
 def test_a_template_that_refuses_every_question(folder: Path) -> None:
@@ -267,13 +274,15 @@ RESULTS_INSIDE = (  # results of tools, in the turn of the assistant that called
 def test_results_of_tools_inside_a_turn_are_not_trained_on(folder: Path) -> None:
     tool = {"role": "tool", "content": "sunny"}
     record = chat(user("Rain?"), assistant("look"), tool, assistant("No."))
-    refused([record], 1, "line 1", "renders messages differently", template=RESULTS_INSIDE)
+    assert pack_marked([record], template=RESULTS_INSIDE) == [
+        "<user>Rain?</user><assistant>⟦look⟧[sunny]</assistant><assistant>⟦No.</assistant>⟧"
+    ]
     assert pack_marked([TWO], template=RESULTS_INSIDE) == [TWO_MARKED]
 
 
 def test_the_last_of_tags_that_no_loop_shows(folder: Path) -> None:
     tagged = (
-        "{% for i in range(messages | length) %}{% set m = messages[i] %}<{{ m.role }}>"
+        "{% for i in range(messages | length) %}{% set m = messages[i + 0] %}<{{ m.role }}>"
         "{% if m.role == 'user' or m.name %}{{ m.content }}{% else %}"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}"
     )

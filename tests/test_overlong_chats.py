@@ -200,6 +200,7 @@ def test_a_huge_conversation_is_shortened_in_few_renderings(folder: Any) -> None
 
 
 def test_a_record_that_cannot_be_decided_once_shortened(folder: Any) -> None:
+    """It ends the run, or is left out and counted as what is too long is."""
     template = (
         "{% macro all(list) %}{% for m in list %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>"
         "{% endfor %}{% endmacro %}{% if messages[0].content == 'Bye' %}{{ messages | length }}"
@@ -209,6 +210,8 @@ def test_a_record_that_cannot_be_decided_once_shortened(folder: Any) -> None:
     parts = ("data.jsonl, line 2 (byte ", "cannot be told")
     options = ["-l", 60, "--overlong", "truncate-turns"]
     refused([SHORT, record], 1, *parts, template=template, options=options)
+    manifest = pack_chat([SHORT, record], *options, "--on-error", "skip", template=template)
+    assert (manifest["documents"], manifest["dropped_documents"]) == (1, 1)
 
 
 def test_truncate_turns_by_the_tokens_of_a_tokenizer(folder: Any) -> None:

@@ -4,7 +4,10 @@ messages.py       conversations of every dialect as OpenAI-style messages
 templates.py      which chat template
 chat_template.py  messages -> text, and where every turn begins and ends in it
 turns.py          the characters that the assistant wrote, end of turn included
-documents.py      record -> Document(text, spans): all of it together
+edges.py          where they begin and end in one kind of turn, held against prefixes
+probes.py         conversations as their structure alone, to learn that from
+renderer.py       messages -> Document(text, spans)
+documents.py      record -> Document: all of it together
 shorten.py        conversations that are too long
 encoder.py        records -> tokens and trained flags
 """

@@ -72,8 +72,11 @@ class _Tracker:
         self._counted = len(self.blocks)
         return self._length
 
-    def turn(self, loop: int, value: object) -> None:
+    def turn(self, loop: int, value: object, messages: object = None) -> None:
+        """A turn begins, of a message, or of its index in a list of messages."""
         self.loop_end(loop)
+        if type(value) is int and isinstance(messages, list) and -1 < value < len(messages):
+            value = messages[value]
         if type(value) is dict and "role" in value:
             self._open[loop] = (self._position(), value)
 
@@ -179,9 +182,20 @@ def _mark_loops(node: nodes.Node, numbers: Iterator[int]) -> None:
                     continue
                 loop, line = nodes.Const(next(numbers)), child.lineno
                 value_now = nodes.Name(child.target.name, "load")
-                child.body.insert(0, _call(_MARK, line, loop, value_now))
+                marked = [loop, value_now, *_indexed_list(child)]
+                child.body.insert(0, _call(_MARK, line, *marked))
                 body.append(_call(_CLOSE, line, loop))
         setattr(node, name, body)
+
+
+def _indexed_list(loop: nodes.For) -> list[nodes.Expr]:
+    """[the list] that a loop over indices takes its messages from, [] when there is none."""
+    index = getattr(loop.target, "name", None)
+    for item in loop.find_all(nodes.Getitem):
+        is_index = isinstance(item.arg, nodes.Name) and item.arg.name == index
+        if is_index and isinstance(item.node, nodes.Name):
+            return [nodes.Name(item.node.name, "load")]
+    return []
 
 
 def _named_calls(node: nodes.Node) -> Iterator[Any]:

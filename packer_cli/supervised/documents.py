@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,16 @@ from packer_cli.readers import reader_for
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Spans
 from packer_cli.shapes import Shape
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
-from packer_cli.supervised.messages import MalformedError, kind_of, parse_messages, parse_tools
-from packer_cli.supervised.turns import ASSISTANT, AssistantSpans, UndecidableError
+from packer_cli.supervised.messages import (
+    ASSISTANT,
+    MalformedError,
+    kind_of,
+    parse_messages,
+    parse_tools,
+)
+from packer_cli.supervised.renderer import Conversation, Document, Renderer
+from packer_cli.supervised.templates import TemplateChoice
+from packer_cli.supervised.turns import UndecidableError
 from packer_cli.tokenization.specials import (
     NO_SPECIALS,
     SPELLED_OUT_TIP,
@@ -28,7 +36,6 @@ from packer_cli.tokenization.specials import (
 )
 
 _SKIP = "mend the record, or use --on-error skip"
-_PARTS_PROBE = "\ue000part\ue001"
 _Message = dict[str, Any]
 
 # Taori et al. 2023, Stanford Alpaca: the prompts that the data were made for.
@@ -48,64 +55,29 @@ class SpelledOutError(ValueError):
 
 
 @dataclass(frozen=True)
-class Conversation:
-    """A record as messages."""
-
-    messages: list[_Message]
-    tools: list[Any] | None
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text; `spans` of characters to train on, None for all of it.
-
-    `conversation` is what the text was rendered from, where it was. `controls`: the characters
-    where special tokens are, None for wherever the tokenizer finds one.
-    """
-
-    text: str
-    spans: list[tuple[int, int]] | None
-    conversation: Conversation | None = None
-    controls: list[Span] | None = None
-
-
-@dataclass(frozen=True)
 class Composer:
     """Makes documents of records. Safe to share between threads.
 
-    `end_tokens`: contents of the tokens that can end a turn.
+    renderers   for conversations, the last one for those with tools
+    end_tokens  contents of the tokens that can end a turn
     """
 
     shape: Shape
     config: PackConfig
-    template: ChatTemplate | None
+    renderers: tuple[Renderer, ...] = ()
     end_tokens: tuple[str, ...] = ()
     specials: Specials = NO_SPECIALS
-    _assistant: AssistantSpans | None = field(init=False)
-    _keep_parts: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        found = self.template and self.config.train_on != "all"
-        assistant = AssistantSpans(self.template) if found and self.template else None
-        object.__setattr__(self, "_assistant", assistant)
-        object.__setattr__(self, "_keep_parts", bool(self.template and _shows_parts(self.template)))
 
     def read(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        """The records of a slice with texts and spans in the place of fields.
-
-        Raises DataError where it cannot be told what is to be trained on.
-        """
+        """The records of a slice with texts and spans in the place of fields."""
         reader = reader_for(file.format)
         for records in reader.read(file, part, self.shape, self.config):
-            try:
-                yield self.compose(records)
-            except UndecidableError as error:
-                raise placed(error, file) from error
+            yield self.compose(records)
 
     def compose(
         self, records: Records, begin: Callable[[int], None] = lambda position: None
     ) -> Records:
-        """Records that cannot be a document join `bad`. Raises UndecidableError.
+        """Records that cannot be a document join `bad`.
 
         `begin` hears the position of each record before it is composed; it may raise RefusedError.
         """
@@ -122,11 +94,12 @@ class Composer:
                 kept[i] = False
                 bad.append(BadRecord(int(records.positions[i]), str(error), SPELLED_OUT_TIP))
             except (MalformedError, RefusedError) as error:
-                kept[i] = False
                 bad.append(BadRecord(int(records.positions[i]), str(error), _SKIP))
             except UndecidableError as error:
-                error.position = int(records.positions[i])
-                raise
+                bad.append(BadRecord(int(records.positions[i]), error.message, error.tip or _SKIP))
+            else:
+                continue
+            kept[i] = False
         bad.sort(key=lambda record: record.position)
         again = self.config.overlong == "truncate-turns"
         return Records(
@@ -168,7 +141,7 @@ class Composer:
         return replace(document, text=text, spans=spans, controls=controls)
 
     def document(self, fields: dict[str, Any]) -> Document:
-        """Raises MalformedError, RefusedError, and UndecidableError to end the run."""
+        """Raises MalformedError, RefusedError and UndecidableError."""
         conversation = self._conversation(fields)
         if conversation is not None:
             return self.render(conversation)
@@ -184,38 +157,22 @@ class Composer:
 
     def render(self, conversation: Conversation) -> Document:
         """The document of messages, through the chat template."""
-        if self.template is None:
+        return self._finished(self._renderer(conversation.tools).render(conversation))
+
+    def _renderer(self, tools: list[Any] | None) -> Renderer:
+        """As transformers chooses it: another template may be for conversations with tools."""
+        if not self.renderers:
             raise UsageError(
                 "messages need a chat template, and the tokenizer has none",
                 "give one with --chat-template FILE",
             )
-        messages, tools = conversation.messages, conversation.tools
-        try:
-            rendering = self.template.render(messages, tools)
-        except RefusedError:
-            # many templates cannot do without content, which APIs leave out beside tool calls
-            filled = [m if "content" in m else m | {"content": ""} for m in messages]
-            if filled == messages:
-                raise
-            messages = filled
-            rendering = self.template.render(messages, tools)
-        if self._assistant is None:
-            return self._finished(Document(rendering.text, None, conversation))
-        last_only = self.config.train_on == "last-assistant"
-        spans = self._assistant.find(rendering, messages, tools, last_only=last_only)
-        # an empty answer has no byte, but there may be a token across the place where it would be
-        spans = [(start, stop) for start, stop in spans if start < stop]
-        return self._finished(Document(rendering.text, spans, conversation))
+        return self.renderers[-1 if tools else 0]
 
     def _leaves_out_tools(self, document: Document) -> bool:
-        """Whether the template never looks at the tools or tool calls that there are."""
-        conversation, template = document.conversation, self.template
-        if conversation is None or template is None:
+        conversation = document.conversation
+        if conversation is None:
             return False
-        if conversation.tools and "tools" not in template.source:
-            return True
-        called = any(message.get("tool_calls") for message in conversation.messages)
-        return called and "tool_calls" not in template.source
+        return self._renderer(conversation.tools).leaves_out_tools(conversation)
 
     def _conversation(self, fields: dict[str, Any]) -> Conversation | None:
         kind, columns = self.shape.kind, self.shape.columns
@@ -224,9 +181,10 @@ class Composer:
             exchange = _exchange(question, self._text(fields, "output"))
             return _with_system(exchange, fields.get("system"))
         if self.shape.is_chat:
-            own = self.shape.required[0]
-            messages = parse_messages(fields[own], columns[own], keep_parts=self._keep_parts)
-            return _with_system(Conversation(messages, self._tools(fields)), fields.get("system"))
+            own, tools = self.shape.required[0], self._tools(fields)
+            keep_parts = self._renderer(tools).keep_parts
+            messages = parse_messages(fields[own], columns[own], keep_parts=keep_parts)
+            return _with_system(Conversation(messages, tools), fields.get("system"))
         if kind != "prompt-completion":
             return None
         if self.shape.of_messages:
@@ -243,7 +201,8 @@ class Composer:
         if isinstance(fields[own], str):
             return [{"role": role, "content": fields[own]}]
         name = self.shape.columns[own]
-        return parse_messages(fields[own], name, keep_parts=self._keep_parts)
+        keep_parts = self._renderer(self._tools(fields)).keep_parts
+        return parse_messages(fields[own], name, keep_parts=keep_parts)
 
     def _tools(self, fields: dict[str, Any]) -> list[Any] | None:
         return parse_tools(fields.get("tools"), self.shape.columns["tools"])
@@ -274,14 +233,20 @@ def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple
 def make_composer(
     shape: Shape,
     config: PackConfig,
-    template: str | None,
+    template: TemplateChoice | None,
     special_tokens: dict[str, Any],
     end_tokens: tuple[str, ...],
     specials: Specials = NO_SPECIALS,
 ) -> Composer:
     """A composer, here or in a child: all of it can be pickled but the compiled template."""
-    compiled = None if template is None else ChatTemplate(template, special_tokens)
-    return Composer(shape, config, compiled, end_tokens, specials)
+    sources = [] if template is None else [template.source, template.tool_use]
+    renders = shape.is_chat or config.prompt_template == "chat"
+    renderers = tuple(
+        Renderer(ChatTemplate(source, special_tokens), config, ends_matter=bool(end_tokens))
+        for source in sources
+        if source is not None and renders
+    )
+    return Composer(shape, config, renderers, (*end_tokens, *config.turn_end), specials)
 
 
 def _with_system(conversation: Conversation, system: Any) -> Conversation:
@@ -319,20 +284,6 @@ def _alpaca(fields: dict[str, Any], shape: Shape) -> str:
     if extra:
         return ALPACA_WITH_INPUT.format(instruction=instruction, input=extra)
     return ALPACA.format(instruction=instruction)
-
-
-def _shows_parts(template: ChatTemplate) -> bool:
-    """Whether the template writes content that is a list of parts, whoever speaks.
-
-    Many write nothing then, or those of the user only.
-    """
-    parts = [{"type": "text", "text": _PARTS_PROBE}] * 2  # some show the first one only
-    messages = [{"role": role, "content": parts} for role in ("user", ASSISTANT)]
-    try:
-        text = template.render(messages).text
-    except RefusedError:
-        return False
-    return text.count(_PARTS_PROBE) == 4 and "'text'" not in text
 
 
 def controls_of(documents: list[Document]) -> dict[int, list[Span]]:

@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from packer_cli.config import PackConfig
 from packer_cli.counts import Counts
 from packer_cli.encoding import token_batch
 from packer_cli.records import BadRecord, InputFile, Records, TokenBatch
 from packer_cli.tokenization import Tokenizer
 
 if TYPE_CHECKING:
-    from packer_cli.supervised.documents import Conversation, Document
+    from packer_cli.supervised.renderer import Conversation, Document
 
 
 class SupervisedEncoder:
     """An `encoding.Encode`. Safe to share between threads."""
 
     def __init__(
-        self, render: Callable[[Conversation], Document], max_length: int, tokenizer: Tokenizer
+        self, render: Callable[[Conversation], Document], config: PackConfig, tokenizer: Tokenizer
     ) -> None:
         """`render` as in Composer, for conversations that are to be shortened."""
         self._render = render
-        self._max_length = max_length
+        self._config = config
         self._tokenizer = tokenizer
 
     def __call__(
@@ -39,9 +40,9 @@ class SupervisedEncoder:
             from packer_cli.supervised.shorten import shorten  # noqa: PLC0415
             from packer_cli.supervised.turns import UndecidableError  # noqa: PLC0415
 
-            talks, length = records.conversations, self._max_length
+            talks = records.conversations
             try:
-                batch, loss = shorten(batch, talks, self._render, self._tokenizer, length)
+                batch, loss = shorten(batch, talks, self._render, self._tokenizer, self._config)
             except UndecidableError as error:
                 raise placed(error, file) from error
             counts.add_loss(loss)

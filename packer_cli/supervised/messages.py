@@ -25,7 +25,8 @@ _CALLS = ("function_call", "tool_call")
 _JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FLAGS = ("weight", "train")
 _ELSEWHERE = ("text", "message", "parts")  # where content may be that no template would show
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
+ASSISTANT = "assistant"
+REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
 
 
 class MalformedError(ValueError):
@@ -72,9 +73,9 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
         raise MalformedError(
             f"{where} has '{other[0]}', expected 'role' and 'content', or 'from' and 'value'"
         )
-    if reasoning := next((message[key] for key in _REASONING if key in message), None):
+    if reasoning := next((message[key] for key in REASONING if key in message), None):
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    said = ("content", "tool_calls", *_REASONING)
+    said = ("content", "tool_calls", *REASONING)
     if role == "assistant" and is_trained(message) and not any(key in message for key in said):
         # rendered, it would be an answer that ends where it begins, and be learned
         raise MalformedError(

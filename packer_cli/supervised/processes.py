@@ -20,9 +20,9 @@ from packer_cli.records import InputFile, Records, Slice
 from packer_cli.supervised.limits import TEMPLATE, TIME_IS_UP
 
 if TYPE_CHECKING:
-    from packer_cli.supervised.documents import Conversation, Document
+    from packer_cli.supervised.renderer import Conversation, Document
 
-_MAKE = "packer_cli.supervised.renderer:Renderer"
+_MAKE = "packer_cli.supervised.limited_composer:LimitedComposer"
 _Request = tuple[InputFile, Slice]
 
 

@@ -1,54 +1,119 @@
-"""The child's side of `processes.py`: a Composer whose records are held to their limits."""
+"""Conversations to documents: a text through a chat template, and what of it is trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from packer_cli.readers import reader_for
-from packer_cli.records import InputFile, Records, Slice
-from packer_cli.supervised.chat_template import RefusedError
-from packer_cli.supervised.documents import Conversation, Document, make_composer, placed
-from packer_cli.supervised.limits import TEMPLATE, RecordLimits
-from packer_cli.supervised.turns import UndecidableError
+from packer_cli.config import PackConfig
+from packer_cli.errors import UsageError
+from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
+from packer_cli.supervised.edges import Span
+from packer_cli.supervised.messages import ASSISTANT
+from packer_cli.supervised.turns import AssistantSpans
+
+_PARTS_PROBE = "\ue000part\ue001"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A record as messages."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text; `spans` of characters to train on, None for all of it.
+
+    `conversation` is what the text was rendered from, where it was. `controls`: the characters
+    where special tokens are, None for wherever the tokenizer finds one.
+    """
+
+    text: str
+    spans: list[Span] | None
+    conversation: Conversation | None = None
+    controls: list[Span] | None = None
 
 
 class Renderer:
-    """Made in a child. `refused`: positions of records that are known to be bad, and why."""
+    """Renders conversations through one template. Safe to share between threads."""
 
-    def __init__(self, seconds: float, *composer: Any) -> None:
-        """`composer`: the arguments of `make_composer`, which renders messages of its own."""
-        self._limits = RecordLimits(seconds)
-        with self._limits.held():
-            self._limits.begin(TEMPLATE)
-            self._composer = make_composer(*composer)
+    def __init__(self, template: ChatTemplate, config: PackConfig, *, ends_matter: bool) -> None:
+        """`ends_matter`: whether the tokenizer has tokens that could end a turn.
 
-    def read(
-        self, file: InputFile, part: Slice, done: int, refused: dict[int, str]
-    ) -> Iterator[Records]:
-        """`Composer.read` without the first `done` batches."""
-        shape, config = self._composer.shape, self._composer.config
-        for number, records in enumerate(reader_for(file.format).read(file, part, shape, config)):
-            if number >= done:
-                try:
-                    yield self.compose(records, refused)
-                except UndecidableError as error:
-                    raise placed(error, file) from error
+        Raises UndecidableError for a template that renders no question and answer, UsageError for
+        one whose turns have no end.
+        """
+        self._template, self._config = template, config
+        self._assistant = AssistantSpans(template) if config.train_on != "all" else None
+        self.keep_parts = _shows_parts(template)
+        allowed = config.allow_open_turns or config.turn_end
+        if self._assistant is not None and ends_matter and not allowed:
+            _refuse_open_turns(self._assistant)
 
-    def compose(self, records: Records, refused: dict[int, str]) -> Records:
-        def begin(position: int) -> None:
-            if position in refused:
-                raise RefusedError(refused[position])
-            self._limits.begin(position)
+    def render(self, conversation: Conversation) -> Document:
+        """Raises RefusedError and UndecidableError."""
+        messages, tools = conversation.messages, conversation.tools
+        try:
+            rendering = self._template.render(messages, tools)
+        except RefusedError:
+            # many templates cannot do without content, which APIs leave out beside tool calls
+            filled = [m if "content" in m else m | {"content": ""} for m in messages]
+            if filled == messages:
+                raise
+            messages = filled
+            rendering = self._template.render(messages, tools)
+        if self._assistant is None:
+            return Document(rendering.text, None, conversation)
+        last_only = self._config.train_on == "last-assistant"
+        text = rendering.text
+        spans = self._assistant.find(rendering, messages, tools, last_only=last_only)
+        if self._config.turn_end:
+            text, spans = _ended(text, spans, self._config.turn_end)
+        # an empty answer has no byte, but there may be a token across the place where it would be
+        spans = [(start, stop) for start, stop in spans if start < stop]
+        return Document(text, spans, conversation)
 
-        with self._limits.held():
-            return self._composer.compose(records, begin)
+    def leaves_out_tools(self, conversation: Conversation) -> bool:
+        """Whether the template never looks at the tools or tool calls that there are."""
+        if conversation.tools and "tools" not in self._template.source:
+            return True
+        called = any(message.get("tool_calls") for message in conversation.messages)
+        return called and "tool_calls" not in self._template.source
 
-    def render(self, conversation: Conversation) -> Document | str:
-        """The document, or why the template refuses the conversation."""
-        with self._limits.held():
-            self._limits.begin(0)
-            try:
-                return self._composer.render(conversation)
-            except RefusedError as error:
-                return str(error)
+
+def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, list[Span]]:
+    """With the tokens that end turns in their spans, and after the last one if nothing follows."""
+    found = []
+    for start, stop in spans:
+        end = next((end for end in ends if text.startswith(end, stop)), "")
+        if start < stop == len(text) and not text.endswith(ends):
+            text, end = text + ends[0], ends[0]
+        found.append((start, stop + len(end) if start < stop else stop))
+    return text, found
+
+
+def _refuse_open_turns(assistant: AssistantSpans) -> None:
+    if where := assistant.open_turn():
+        raise UsageError(
+            f"the chat template ends the assistant's turn in nothing, {where}: the model would "
+            "not learn to stop",
+            "name the token that ends it with --turn-end TOKEN, such as the one that begins the "
+            "next turn, or insist with --allow-open-turns",
+        )
+
+
+def _shows_parts(template: ChatTemplate) -> bool:
+    """Whether the template writes content that is a list of parts, whoever speaks.
+
+    Many write nothing then, or those of the user only.
+    """
+    parts = [{"type": "text", "text": _PARTS_PROBE}] * 2  # some show the first one only
+    messages = [{"role": role, "content": parts} for role in ("user", ASSISTANT)]
+    try:
+        text = template.render(messages).text
+    except RefusedError:
+        return False
+    return text.count(_PARTS_PROBE) == 4 and "'text'" not in text

@@ -8,15 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from packer_cli.config import PackConfig
 from packer_cli.fitting import Loss
 from packer_cli.records import Spans, TokenBatch, UInt8, UInt32
 from packer_cli.supervised.chat_template import RefusedError
-from packer_cli.supervised.documents import (
-    Conversation,
-    Document,
-    byte_spans,
-    controls_of,
-)
+from packer_cli.supervised.documents import byte_spans, controls_of
+from packer_cli.supervised.renderer import Conversation, Document
 from packer_cli.supervised.turns import UndecidableError
 from packer_cli.tokenization import Tokenizer
 
@@ -26,13 +23,15 @@ _Render = Callable[[Conversation], Document]  # raises RefusedError
 
 def shorten(
     batch: TokenBatch, conversations: list[Conversation | None], render: _Render,
-    tokenizer: Tokenizer, max_length: int,
+    tokenizer: Tokenizer, config: PackConfig,
 ) -> tuple[TokenBatch, Loss]:  # fmt: skip
-    """The batch with conversations of more than max_length tokens shortened, and what they lost.
+    """The batch with conversations of more than a row's tokens shortened, and what they lost.
 
     A turn is a message of the user with all that follows up to the next one; system messages
     at the beginning stay. A conversation whose last turn alone is too long stays as it is.
+    Raises UndecidableError, with its position, unless bad records are skipped.
     """
+    max_length = config.max_length
     overlong = np.flatnonzero(np.diff(batch.offsets) > max_length).tolist()
     found = {i: conversations[i] for i in overlong}
     searches = {i: _Search(talk) for i, talk in found.items() if talk is not None}
@@ -43,8 +42,10 @@ def shorten(
             try:
                 document = search.next(render)
             except UndecidableError as error:
-                error.position = int(batch.position[i])
-                raise
+                if config.on_error == "fail":
+                    error.position = int(batch.position[i])
+                    raise
+                document = None  # it stays too long, and is counted as that
             if document is not None:
                 tried[i] = document
         searches = {i: searches[i] for i in tried}

@@ -1,28 +1,43 @@
-"""Which chat template: the one named, or the tokenizer's own."""
+"""Which chat template: the one named, or the tokenizer's own, as transformers chooses it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from packer_cli.errors import UsageError, from_os_error
-from packer_cli.tokenization.locate import TokenizerFiles
+from packer_cli.tokenization.locate import TEMPLATE, TOOL_TEMPLATE, TokenizerFiles
 
-_FILE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
-_DEFAULT = "default"
+_CONFIG = "tokenizer_config.json"
+_DEFAULT, _TOOL_USE = "default", "tool_use"
 
 
-def find_template(option: str | None, files: TokenizerFiles | None) -> tuple[str, str] | None:
-    """(source, where it came from) of --chat-template or of the tokenizer; None: there is none.
+@dataclass(frozen=True)
+class TemplateChoice:
+    """The sources of the templates in use.
+
+    source     of the template
+    origin     where it came from, for people
+    tool_use   source of another one, for conversations that have tools
+    """
+
+    source: str
+    origin: str
+    tool_use: str | None = None
+
+
+def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateChoice | None:
+    """--chat-template, or what the tokenizer has; None: there is none.
 
     The option is a file, or the name of one of several templates that the tokenizer has.
     """
     own = _own(files)
     if option is not None:
         if option in own:
-            return own[option], f"{option} of the tokenizer"
+            return TemplateChoice(own[option], f"{option} of the tokenizer")
         path = Path(option).expanduser()
         if not path.is_file():
             names = f"; the tokenizer has: {', '.join(own)}" if own else ""
@@ -31,13 +46,15 @@ def find_template(option: str | None, files: TokenizerFiles | None) -> tuple[str
                 "give a .jinja file",
             )
         try:
-            return path.read_text(encoding="utf-8"), str(path)
+            return TemplateChoice(path.read_text(encoding="utf-8"), str(path))
         except OSError as error:
             raise from_os_error(error, path, "read") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"--chat-template: {path} is not UTF-8: {error}") from error
     if _DEFAULT in own:
-        return own[_DEFAULT], "the tokenizer"
+        tool_use = own.get(_TOOL_USE)
+        origin = "the tokenizer" if tool_use is None else "the tokenizer, tool_use for tools"
+        return TemplateChoice(own[_DEFAULT], origin, tool_use)
     if own:
         raise UsageError(
             f"the tokenizer has several chat templates: {', '.join(own)}",
@@ -50,8 +67,13 @@ def _own(files: TokenizerFiles | None) -> dict[str, str]:
     """The tokenizer's templates by name."""
     if files is None:
         return {}
-    if _FILE in files.companions:
-        return {_DEFAULT: files.companions[_FILE].decode("utf-8", "replace")}
+    if TEMPLATE in files.companions:
+        kept = {_DEFAULT: TEMPLATE, _TOOL_USE: TOOL_TEMPLATE}
+        return {
+            name: files.companions[file].decode("utf-8", "replace")
+            for name, file in kept.items()
+            if file in files.companions
+        }
     found = configuration(files).get("chat_template")
     if isinstance(found, str):
         return {_DEFAULT: found}

@@ -1,23 +1,34 @@
 """Which characters of a rendered conversation the assistant wrote, end of turn included.
 
 With `{% generation %}` in the template: what is inside the tags, as in transformers. Without,
-as in most templates, the loop over the messages tells where each turn begins and ends; what the
-template writes before the assistant may speak (the generation prompt) is not the assistant's.
-Where the template keeps that from us, the conversation is rendered up to and without the turn,
-and the texts are compared. Where that does not tell either, it is an error: never a guess.
+as in most templates, the loop over the messages tells where each turn begins and ends, and what of
+it is the assistant's is learned from probes (edges.py): once for every context of a message, so
+that a conversation takes one rendering. Where no loop shows the turns, the conversation is rendered
+up to and without the message, and the texts are compared. Where that does not tell either, or the
+two disagree, it is an error: never a guess.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from packer_cli.errors import DataError
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering, Turn
-from packer_cli.supervised.messages import has_flags, is_trained
+from packer_cli.supervised.edges import (
+    DisagreementError,
+    Edges,
+    Learner,
+    Span,
+    common_prefix,
+)
+from packer_cli.supervised.messages import ASSISTANT, has_flags, is_trained
+from packer_cli.supervised.probes import contexts, probe_of
 
-ASSISTANT = "assistant"
 _PROBE = "\ue000probe\ue001"
-_Span = tuple[int, int]
+_Message = dict[str, Any]
+_Turns = dict[int, Turn]  # by the numbers of their messages
 
 
 class UndecidableError(DataError):
@@ -30,13 +41,20 @@ class AssistantSpans:
     """Finds the assistant's spans in the renderings of one template."""
 
     def __init__(self, template: ChatTemplate) -> None:
+        """Raises UndecidableError when the template renders no question with its answer."""
         self._template = template
-        self._prompt = "" if template.marks_generation else _generation_prompt(template)
+        self._prompt, self._prompted = "", False
+        self._talk: list[_Message] = []
+        if not template.marks_generation:
+            self._talk, question = _question(template)
+            self._prompt, self._prompted = _generation_prompt(*question)
+        self._learned: dict[tuple[Any, ...], Edges | str] = {}
+        self._headers: frozenset[str] = frozenset()
 
     def find(
-        self, rendering: Rendering, messages: list[dict[str, Any]], tools: list[Any] | None,
+        self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
         *, last_only: bool,
-    ) -> list[_Span]:  # fmt: skip
+    ) -> list[Span]:  # fmt: skip
         """Spans of characters to train on, in order.
 
         Messages whose `weight` or `train` is 0 have none; `last_only`: only the last assistant
@@ -47,16 +65,41 @@ class AssistantSpans:
             return []
         turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
         if self._template.marks_generation:
+            self._check_tags(messages, tools)
             return self._chosen(rendering.generated, turns, speakers, last_only)
-        spans = [self._without_prompt(rendering.text, turn) for turn in turns]
-        if not turns or any(start < 0 for start, _ in spans) or _nested(rendering.turns):
-            spans = self._by_prefixes(rendering.text, messages, tools)
-            turns = [Turn(a, b, m) for (a, b), m in zip(spans, speakers, strict=True)]
-        return self._chosen(spans, turns, speakers, last_only)
+        numbered = _numbered(turns, messages)
+        if numbered is None or _nested(turns):
+            parts = [[span] for span in self._by_prefixes(rendering.text, messages, tools)]
+            turns = [Turn(*p[0], m) for p, m in zip(parts, speakers, strict=True)]
+        else:
+            parts = self._by_turns(rendering, numbered, messages, tools)
+        return self._chosen([span for part in parts for span in part], turns, speakers, last_only)
+
+    def open_turn(self) -> str:
+        """Where a turn of the assistant ends in nothing, for people; "" for nowhere.
+
+        `{% generation %}` tags say what they say.
+        """
+        if self._template.marks_generation:
+            return ""
+        for messages in ([*self._talk, *self._talk], list(self._talk)):
+            talk = [dict(message) for message in messages]
+            try:
+                rendering = self._template.render(talk)
+                spans = self.find(rendering, talk, None, last_only=False)
+            except (RefusedError, UndecidableError):
+                continue
+            said = [rendering.text[start:stop].partition(_PROBE) for start, stop in spans]
+            for number, (_, mark, end) in enumerate(said, 1):
+                if mark and not end.strip():
+                    last = number == len(said)
+                    return "the last one" if last else "where another turn follows"
+            return ""
+        return ""
 
     def _chosen(
-        self, spans: list[_Span], turns: list[Turn], speakers: list[dict[str, Any]], last_only: bool
-    ) -> list[_Span]:
+        self, spans: list[Span], turns: list[Turn], speakers: list[_Message], last_only: bool
+    ) -> list[Span]:
         """The spans, as far as their messages are to be trained on."""
         if last_only and turns:
             if _are_messages(turns, speakers) and turns[-1].message is not speakers[-1]:
@@ -76,24 +119,80 @@ class AssistantSpans:
         silent = [turn for turn in turns if not is_trained(turn.message)]
         return [s for s in spans if not any(t.start <= s[0] < t.stop for t in silent)]
 
-    def _without_prompt(self, text: str, turn: Turn) -> _Span:
-        """The turn without the generation prompt before it; (-1, -1) when that is not there."""
-        core = self._prompt.strip()
-        if not core:
-            return turn.start, turn.stop
-        start = text.find(core, turn.start, turn.stop)
-        if start < 0:
-            return -1, -1
-        start += len(core)
-        # templates may end the prompt in more white space than the turn has there
-        rest = self._prompt[len(self._prompt.rstrip()) :]
-        while rest and text.startswith(rest[0], start):
-            start, rest = start + 1, rest[1:]
-        return start, turn.stop
+    def _by_turns(
+        self, rendering: Rendering, turns: _Turns, messages: list[_Message],
+        tools: list[Any] | None,
+    ) -> list[list[Span]]:  # fmt: skip
+        """The spans of each turn, by what was learned of others like it."""
+        text, around = rendering.text, contexts(messages, tools)
+        inner = _inner(rendering.turns, turns)
+        found: list[list[Span]] = []
+        fresh: Callable[[int], Edges | str] | None = None
+        for number, turn in turns.items():
+            edges, within = self._learned.get(around[number]), inner.get(number, [])
+            spans = self._spans(edges, text, turn, within)
+            if spans is None:  # nothing like it was seen, or the template looks at the words, too
+                if fresh is None:
+                    fresh = self._learn(messages, tools)
+                edges = fresh(number)
+                self._learned.setdefault(around[number], edges)
+                if isinstance(edges, str):
+                    raise _undecidable(edges)
+                spans = edges.spans(text, turn, within)
+            if spans is None:
+                raise _undecidable(f"message {number} is not rendered as others like it are")
+            found.append(spans)
+        return found
+
+    def _spans(
+        self, edges: Edges | str | None, text: str, turn: Turn, inner: list[Turn]
+    ) -> list[Span] | None:
+        """The spans of a turn; None when it may not be of that kind.
+
+        Raises UndecidableError for a kind of which nothing can be told.
+        """
+        if edges is None:
+            return None
+        if isinstance(edges, str):
+            raise _undecidable(edges)
+        for header in self._headers:
+            longer = len(header) > len(edges.header)
+            if longer and text.startswith(header, turn.start, turn.stop):
+                return None  # others that begin like that have a longer header
+        return edges.spans(text, turn, inner)
+
+    def _learn(
+        self, messages: list[_Message], tools: list[Any] | None
+    ) -> Callable[[int], Edges | str]:
+        """What gives the edges of a turn in a conversation like this one, or why it has none."""
+        probe = probe_of(messages)
+        try:
+            rendering = self._template.render(probe.messages, tools)
+        except RefusedError as error:
+            why = str(error)
+            return lambda number: why
+        turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
+        numbered = _numbered(turns, probe.messages) or {}
+        inner = _inner(rendering.turns, numbered)
+        learner = Learner(self._template, self._prompt, self._prompted, probe, tools, rendering)
+
+        def edges(number: int) -> Edges | str:
+            if number not in numbered:
+                return f"no loop of the template shows the turn of message {number}"
+            try:
+                found = learner.edges(number, numbered[number], inner.get(number, []))
+            except DisagreementError as error:
+                return str(error)
+            if found is None:
+                return f"message {number} does not begin as the template's prompt ends"
+            self._headers |= {found.header}
+            return found
+
+        return edges
 
     def _by_prefixes(
-        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None
-    ) -> list[_Span]:
+        self, text: str, messages: list[_Message], tools: list[Any] | None
+    ) -> list[Span]:
         spans = []
         for i, message in enumerate(messages):
             if message.get("role") != ASSISTANT:
@@ -110,6 +209,29 @@ class AssistantSpans:
             spans.append((len(before), len(after)))
         return spans
 
+    def _check_tags(self, messages: list[_Message], tools: list[Any] | None) -> None:
+        """Raises UndecidableError when the template's tags hold words of others."""
+        around = tuple(contexts(messages, tools).values())
+        fresh = [context for context in around if context not in self._learned]
+        if fresh:
+            found = self._wrongly_tagged(messages, tools)
+            self._learned |= dict.fromkeys(fresh, found or Edges(""))
+        for context in around:
+            if isinstance(why := self._learned[context], str):
+                raise _undecidable(why)
+
+    def _wrongly_tagged(self, messages: list[_Message], tools: list[Any] | None) -> str | None:
+        probe = probe_of(messages)
+        try:
+            rendering = self._template.render(probe.messages, tools)
+        except RefusedError as error:
+            return str(error)
+        said = " ".join(rendering.text[start:stop] for start, stop in rendering.generated)
+        for message, marks in zip(probe.messages, probe.marks, strict=True):
+            if message.get("role") != ASSISTANT and any(mark in said for mark in marks):
+                return f"its {{% generation %}} tags hold words of role {message.get('role')}"
+        return None
+
 
 def _undecidable(why: str) -> UndecidableError:
     """Not a constructor of the class: that one must take what pickle gives it again."""
@@ -119,48 +241,80 @@ def _undecidable(why: str) -> UndecidableError:
     )
 
 
-def _nested(turns: list[Turn]) -> bool:
-    """Whether a turn holds another one, and one of the two is the assistant's.
+def _numbered(turns: list[Turn], messages: list[_Message]) -> _Turns | None:
+    """The assistant's turns with the numbers of their messages; None when that cannot be told.
 
-    As with results of tools that the template writes into the turn that called them.
+    A template that makes new messages must make as many.
     """
-    outer = None
-    for turn in sorted(turns, key=lambda turn: (turn.start, -turn.stop)):
-        if outer is None or turn.start >= outer.stop:
-            outer = turn
-        elif ASSISTANT in (turn.message["role"], outer.message["role"]):
-            return True
-    return False
+    speakers = [i for i, message in enumerate(messages) if message.get("role") == ASSISTANT]
+    if len(turns) != len(speakers):
+        numbers = {id(messages[i]): i for i in speakers}
+        found = {numbers.get(id(turn.message), -1): turn for turn in turns}
+        return found if turns and -1 not in found and len(found) == len(turns) else None
+    found = dict(zip(speakers, turns, strict=True))
+    if any(turn.message is not messages[i] for i, turn in found.items()) and _are_messages(
+        turns, messages
+    ):
+        return None  # in another order, or one of them twice
+    return found
 
 
-def _are_messages(turns: list[Turn], messages: list[dict[str, Any]]) -> bool:
+def _inner(turns: list[Turn], outer: _Turns) -> dict[int, list[Turn]]:
+    """The turns of others that lie in each of some turns, where any do."""
+    if all(a.stop <= b.start for a, b in pairwise(turns)):
+        return {}
+    return {
+        number: [
+            one
+            for one in turns
+            if turn.start <= one.start
+            and one.stop <= turn.stop
+            and one.message.get("role") != ASSISTANT
+        ]
+        for number, turn in outer.items()
+    }
+
+
+def _nested(turns: list[Turn]) -> bool:
+    """Whether one of the assistant's turns holds another one."""
+    return any(b.start < a.stop for a, b in pairwise(turns))
+
+
+def _are_messages(turns: list[Turn], messages: list[_Message]) -> bool:
     """Whether the template's turns are the messages themselves, not made of them."""
     known = {id(message) for message in messages}
     return all(id(turn.message) in known for turn in turns)
 
 
-def _generation_prompt(template: ChatTemplate) -> str:
-    """What the template writes before the assistant's own words, "" for nothing at all."""
-    user = {"role": "user", "content": _PROBE}
-    try:
-        plain = template.render([user]).text
-        prompted = template.render([user], add_generation_prompt=True).text
-        answered = template.render([user, {"role": ASSISTANT, "content": _PROBE}])
-    except RefusedError as error:
-        raise _undecidable(f"the template refuses a question and its answer: {error}") from error
-    shared = _common_prefix(plain, prompted)  # what ends a text may be left out of a prompt
+def _question(template: ChatTemplate) -> tuple[list[_Message], tuple[str, str, Rendering]]:
+    """A question and its answer; the question alone, with the prompt for its answer, and both.
+
+    Raises UndecidableError when the template takes none.
+    """
+    refusals = []
+    for content in (_PROBE, [{"type": "text", "text": _PROBE}]):  # some take parts only
+        talk = [{"role": "user", "content": content}, {"role": ASSISTANT, "content": content}]
+        try:
+            plain = template.render(talk[:1]).text
+            prompted = template.render(talk[:1], add_generation_prompt=True).text
+            return talk, (plain, prompted, template.render(talk))
+        except RefusedError as error:
+            refusals.append(error)
+    why = f"the template refuses a question and its answer: {refusals[0]}"
+    raise _undecidable(why) from refusals[0]
+
+
+def _generation_prompt(plain: str, prompted: str, answered: Rendering) -> tuple[str, bool]:
+    """(what the template writes before the assistant's own words, whether it does when asked to).
+
+    The first is "" for nothing at all; templates that cannot be asked write it in any turn.
+    """
+    shared = common_prefix(plain, prompted)  # what ends a text may be left out of a prompt
     prompt = prompted[shared:]
     if prompt.strip() or len(prompted) != len(plain):
-        return prompt
+        return prompt, True
     turns = [turn for turn in answered.turns if turn.message.get("role") == ASSISTANT]
     if len(turns) != 1 or answered.text.count(_PROBE) != 2:
-        return ""
+        return "", False
     header = answered.text[turns[0].start : answered.text.rindex(_PROBE)]
-    return header if header.strip() else ""
-
-
-def _common_prefix(a: str, b: str) -> int:
-    for i, (x, y) in enumerate(zip(a, b)):  # noqa: B905 up to the shorter one's end
-        if x != y:
-            return i
-    return min(len(a), len(b))
+    return (header if header.strip() else ""), False

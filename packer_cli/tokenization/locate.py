@@ -22,7 +22,14 @@ from packer_cli.errors import UsageError, from_os_error
 from packer_cli.tokenization.specials import SpecialToken
 
 BYTES = "bytes"
-_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "chat_template.tool_use.jinja"
+# Where each of them lies beside tokenizer.json; the last one is what results of packer keep of it.
+_COMPANIONS = {
+    "tokenizer_config.json": ("tokenizer_config.json",),
+    "special_tokens_map.json": ("special_tokens_map.json",),
+    TEMPLATE: (TEMPLATE,),
+    TOOL_TEMPLATE: ("additional_chat_templates/tool_use.jinja", TOOL_TEMPLATE),
+}
 # Only used when no configuration names the EOS, and only if exactly one of them exists.
 _KNOWN_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
 # Engines make tables as long as the highest id: a corrupt one must not take all memory.
@@ -77,9 +84,10 @@ def locate(source: str) -> TokenizerFiles:
     try:
         content = path.read_bytes()
         companions = {
-            name: (path.parent / name).read_bytes()
-            for name in _COMPANIONS
-            if (path.parent / name).is_file()
+            name: (path.parent / place).read_bytes()
+            for name, places in _COMPANIONS.items()
+            for place in places
+            if (path.parent / place).is_file()
         }
     except OSError as error:
         raise from_os_error(error, error.filename or path, "read") from error
@@ -211,7 +219,9 @@ def _from_hub(name: str) -> Path:
             _refuse_out_of_reach(constants.ENDPOINT)
         path = Path(cached if isinstance(cached, str) else hf_hub_download(name, "tokenizer.json"))
         commit = path.parent.name
-        for companion in _COMPANIONS:
+        for name_here, (companion, *_) in _COMPANIONS.items():
+            if name_here == TOOL_TEMPLATE and isinstance(cached, str):
+                continue  # hardly any has it: no reason to wait for the network
             try:
                 if try_to_load_from_cache(name, companion, revision=commit) is None:
                     hf_hub_download(name, companion, revision=commit)

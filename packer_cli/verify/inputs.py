@@ -35,8 +35,9 @@ from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile, Records, Slice
 from packer_cli.shapes import Shape
 from packer_cli.shards import digest
-from packer_cli.source import TEMPLATE, source_again
+from packer_cli.source import source_again
 from packer_cli.threads import run_all
+from packer_cli.tokenization.locate import TEMPLATE, TOOL_TEMPLATE
 from packer_cli.unit import Job
 from packer_cli.verify.documents import Documents
 from packer_cli.verify.drawing import drawn_records, draws, records_at, row_group_rows, shares
@@ -90,8 +91,9 @@ def compare_inputs(
             tokenizer.close()
         return
     with closing(tokenizer) if tokenizer else nullcontext():
-        template = TEMPLATE if is_file(packed, TEMPLATE) else None
-        used = replace(config, chat_template=template and str(path_of(packed, template)))
+        # two of them are what the tokenizer in the directory has
+        named = is_file(packed, TEMPLATE) and not is_file(packed, TOOL_TEMPLATE)
+        used = replace(config, chat_template=str(path_of(packed, TEMPLATE)) if named else None)
         source = source_again(shape, used, tokenizer, tokenizer_files)
         comparison = _Comparison(packed, config, shape, source.encode, files, findings, stop)
         if everything:

@@ -1,0 +1,149 @@
+"""Conversations as their structure alone: what matters to a template besides the words.
+
+A probe is a conversation of the same structure with marks, numbers found nowhere else, in the
+place of all words, so that a text that a template makes of it tells whose words lie where.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from packer_cli.supervised.messages import ASSISTANT, REASONING
+
+_Message = dict[str, Any]
+# Two things that templates look for in the words themselves: reasoning, and results of tools
+# that a user's message holds.
+_THOUGHT, _RESULT = "</think>", "<tool_response>"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A conversation of marks; `marks[i]`: those of message i."""
+
+    messages: list[_Message]
+    marks: list[list[str]]
+
+
+def probe_of(messages: list[_Message]) -> Probe:
+    """The conversation with marks in the place of its words."""
+    marks: list[list[str]] = []
+    return Probe([_marked(m, i, marks) for i, m in enumerate(messages)], marks)
+
+
+def _marked(message: _Message, number: int, marks: list[list[str]]) -> _Message:
+    content, reasoning, call = (f"7{number:05d}{part}4951" for part in range(3))
+    used, marked = set[str](), dict(message)
+
+    def words(text: str, mark: str) -> str:
+        if not text.strip():
+            return text
+        used.add(mark)
+        if _THOUGHT in text:
+            used.add(reasoning)
+            return f"<think>\n{reasoning}\n{_THOUGHT}\n\n{mark}"
+        return f"{_RESULT}{mark}</tool_response>" if text.lstrip().startswith(_RESULT) else mark
+
+    for key in REASONING:
+        if isinstance(message.get(key), str):
+            marked[key] = words(message[key].replace(_THOUGHT, ""), reasoning)
+    said = message.get("content")
+    if isinstance(said, str):
+        marked["content"] = words(said, content)
+    elif isinstance(said, list):
+        marked["content"] = [_part(part, words, content) for part in said]
+    if calls := message.get("tool_calls"):
+        marked["tool_calls"] = [_call(item, call, used) for item in calls]
+    marks.append(sorted(used))
+    return marked
+
+
+def _part(part: Any, words: Any, mark: str) -> Any:
+    return (
+        part | {"text": words(part["text"], mark)} if isinstance(part, dict) else words(part, mark)
+    )
+
+
+def _call(call: _Message, mark: str, used: set[str]) -> _Message:
+    if isinstance(function := call.get("function"), dict):
+        return call | {"function": _call(function, mark, used)}
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            found = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, RecursionError):
+            found = None
+        used.add(mark)
+        marked = _arguments(found, mark) if isinstance(found, dict) else None
+        return call | {"arguments": msgspec.json.encode(marked).decode() if marked else mark}
+    if isinstance(arguments, dict):
+        used.add(mark)
+        return call | {"arguments": _arguments(arguments, mark)}
+    return call
+
+
+def _arguments(found: dict[str, Any], mark: str) -> dict[str, Any]:
+    texts = {key: mark for key, value in found.items() if isinstance(value, str)}
+    return found | (texts or {"a": mark})
+
+
+def contexts(messages: list[_Message], tools: list[Any] | None) -> dict[int, tuple[Any, ...]]:
+    """What is around each message of the assistant, as far as a template is likely to look.
+
+    That is its own kind, and those of its neighbours up to the next ones that are no results of
+    tools; whether a user's message follows, and whether calls went before. Messages with equal
+    contexts are taken to be rendered alike.
+    """
+    kinds = [_kind(message) for message in messages]
+    following, last_user = _following(kinds), -1
+    for i in range(len(kinds) - 1, -1, -1):
+        if kinds[i][0] == "user":
+            last_user = i
+            break
+    found: dict[int, tuple[Any, ...]] = {}
+    begins, called = (kinds[0][0] == "system", bool(tools)), False
+    results, before = 0, None
+    for i, kind in enumerate(kinds):
+        role = kind[0]
+        if role == ASSISTANT:
+            found[i] = (begins, called, results, before, kind, following[i], i > last_user)
+            called = called or bool(kind[3])
+        if role == "tool":
+            results = min(results + 1, 2)
+        else:
+            results, before = 0, kind
+    return found
+
+
+def _following(kinds: list[tuple[Any, ...]]) -> list[tuple[int, Any]]:
+    """For each message, how many results of tools follow it, two for more, and the kind behind."""
+    found: list[tuple[int, Any]] = []
+    now: tuple[int, Any] = (0, None)
+    for kind in reversed(kinds):
+        found.append(now)
+        now = (min(now[0] + 1, 2), now[1]) if kind[0] == "tool" else (0, kind)
+    found.reverse()
+    return found
+
+
+def _kind(message: _Message) -> tuple[Any, ...]:
+    """(role, how the content looks, whether there is reasoning, how many calls, two for more)."""
+    content, role = message.get("content"), message.get("role")
+    said: Any = type(content)
+    if said is str:
+        if not content or content.isspace():
+            said = "blank"
+        elif role == ASSISTANT and _THOUGHT in content:
+            said = "thought"
+        elif role == "user" and _RESULT in content and content.lstrip().startswith(_RESULT):
+            said = "result"
+    if role != ASSISTANT:
+        return role, said
+    found = message.get("tool_calls")
+    calls = None if found is None else min(len(found), 2)
+    for key in REASONING:
+        if key in message:
+            return role, said, bool(message[key]), calls
+    return role, said, None, calls

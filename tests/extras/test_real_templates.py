@@ -1,0 +1,159 @@
+"""Real chat templates, those that TRL and axolotl carry, with conversations of every structure.
+
+Tokens are those of transformers. What is trained on holds all words of the assistant that the text
+has and none of others, is what prefixes of the conversation say where these begin the whole text,
+and ends where TRL's own training templates say.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_tokenizers
+from chats import chat_tokenizer, marked, pack_chat, positions
+from conftest import recover_documents
+from conversations import STRUCTURES, Json, foreign_words, own_words, with_text_arguments
+from transformers import PreTrainedTokenizerFast
+
+FOLDERS = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "chat_templates"
+
+
+def templates() -> dict[str, Path]:
+    found = {f"shared/{path.stem}": path for path in SHARED.glob("*.jinja")}
+    for package, folder in FOLDERS.items():
+        spec = find_spec(package)  # without importing it
+        if spec is not None and spec.origin is not None:
+            paths = (Path(spec.origin).parent / folder).glob("*.jinja")
+            found |= {f"{package}/{path.stem}": path for path in paths}
+    return dict(sorted(found.items()))
+
+
+TEMPLATES = templates()
+ORIGINALS = [name for name in TEMPLATES if not name.endswith("_training")]
+OPEN = ("trl/glm4moe", "axolotl/metharme")  # turns end in nothing
+# Where TRL trains on less or more for a reason of its own: EOS after the whole text; the next
+# header as an end; the header of a second message in a row; and not on <|tool_response>, at which
+# the model stops.
+OTHERWISE = ("trl/phi3", "trl/phi3_5", "trl/glm4moe", "trl/diffusion_gemma")
+# They write something after the whole text, whoever spoke last, or a header that no prompt has.
+NOT_BY_PREFIXES = (
+    "trl/phi3", "trl/phi3_5", "shared/trl__phi3", "axolotl/phi_3", "axolotl/phi_35",
+    "axolotl/command_a", "axolotl/command_a_rag", "axolotl/command_a_tool_use", "axolotl/alpaca",
+    "trl/diffusion_gemma",
+)  # fmt: skip
+TWICE = ("the assistant twice", "the assistant twice, then more")
+pytestmark = pytest.mark.skipif(len(ORIGINALS) < 30, reason="needs the packages trl and axolotl")
+
+
+def fixed_date(pattern: str) -> str:
+    return datetime(2024, 1, 1).strftime(pattern)
+
+
+def rendered(tokenizer: Any, record: Json, template: str, **options: Any) -> Any:
+    return tokenizer.apply_chat_template(
+        record["messages"], tools=record.get("tools"), chat_template=template,
+        strftime_now=fixed_date, **options,
+    )  # fmt: skip
+
+
+def accepted(tokenizer: Any, name: str, template: str) -> Json | None:
+    """The structure as the template takes it; None where it takes none."""
+    record = json.loads(json.dumps(STRUCTURES[name]))
+    for message in record["messages"]:
+        if isinstance(message["content"], list):
+            message["content"] = message["content"][0]["text"]
+    for tried in (record, with_text_arguments(record)):
+        try:
+            rendered(tokenizer, tried, template, tokenize=False)
+        except Exception:  # noqa: S112 jinja2's many
+            continue
+        return dict(tried)
+    return None
+
+
+def spans_of(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """A marked text without its marks, and where they were."""
+    plain, spans = "", []
+    for i, part in enumerate(text.replace("⟦⟧", "").replace("⟧⟦", "").replace("⟧", "⟦").split("⟦")):
+        if i % 2:
+            spans.append((len(plain), len(plain) + len(part)))
+        plain += part
+    return plain, spans
+
+
+def by_prefixes(tokenizer: Any, record: Json, template: str) -> list[tuple[int, int]] | None:
+    messages, spans = record["messages"], []
+    whole = rendered(tokenizer, record, template, tokenize=False)
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before, after = (record | {"messages": messages[:k]} for k in (i, i + 1))
+        try:
+            a = rendered(tokenizer, before, template, tokenize=False, add_generation_prompt=True)
+            b = rendered(tokenizer, after, template, tokenize=False)
+        except Exception:
+            return None
+        if not whole.startswith(b) or not b.startswith(a):
+            return None
+        spans.append((len(a), len(b)))
+    return spans
+
+
+def packed(records: list[Json], path: Path, tokenizer: Path, *options: str) -> dict[int, str]:
+    """The marked text of each record that was not rejected."""
+    every = ("--chat-template", path, "--on-error", "skip", "--keep-untrained", *options)
+    pack_chat(records, *every, "-l", 1 << 16, template=None, tokenizer=tokenizer)
+    places = {position: i for i, position in enumerate(positions(records))}
+    found = [places[position] for _, position in recover_documents("out")]
+    return dict(zip(found, marked("out"), strict=True))
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_a_real_template(folder: Path, name: str) -> None:
+    path, template = TEMPLATES[name], TEMPLATES[name].read_text(encoding="utf-8")
+    source = chat_tokenizer(folder / "t", None)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(source / "tokenizer.json"),
+        bos_token=tiny_tokenizers.BOS, eos_token=tiny_tokenizers.EOS,
+    )  # fmt: skip
+    records = {key: accepted(tokenizer, key, template) for key in STRUCTURES}
+    taken = {key: record for key, record in records.items() if record is not None}
+    if not taken:
+        pytest.skip("it takes no content that is a string")
+    options = ["--allow-open-turns"] if name in OPEN else []
+    texts = packed(list(taken.values()), path, source, *options)
+    assert len(texts) == len(taken)  # all are decided
+    ids = list(recover_documents("out").values())
+    sibling = TEMPLATES.get(f"{name}_training")
+    theirs = packed(list(taken.values()), sibling, source) if sibling else {}
+    for i, (key, record) in enumerate(taken.items()):
+        expected = rendered(tokenizer, record, template, return_dict=True)["input_ids"]
+        assert ids[i].tolist() == expected, key
+        text, spans = spans_of(texts[i])
+        said = " ".join(text[start:stop] for start, stop in spans)
+        assert not [words for words in foreign_words(record) if words in said], (key, texts[i])
+        assert all(words in said for words in own_words(record) if words in text), (key, texts[i])
+        other, tagged = spans_of(theirs.get(i, ""))
+        if other == text and name not in OTHERWISE and key not in TWICE:
+            assert [stop for _, stop in spans] == [stop for _, stop in tagged], (key, texts[i])
+            assert all(a >= b for (a, _), (b, _) in zip(spans, tagged, strict=True)), key
+        nested = by_prefixes(tokenizer, record, template)
+        if nested is not None and "generation %}" not in template and name not in NOT_BY_PREFIXES:
+            assert spans == merged(nested), (key, texts[i])
+
+
+def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The spans, those that touch as one, without empty ones."""
+    found: list[tuple[int, int]] = []
+    for start, stop in spans:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        elif start < stop:
+            found.append((start, stop))
+    return found
