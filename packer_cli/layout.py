@@ -35,6 +35,11 @@ def shard_name(unit: int, part: int, sha256: str) -> str:
     return f"shard-{unit:05d}-{part:03d}-{sha256[:16]}.arrow"
 
 
+def short_name(shard: str) -> str:
+    """For people: what tells it from the other shards of its directory."""
+    return re.sub(r"(-[0-9a-f]{16})?\.arrow\Z", "", shard)
+
+
 def is_shard_of(name: str, unit: int, part: int, sha256: str) -> bool:
     """Whether a shard may be called so: by this packer, or by one before 0.2."""
     return name in (shard_name(unit, part, sha256), f"shard-{unit:05d}-{part:03d}.arrow")

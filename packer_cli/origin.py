@@ -93,7 +93,12 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
         value = config.get(name, default)
         if name in _ALWAYS or (name not in _NOT_OPTIONS and value != default):
             option = f"--{name.replace('_', '-')}"
-            yield option if value is True else f"{option} {_quoted(value)}"
+            if value is True:
+                yield option
+            elif not isinstance(value, list | tuple):
+                yield f"{option} {_quoted(value)}"
+            else:
+                yield from (f"{option} {_quoted(one)}" for one in value)
     if config.get("shuffle") is False and not keeps_order(config["strategy"]):
         yield "--no-shuffle"
     columns = [name for name in config["columns"] if name != PADDED_BOUNDARIES]

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from packer_cli.errors import one_line
+from packer_cli.layout import short_name
 from packer_cli.origin import BUILT_IN, inputs_of, origin_lines
 from packer_cli.report import figures
 
@@ -170,7 +171,7 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
         for s in manifest["shards"]:
             share = s["tokens"] / (s["rows"] * max_length)
             table.add_row(
-                escape(one_line(s["file"])),
+                escape(one_line(short_name(s["file"]))),
                 f"{s['rows']:,}", f"{s['segments']:,}", f"{s['tokens']:,}",
                 f"{share:.2%}", f"{s['bytes']:,}",
             )  # fmt: skip

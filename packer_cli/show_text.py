@@ -14,6 +14,7 @@ from rich.segment import Segments
 from rich.style import Style
 
 from packer_cli.errors import visible
+from packer_cli.layout import short_name
 from packer_cli.show import Row, Segment, Span, spans_of
 from packer_cli.tokenization.decoding import Decoder
 
@@ -49,7 +50,7 @@ class RowPrinter:
         self._add(f"row {row.index} of {self._rows:,}", "bold")
         self._add(
             f": {count:,} segment{'s' * (count != 1)}, {_counts(row.segments)}; "
-            f"{visible(row.shard)} row {row.shard_row}\n"
+            f"{visible(short_name(row.shard))} row {row.shard_row}\n"
         )
         for segment in segments:
             self._add(f"{'--' if self._ascii else '──'} segment {segment.index}", "bold cyan")

@@ -76,7 +76,7 @@ def test_a_row_without_colour(packed: Path) -> None:
     assert show() == (
         "⟦trained tokens⟧, others\n"
         "\n"
-        f"row 0 of 4: 2 segments, 14 tokens, 12 trained; {shard_of().name} row 0\n"
+        "row 0 of 4: 2 segments, 14 tokens, 12 trained; shard-00000-000 row 0\n"
         "── segment 0: a.jsonl byte 0, 6 tokens, 5 trained\n"
         "f⟦irst<eos>⟧\n"
         "── segment 1: a.jsonl byte 18, 8 tokens, 7 trained\n"
@@ -88,7 +88,7 @@ def test_a_row_without_colour(packed: Path) -> None:
 def test_a_later_part_of_a_document_and_a_full_row(packed: Path) -> None:
     full, end = show(2, 3).split("\n\n")[1:]
     assert full == (
-        f"row 2 of 4: 1 segment, 16 tokens, 15 trained; {shard_of().name} row 2\n"
+        "row 2 of 4: 1 segment, 16 tokens, 15 trained; shard-00000-000 row 2\n"
         "── segment 0: a.jsonl byte 65, 16 tokens, 15 trained\n"
         "a⟦ longer one tha⟧"
     )
@@ -343,7 +343,7 @@ def test_without_labels_all_is_plain_and_said(folder: Path) -> None:
         "packer: no labels column was written: not known which tokens are trained on\n"
     )
     assert result.stdout == (
-        f"row 0 of 1: 1 segment, 5 tokens; {shard_of().name} row 0\n"
+        "row 0 of 1: 1 segment, 5 tokens; shard-00000-000 row 0\n"
         "── segment 0: 5 tokens\ntext<eos>\n... 3 padding tokens\n"
     )
     (segment,) = json.loads(packer("show", "out", "--json").stdout)["segments"]
