@@ -311,7 +311,7 @@ def test_a_directory_that_is_packed_again_while_a_shard_is_mapped(
         return batches(self, shard)
 
     monkeypatch.setattr(PackedDirectory, "batches", packed_again)
-    with pytest.raises(DataError, match="changed since the dataset was opened"):
+    with pytest.raises(DataError, match="was replaced by another result while it was read"):
         dataset[0]
 
 
@@ -326,6 +326,6 @@ def test_a_shard_lost_on_the_way_is_named_by_the_worker_that_wants_it(copy: Path
     dataset = PackedDataset(copy)
     shutil.rmtree(copy)
     loader = DataLoader(dataset, batch_size=2, collate_fn=padded_collate, num_workers=1)
-    message = r"(?s)shard-00000-000\.arrow: is missing\ntip: copy the directory again"
+    message = r"(?s)shard-00000-000-\w+\.arrow: is missing\ntip: copy the directory again"
     with pytest.raises(DataError, match=message):
         next(iter(loader))
