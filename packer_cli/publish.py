@@ -330,8 +330,9 @@ def _refuse(url: str, found: _Found, own: str | None, overwrite: bool) -> None:
 def _refuse_in_the_way(url: str, found: _Found, files: dict[str, Listed]) -> None:
     """UsageError for objects that packer did not make, where the result is to be."""
     listed, blocked = found.listed(), list[str]()
-    for name in files:
-        if name in found.sizes and not _is_own(url, name, found, listed):
+    for name, file in files.items():
+        there = name in found.sizes and not _is_there_already(name, file, found)
+        if there and not _is_own(url, name, found, listed):
             blocked.append(name)
     if MANIFEST in found.sizes and not found.complete:
         blocked.append(MANIFEST)

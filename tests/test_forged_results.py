@@ -24,10 +24,10 @@ import tiny_tokenizers
 from conftest import jsonl, packer
 from forging import Result
 
+from packer_cli import tokenization
 from packer_cli.config import PackConfig
 from packer_cli.manifest import TOTALS
-from packer_cli.records import Spans
-from packer_cli.tokenization import Tokenizer, Tokens
+from packer_cli.records import UInt8
 
 ALL = ("verify", "out", "--against-inputs", "--sample", "all")
 TEMPLATE = (
@@ -382,6 +382,7 @@ OPTIONS: dict[str, tuple[str, object]] = {  # option -> (result, another value)
     "add_bos": ("mixed", True),
     "add_eos": ("mixed", False),
     "separator": ("mixed", "\n"),
+    "turn_end": ("chat", ["<s>"]),
     "eos_token": ("mixed", "<s>"),
     "on_error": ("mixed", "fail"),
     "max_errors": ("mixed", 1),
@@ -572,7 +573,10 @@ def test_a_change_that_harms_nobody(name: str, copied: Callable[[str], Result]) 
 
 def test_every_option_and_total_is_among_the_changes() -> None:
     options = {field.name for field in dataclasses.fields(PackConfig)}
-    assert options == {*OPTIONS, "unit_bytes", "shard_bytes", "force_split", "chat_template"}
+    assert options == {
+        *OPTIONS, "unit_bytes", "shard_bytes", "force_split", "chat_template", "allow_open_turns",
+        "special_tokens_in_text",  # no text spells one out
+    }  # fmt: skip
     assert {*FIGURES} == {*TOTALS}
     assert len(CHANGES) >= 55
 
@@ -715,12 +719,14 @@ def test_an_updated_result_with_removed_inputs(folder: Path) -> None:
     assert packer(*command).exit_code == 0
     (folder / "e.jsonl").write_bytes(jsonl(*texts(200, 230)))
     (folder / "a.jsonl").write_bytes(jsonl(*texts(300, 320)))
-    result = packer("pack", "e.jsonl", "a.jsonl", *options[2:], "-q", "-o", "out", "--update")
+    result = packer(
+        "pack", "e.jsonl", "a.jsonl", *options[2:], "-q", "-o", "out", "--update", "--prune"
+    )
     assert result.exit_code == 0, result.stderr
     manifest = Result("out").manifest
     assert [one["path"] for one in manifest["inputs"] if one.get("removed")] == []
     sound()
-    result = packer("pack", *options[1:], "-q", "-o", "out", "--update")
+    result = packer("pack", *options[1:], *again)
     assert result.exit_code == 0, result.stderr
     assert any(one.get("removed") for one in Result("out").manifest["inputs"])
     sound()
@@ -795,15 +801,15 @@ def test_labels_are_those_of_the_reference_and_not_of_the_code_that_made_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever tells trained tokens may be wrong while packing: verify does not ask it."""
-    right = Tokenizer.encode
+    right = tokenization.mark_trained
 
-    def wrong(self: Tokenizer, texts: list[str], spans: Spans | None = None) -> Tokens:
-        ids, offsets, trained = right(self, texts, spans)
-        if trained is not None and trained.any():
+    def wrong(*arguments: Any) -> UInt8:
+        trained = right(*arguments)
+        if trained.any():
             trained[np.flatnonzero(trained)[-1]] = 0
-        return ids, offsets, trained
+        return trained
 
-    monkeypatch.setattr(Tokenizer, "encode", wrong)
+    monkeypatch.setattr(tokenization, "mark_trained", wrong)
     assert packer("pack", *write_chat(folder), "-q", "-o", "out").exit_code == 0
     for sample in ("all", 50):
         found = packer("verify", "out", "--against-inputs", "--sample", sample, "-q")

@@ -301,7 +301,9 @@ def test_every_object_is_checked_at_the_end(monkeypatch: pytest.MonkeyPatch) -> 
     assert there() == local()
 
 
-def test_another_run_that_writes_there_is_noticed() -> None:
+def test_another_run_that_writes_there_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "_THREADS", 1)
+
     def take_over(what: str, name: str) -> None:
         if name == "units.jsonl":
             files = dict.fromkeys([*there(), "units.jsonl", "input_times.json"], (1, ""))

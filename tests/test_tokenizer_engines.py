@@ -15,6 +15,7 @@ import tiny_tokenizers as tiny
 from conftest import (
     assert_error,
     check_directory,
+    contents,
     jsonl,
     packer,
     packer_process,
@@ -154,7 +155,7 @@ def _pack(backend: str, name: str) -> dict[str, bytes]:
     result = packer(*command, "--tokenizer-backend", backend)
     assert result.exit_code == 0, result.stderr
     check_directory(name)
-    return {path.name: path.read_bytes() for path in Path(name).iterdir()}
+    return contents(name)
 
 
 @pytest.fixture
@@ -312,7 +313,7 @@ def test_a_tokenizer_that_the_fast_engine_cannot_load_is_encoded_by_the_referenc
     result = packer(*command)
     assert result.exit_code == 0
     assert "using the slower tokenizers engine: gigatoken cannot load" in result.stderr
-    assert {path.name: path.read_bytes() for path in Path("b").iterdir()} == expected
+    assert contents("b") == expected
     assert_error(
         packer(*command, "--overwrite", "--tokenizer-backend", "gigatoken"),
         2, "tokenizer tok: gigatoken cannot load this tokenizer",
