@@ -719,9 +719,8 @@ def test_an_updated_result_with_removed_inputs(folder: Path) -> None:
     assert packer(*command).exit_code == 0
     (folder / "e.jsonl").write_bytes(jsonl(*texts(200, 230)))
     (folder / "a.jsonl").write_bytes(jsonl(*texts(300, 320)))
-    result = packer(
-        "pack", "e.jsonl", "a.jsonl", *options[2:], "-q", "-o", "out", "--update", "--prune"
-    )
+    again = ("-q", "-o", "out", "--update", "--prune")
+    result = packer("pack", "e.jsonl", "a.jsonl", *options[2:], *again)
     assert result.exit_code == 0, result.stderr
     manifest = Result("out").manifest
     assert [one["path"] for one in manifest["inputs"] if one.get("removed")] == []
