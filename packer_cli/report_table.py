@@ -166,7 +166,7 @@ def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
     if by == "shard":
         max_length = manifest["config"]["max_length"]
-        _add_columns(table, "shard", "rows", "segments", "tokens", "used", "bytes")
+        _add_columns(table, "shard", "rows", "segments", "tokens", "utilization", "bytes")
         for s in manifest["shards"]:
             share = s["tokens"] / (s["rows"] * max_length)
             table.add_row(

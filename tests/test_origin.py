@@ -189,11 +189,3 @@ def on_a_terminal(*arguments: str) -> str:
     os.close(terminal)
     assert process.returncode == 0
     return shown.replace("\r\n", "\n")
-
-
-def test_tokens_that_end_turns() -> None:
-    write([chat(user("hello"), assistant("hi"))])
-    folder = tokenizer(chat_template=TAGS)
-    how = ("--turn-end", "</s>", "--turn-end", "<s>")
-    found = origin("data.jsonl", "-l", 64, "-t", folder, *how)
-    assert found["options"].endswith(" --turn-end '</s>' --turn-end '<s>'")
