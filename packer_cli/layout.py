@@ -25,7 +25,7 @@ SIDE_FILES = frozenset(
     {"state.json", "dataset_info.json", REJECTED, UNITS, INPUT_TIMES, *TOKENIZER_FILES}
 )
 
-# Older packers wrote names without the digest.
+# Packers before 0.2 wrote names without the digest.
 SHARD_PATTERN = r"^shard-[0-9]{5,20}-[0-9]{3,20}(-[0-9a-f]{16})?\.arrow\Z"
 SIDE_FILE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z"
 _SHARD = re.compile(SHARD_PATTERN)
@@ -36,7 +36,7 @@ def shard_name(unit: int, part: int, sha256: str) -> str:
 
 
 def is_shard_of(name: str, unit: int, part: int, sha256: str) -> bool:
-    """Whether a shard may be called so: by this packer, or by an older one."""
+    """Whether a shard may be called so: by this packer, or by one before 0.2."""
     return name in (shard_name(unit, part, sha256), f"shard-{unit:05d}-{part:03d}.arrow")
 
 

@@ -741,12 +741,12 @@ def test_inputs_that_cannot_be_read_again_beside_others(folder: Path) -> None:
     result = packer(*ALL, "-q")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
-        "out: b.jsonl: an input that cannot be read: b.jsonl: cannot read: "
-        "No such file or directory"
+        "out: b.jsonl: an input: cannot read: No such file or directory"
     ]
     tip = result.stderr.splitlines()[1]
     assert tip == (
-        "tip: put them back as they were, or bring the result up to date with packer pack --update"
+        "tip: put them back as they were, or run packer pack --update on what there is now; its "
+        "--prune drops what is gone"
     )
 
 

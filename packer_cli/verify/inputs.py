@@ -144,7 +144,7 @@ def _unchanged(
             if size == said["size"]:
                 size, sha256 = digest(path, stop.is_set)
         except PackerError as error:
-            text = f"an input that cannot be read: {error.message}"
+            text = f"an input: {error.message.removeprefix(f'{path}: ')}"
             findings.add(path, text, remedy=CHANGED)
             return
         if size != said["size"]:
