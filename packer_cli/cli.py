@@ -29,7 +29,7 @@ from packer_cli.errors import (
     one_line,
     visible,
 )
-from packer_cli.interrupts import handled
+from packer_cli.interrupts import handled, sent_again
 
 # Of click, or of the click inside newer typers.
 _ClickException: Any = next(
@@ -149,7 +149,7 @@ def _say(message: str) -> None:
 def _reported(debug: bool) -> Iterator[None]:
     """Turn errors into two lines on stderr and an exit code."""
     try:
-        with handled(signal.default_int_handler):
+        with handled(signal.default_int_handler), sent_again():
             yield
             sys.stdout.flush()
     except PackerError as error:

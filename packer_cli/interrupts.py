@@ -2,18 +2,21 @@
 
 An exception out of a signal's handler may come between any two steps of what the main thread does,
 and leave a lock taken for which another thread then waits for ever. So who waits for threads does
-so inside `as_flag`, and looks at the flag.
+so inside `as_flag`, and looks at the flag. Of a destructor Python drops it: see `sent_again`.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_SECONDS = 0.01  # until a destructor has ended
 
 
 @contextmanager
@@ -26,6 +29,26 @@ def handled(handle: Callable[[int, Any], object]) -> Iterator[None]:
                 stack.callback(signal.signal, number, before)
                 signal.signal(number, handle)
         yield
+
+
+@contextmanager
+def sent_again() -> Iterator[None]:
+    """Have an interrupt that came inside of a destructor, where it raises nothing, come again."""
+    before = sys.unraisablehook
+
+    def look(dropped: sys.UnraisableHookArgs) -> None:
+        if dropped.exc_type is not KeyboardInterrupt:
+            before(dropped)
+            return
+        again = threading.Timer(_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = look
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 class _Flag:

@@ -290,7 +290,7 @@ def _remove(parent: Folder, name: str, identity: str, own: re.Pattern[str]) -> N
 def _foreign(path: Path, why: str) -> UsageError:
     return UsageError(
         f"{path}: {why}, so it is not packer's to write in",
-        "move it elsewhere, or choose another --output; if a packer before 0.2 left it, remove it",
+        "move it elsewhere, or choose another --output; if an older packer left it, remove it",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -9,6 +10,8 @@ import time
 from tqdm import tqdm
 
 _EVERY_SECONDS = 30.0
+_NARROW_COLUMNS = 100  # fewer have no room for a bar beside all figures
+_NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 class Progress:
@@ -21,11 +24,13 @@ class Progress:
         self._total = total
         self._begun = self._said = time.monotonic()
         self._show = show = show and sys.stderr is not None  # closed: print would take stdout
-        self._bar = None
+        self._bar, self._narrow = None, False
         if show and sys.stderr.isatty():
+            self._narrow = 0 < os.get_terminal_size(sys.stderr.fileno()).columns < _NARROW_COLUMNS
             self._bar = tqdm(
                 total=total or None, unit="B", unit_scale=True, unit_divisor=1024,
                 desc=doing, dynamic_ncols=True, smoothing=0.1, file=sys.stderr,
+                bar_format=_NARROW_BAR if total and self._narrow else None,
             )  # fmt: skip
 
     def skip(self, share: float) -> None:
@@ -66,7 +71,7 @@ class Progress:
 
     def _figures(self) -> str:
         seconds = max(time.monotonic() - self._begun, 1e-9)
-        documents = f"{self._documents:,} docs, " if self._documents else ""
+        documents = f"{self._documents:,} docs, " if self._documents and not self._narrow else ""
         if not self._tokens:  # none of what reads or uploads whole files
             return f"{documents}{_size(self._bytes / seconds)}/s"
         figures = f"{documents}{_count(self._tokens / seconds)} tokens/s"

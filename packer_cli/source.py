@@ -292,11 +292,16 @@ def framing_of(config: PackConfig) -> Framing:
 
 
 def source_again(
-    shape: Shape, config: PackConfig, tokenizer: Tokenizer | None, files: TokenizerFiles | None
+    shape: Shape,
+    config: PackConfig,
+    tokenizer: Tokenizer | None,
+    files: TokenizerFiles | None,
+    seconds: float | None,
 ) -> Source:
     """Makes tokens of records as readers give them, whatever the shape: to compare.
 
-    `tokenizer` stays its caller's to close.
+    `tokenizer` stays its caller's to close. `seconds`: what a record may take to render; None: as
+    by default.
     """
     read = partial(_plain_read, shape, config)
     if not shape.is_supervised or tokenizer is None:
@@ -307,7 +312,7 @@ def source_again(
 
     found = find_template(config.chat_template, files)
     parts = _composer_parts(shape, config, files, found)
-    processes = ComposingProcesses(SECONDS_PER_RECORD, *parts)
+    processes = ComposingProcesses(seconds or SECONDS_PER_RECORD, *parts)
     encode = SupervisedEncoder(processes.render, config, tokenizer)
 
     def compose_and_encode(

@@ -285,9 +285,10 @@ def test_a_bug_is_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "in broken" in result.stderr
 
 
-def test_progress_on_a_terminal(data: Path) -> None:
+@pytest.mark.parametrize("columns", [80, 120])
+def test_progress_on_a_terminal(data: Path, columns: int) -> None:
     terminal, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     command = [packer_script(), "pack", "a.jsonl", "-l", "16", "-t", "bytes", "-o", "out"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=False, timeout=60)
     os.close(child)
@@ -296,8 +297,9 @@ def test_progress_on_a_terminal(data: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.decode().startswith("out\nmade from ")
     assert shown[-2].startswith("packing: 100%")
-    for part in ("B/s, 2 docs, ", "tokens/s, 81.25% used]"):
+    for part in ("B/s, 2 docs, ", "tokens/s, 81.25% used]")[columns < 100 :]:
         assert part in shown[-2]
+    assert "█" in shown[-2].split("|")[1]
 
 
 def test_a_closed_stdout_is_no_error_message(data: Path) -> None:

@@ -35,6 +35,34 @@ cli.main()
 """
 
 
+# Another one, which comes while an object is freed: what is raised there Python only prints.
+IN_A_DESTRUCTOR = """
+import os, signal
+from packer_cli import cli
+from packer_cli.config import RunOptions
+check = RunOptions.__post_init__
+class Freed:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for i in range(1000):
+            pass
+def checked(self):
+    check(self)
+    Freed()
+RunOptions.__post_init__ = checked
+cli.main()
+"""
+
+
+def test_interrupted_in_a_destructor(folder: Path) -> None:
+    Path("a.jsonl").write_bytes(jsonl("some text"))
+    options = ["pack", "a.jsonl", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
+    command = [sys.executable, "-c", IN_A_DESTRUCTOR, *options]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr[:20]) == (130, b"stopped: interrupted"), done.stderr
+    assert not Path("out/manifest.json").exists()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_interrupted_with_locks_taken(folder: Path, workers: int) -> None:
     Path("a.jsonl").write_bytes(jsonl(*["some text"] * 40))

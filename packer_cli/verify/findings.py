@@ -21,7 +21,8 @@ FOREIGN = Remedy(
 )
 CHANGED = Remedy(
     "changed inputs",
-    "put them back as they were, or bring the result up to date with packer pack --update",
+    "put them back as they were, or run packer pack --update on what there is now; its --prune "
+    "drops what is gone",
 )
 DIFFERENT = Remedy(
     "another result than the inputs and options make",

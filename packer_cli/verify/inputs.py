@@ -10,9 +10,10 @@ offsets, which a run hardly uses.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -27,7 +28,7 @@ from packer_cli.counts import Counts
 from packer_cli.discovery import input_file
 from packer_cli.encoding import Encode
 from packer_cli.errors import PackerError
-from packer_cli.layout import MANIFEST
+from packer_cli.layout import MANIFEST, REJECTED
 from packer_cli.packed import PackedDirectory
 from packer_cli.progress import Progress
 from packer_cli.readers import detect_shape, reader_for
@@ -44,13 +45,16 @@ from packer_cli.verify.drawing import drawn_records, draws, records_at, row_grou
 from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings
 from packer_cli.verify.kept_tokenizer import kept_tokenizer, other_tokenizer
 from packer_cli.verify.packed_again import compare_packed
-from packer_cli.verify.reading import is_file, path_of
+from packer_cli.verify.reading import is_file, lines_of, path_of
 from packer_cli.verify.rows import load_rows
 from packer_cli.verify.said import file_format, row_groups_left, unshaped
 from packer_cli.verify.unit_records import unit_records
 
 _Notify = Callable[[str], None]
 _Shares = dict[tuple[int, int], int]
+_TOO_SLOW = re.compile(
+    rb"takes more than ([0-9]{1,6}(?:\.[0-9]{1,9})?) s \(--max-seconds-per-record\)"
+)
 
 
 def compare_inputs(
@@ -94,7 +98,8 @@ def compare_inputs(
         # two of them are what the tokenizer in the directory has
         named = is_file(packed, TEMPLATE) and not is_file(packed, TOOL_TEMPLATE)
         used = replace(config, chat_template=str(path_of(packed, TEMPLATE)) if named else None)
-        source = source_again(shape, used, tokenizer, tokenizer_files)
+        limit = _limit_of_time(packed)
+        source = source_again(shape, used, tokenizer, tokenizer_files, limit)
         comparison = _Comparison(packed, config, shape, source.encode, files, findings, stop)
         if everything:
             tasks = comparison.of_everything(notify)
@@ -107,6 +112,17 @@ def compare_inputs(
             run_all(tasks, workers, stop, source.stop)
         if tokenizer:
             tokenizer.finish()
+
+
+def _limit_of_time(packed: PackedDirectory) -> float | None:
+    """--max-seconds-per-record of the run, which only what it has rejected tells."""
+    if REJECTED not in packed.manifest["side_files"]:
+        return None
+    with suppress(PackerError):
+        for line in lines_of(packed, REJECTED):
+            if found := _TOO_SLOW.search(line):
+                return float(found[1])
+    return None
 
 
 def _unchanged(
@@ -128,7 +144,7 @@ def _unchanged(
             if size == said["size"]:
                 size, sha256 = digest(path, stop.is_set)
         except PackerError as error:
-            text = f"an input that cannot be read: {error.message}"
+            text = f"an input: {error.message.removeprefix(f'{path}: ')}"
             findings.add(path, text, remedy=CHANGED)
             return
         if size != said["size"]:
