@@ -440,3 +440,22 @@ def test_a_conversation_of_which_nothing_can_be_told_says_nothing_of_others(
     records = [good, bad] if last else [bad, good]
     manifest = pack_chat(records, "--on-error", "skip", template=template)
     assert (manifest["documents"], manifest["rejected_records"]) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["thinking", "reasoning_content", "reasoning"])
+@pytest.mark.parametrize(
+    ("reasoning", "shown"), [("", "<think></think>b"), ("x", "<think>x</think>b"), (None, "b")]
+)
+def test_empty_reasoning_is_reasoning(
+    folder: Path, name: str, reasoning: str | None, shown: str
+) -> None:
+    """As in transformers, where every template finds it under either name, and null is none."""
+    for read in ("thinking", "reasoning_content"):
+        template = TAGS.replace(
+            "{{ m.content }}",
+            f"{{% if m.{read} is defined %}}<think>{{{{ m.{read} }}}}</think>{{% endif %}}"
+            "{{ m.content }}",
+        )
+        record = chat(user("a"), assistant("b", **{name: reasoning}))
+        (text,) = pack_marked([record], template=template)
+        assert text == f"<user>a</user><assistant>⟦{shown}</assistant>⟧"
