@@ -414,6 +414,19 @@ def test_a_record_whose_only_trained_token_is_its_first(
     assert pack_chat([first, second], *options, "--keep-untrained", template=None)["documents"] == 2
 
 
+def test_a_prompt_that_ends_every_text_is_no_end_of_a_turn(folder: Path) -> None:
+    """Command A: what no prompt holds is learned, and what the next turn begins with is not."""
+    template = (
+        "{% for m in messages %}<|turn|><|{{ m.role }}|>"
+        "{% if m.role == 'assistant' %}<|says|>{% endif %}{{ m.content }}<|end|>{% endfor %}"
+        "<|turn|><|assistant|>"
+    )
+    talk = chat(user("a"), assistant("b"), user("c"), assistant("d"))
+    (text,) = pack_marked([talk], template=template)
+    turns = "<|turn|><|user|>{}<|end|><|turn|><|assistant|>⟦<|says|>{}<|end|>⟧"
+    assert text == turns.format("a", "b") + turns.format("c", "d") + "<|turn|><|assistant|>"
+
+
 # What one conversation teaches is no verdict on others
 
 RESULTS_ARE_OBJECTS = (
