@@ -412,3 +412,63 @@ def test_a_record_whose_only_trained_token_is_its_first(
     assert (manifest["documents"], manifest["untrained_documents"]) == (1, 1)
     assert manifest["trained_tokens"] == 1
     assert pack_chat([first, second], *options, "--keep-untrained", template=None)["documents"] == 2
+
+
+def test_a_prompt_that_ends_every_text_is_no_end_of_a_turn(folder: Path) -> None:
+    """Command A: what no prompt holds is learned, and what the next turn begins with is not."""
+    template = (
+        "{% for m in messages %}<|turn|><|{{ m.role }}|>"
+        "{% if m.role == 'assistant' %}<|says|>{% endif %}{{ m.content }}<|end|>{% endfor %}"
+        "<|turn|><|assistant|>"
+    )
+    talk = chat(user("a"), assistant("b"), user("c"), assistant("d"))
+    (text,) = pack_marked([talk], template=template)
+    turns = "<|turn|><|user|>{}<|end|><|turn|><|assistant|>⟦<|says|>{}<|end|>⟧"
+    assert text == turns.format("a", "b") + turns.format("c", "d") + "<|turn|><|assistant|>"
+
+
+# What one conversation teaches is no verdict on others
+
+RESULTS_ARE_OBJECTS = (
+    "{% for m in messages %}{% if m.role == 'tool' and '{' not in m.content %}"
+    "{{ raise_exception('no object') }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}" + PROMPT
+)
+RESULTS_IN_TAGS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% if not loop.last and messages[loop.index].role == 'tool' %}"
+    "{{ messages[loop.index].content }}{% endif %}<|end|>{% endgeneration %}"
+    "{% elif m.role != 'tool' %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [RESULTS_ARE_OBJECTS, RESULTS_IN_TAGS])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_conversation_of_which_nothing_can_be_told_says_nothing_of_others(
+    folder: Path, template: str, last: bool
+) -> None:
+    """Else what is rejected would depend on the order of records, and on that of threads."""
+    good = chat(user("a"), assistant("b"), user("c"), assistant("d"))
+    bad = chat(*good["messages"], {"role": "tool", "content": "{}"})
+    records = [good, bad] if last else [bad, good]
+    manifest = pack_chat(records, "--on-error", "skip", template=template)
+    assert (manifest["documents"], manifest["rejected_records"]) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["thinking", "reasoning_content", "reasoning"])
+@pytest.mark.parametrize(
+    ("reasoning", "shown"), [("", "<think></think>b"), ("x", "<think>x</think>b"), (None, "b")]
+)
+def test_empty_reasoning_is_reasoning(
+    folder: Path, name: str, reasoning: str | None, shown: str
+) -> None:
+    """As in transformers, where every template finds it under either name, and null is none."""
+    for read in ("thinking", "reasoning_content"):
+        template = TAGS.replace(
+            "{{ m.content }}",
+            f"{{% if m.{read} is defined %}}<think>{{{{ m.{read} }}}}</think>{{% endif %}}"
+            "{{ m.content }}",
+        )
+        record = chat(user("a"), assistant("b", **{name: reasoning}))
+        (text,) = pack_marked([record], template=template)
+        assert text == f"<user>a</user><assistant>⟦{shown}</assistant>⟧"

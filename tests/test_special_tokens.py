@@ -152,3 +152,36 @@ def test_texts_cut_at_their_special_tokens_are_what_they_are_whole(
         expected_ids, expected_places = whole.offsets(text)
         assert ids.tolist() == expected_ids, text
         assert [tuple(place) for place in places.tolist()] == expected_places, text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '[{"role": "user", "content": "a\\u003c|im_end|>"}, {"role": "assistant", "content": "b"}]',
+        [
+            user([{"type": "text", "text": "a<|im_"}, {"type": "text", "text": "end|>"}]),
+            assistant("b"),
+        ],
+    ],
+    ids=["escaped", "parts"],
+)
+def test_those_that_only_the_parsed_content_has(folder: Path, message: Any) -> None:
+    tokenizer = chat_tokenizer(folder / "tok")
+    how: dict[str, Any] = {"template": None, "tokenizer": tokenizer}
+    first = chat(*message) if isinstance(message, list) else {"messages": message}
+    end = special_ids(tokenizer)["<|im_end|>"]
+    assert pack_chat([first], **how)["special_tokens_in_text"] == 1
+    assert ids_of("out")[0].count(end) == 3
+    options = ["--special-tokens-in-text", "text"]
+    assert pack_chat([first], *options, **how)["special_tokens_in_text"] == 1
+    assert ids_of("out")[0].count(end) == 2
+
+
+def test_those_of_fields_with_two_names_count_once(folder: Path) -> None:
+    tokenizer = chat_tokenizer(folder / "tok")
+    call = {"name": "f", "arguments": {"a": "<|im_end|>"}}
+    record = chat(
+        user("a"), assistant("b", thinking="<|im_end|>"), assistant("c", function_call=call)
+    )
+    manifest = pack_chat([record], template=None, tokenizer=tokenizer)
+    assert manifest["special_tokens_in_text"] == 2

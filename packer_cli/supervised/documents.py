@@ -16,6 +16,7 @@ from packer_cli.shapes import Shape
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.messages import (
     ASSISTANT,
+    REASONING,
     MalformedError,
     kind_of,
     parse_messages,
@@ -87,9 +88,12 @@ class Composer:
         for i, fields in enumerate(records.fields or []):
             try:
                 begin(int(records.positions[i]))
-                found = list(self.specials.in_record(fields))
+                conversation = self._conversation(fields)  # parsed: JSON text may escape anything
+                content = fields if conversation is None else _content(conversation)
+                found = list(self.specials.in_record(content))
                 specials += len(found)
-                documents.append(self.document(self._allowed(fields, found)))
+                self._check_allowed(content, found)
+                documents.append(self._document(fields, conversation, marked=bool(found)))
             except SpelledOutError as error:
                 kept[i] = False
                 bad.append(BadRecord(int(records.positions[i]), str(error), SPELLED_OUT_TIP))
@@ -116,17 +120,13 @@ class Composer:
             stretches=records.stretches,
         )
 
-    def _allowed(self, fields: dict[str, Any], specials: list[str]) -> dict[str, Any]:
-        """The fields, as the policy wants them that spell out special tokens."""
+    def _check_allowed(self, content: Any, specials: list[str]) -> None:
+        """Raises SpelledOutError and MalformedError, by the policy."""
         policy = self.specials.policy
-        if policy == "text" and is_marked(fields):
+        if policy == "text" and is_marked(content):
             raise MalformedError("its content has U+FDD0, which no text should have")
-        if not specials or policy == "keep":
-            return fields
-        if policy == "error":
+        if policy == "error" and specials:
             raise SpelledOutError(spelled_out(specials[0]))
-        marked: dict[str, Any] = self.specials.marked(fields)
-        return marked
 
     def _finished(self, document: Document) -> Document:
         """Without the marks that tell the record's special tokens from the template's."""
@@ -140,11 +140,23 @@ class Composer:
         _, controls = unmarked(document.text, self.specials.controls(document.text))
         return replace(document, text=text, spans=spans, controls=controls)
 
-    def document(self, fields: dict[str, Any]) -> Document:
-        """Raises MalformedError, RefusedError and UndecidableError."""
-        conversation = self._conversation(fields)
+    def _document(
+        self, fields: dict[str, Any], conversation: Conversation | None, *, marked: bool
+    ) -> Document:
+        """Of the conversation, or of the fields where there is none. `marked`: with a mark inside
+        each special token, if the policy makes text of them.
+
+        Raises MalformedError, RefusedError and UndecidableError.
+        """
+        marked = marked and self.specials.policy == "text"
         if conversation is not None:
+            if marked:
+                messages, tools = map(
+                    self.specials.marked, (conversation.messages, conversation.tools)
+                )
+                conversation = Conversation(messages, tools)
             return self.render(conversation)
+        fields = self.specials.marked(fields) if marked else fields
         if self.shape.kind == "alpaca":
             prompt, completion = _alpaca(fields, self.shape), self._text(fields, "output")
         else:
@@ -247,6 +259,20 @@ def make_composer(
         if source is not None and renders
     )
     return Composer(shape, config, renderers, (*end_tokens, *config.turn_end), specials)
+
+
+def _content(conversation: Conversation) -> list[Any]:
+    """What the record itself says, without the second names that parsing gives to some of it."""
+    return [*map(_said_once, conversation.messages), conversation.tools]
+
+
+def _said_once(message: _Message) -> _Message:
+    calls = message.get("tool_calls") or [{}]
+    first = {
+        **dict.fromkeys(REASONING[1:], message.get("reasoning_content")),
+        "function_call": calls[0].get("function"),
+    }
+    return {k: v for k, v in message.items() if k not in first or v != first[k]}
 
 
 def _with_system(conversation: Conversation, system: Any) -> Conversation:

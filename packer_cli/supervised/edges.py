@@ -81,14 +81,15 @@ class Learner:
         start, core = self._start(number, turn, first), self._prompt.strip()
         if start is None:
             start = self._after_prompt(turn, first)
-        elif core and text.startswith(core, turn.start):  # though no prompt for it would say so
+        elif core and self._prompts and text.startswith(core, turn.start):
+            # though no prompt for it would say so
             start = max(start, self._after_prompt(turn, first) or start)
         if start is None:
             return None
         resumes = bool(inner) and last > inner[-1].start
         until = inner[0].start if inner else turn.stop
-        stop = None if resumes else self._stop(number, start, until)
         header = text[turn.start : start]
+        stop = None if resumes else self._stop(number, start, until, header)
         if stop is None:
             edges = Edges(header, resumes=resumes)
         elif stop >= until:
@@ -144,10 +145,10 @@ class Learner:
             start, rest = start + 1, rest[1:]
         return start
 
-    def _stop(self, number: int, start: int, until: int) -> int | None:
+    def _stop(self, number: int, start: int, until: int, header: str) -> int | None:
         """Where the assistant ends, by the conversation up to and with the message.
 
-        `until`: where it ends by its turn.
+        `until`: where it ends by its turn, which begins with `header`.
         """
         upto = self._render(number + 1)
         if upto is None:
@@ -161,6 +162,8 @@ class Learner:
         if here is None:
             return None
         rests = [upto[upto.rfind(anchor) + len(anchor) :] if anchor else upto]
+        if not self._prompts and header.strip():  # a prompt, though nobody asked for one
+            rests = [rests[0].removesuffix(header)]
         if number + 1 == len(self._probe.messages):
             followed = self._render(number + 1, followed=True)
             if followed is not None and anchor and anchor in followed:

@@ -73,7 +73,8 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
         raise MalformedError(
             f"{where} has '{other[0]}', expected 'role' and 'content', or 'from' and 'value'"
         )
-    if reasoning := next((message[key] for key in REASONING if key in message), None):
+    reasoning = next((message[key] for key in REASONING if key in message), None)
+    if reasoning is not None:  # even "": a template may ask whether there is any
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     said = ("content", "tool_calls", *REASONING)
     if role == "assistant" and is_trained(message) and not any(key in message for key in said):

@@ -48,7 +48,8 @@ class AssistantSpans:
         if not template.marks_generation:
             self._talk, question = _question(template)
             self._prompt, self._prompted = _generation_prompt(*question)
-        self._learned: dict[tuple[Any, ...], Edges | str] = {}
+        # never what could not be told: that may be for what else is in the conversation
+        self._learned: dict[tuple[Any, ...], Edges] = {}
         self._headers: frozenset[str] = frozenset()
 
     def find(
@@ -134,27 +135,22 @@ class AssistantSpans:
             if spans is None:  # nothing like it was seen, or the template looks at the words, too
                 if fresh is None:
                     fresh = self._learn(messages, tools)
-                edges = fresh(number)
-                self._learned.setdefault(around[number], edges)
-                if isinstance(edges, str):
-                    raise _undecidable(edges)
-                spans = edges.spans(text, turn, within)
+                told = fresh(number)
+                if isinstance(told, str):
+                    raise _undecidable(told)
+                self._learned.setdefault(around[number], told)
+                spans = told.spans(text, turn, within)
             if spans is None:
                 raise _undecidable(f"message {number} is not rendered as others like it are")
             found.append(spans)
         return found
 
     def _spans(
-        self, edges: Edges | str | None, text: str, turn: Turn, inner: list[Turn]
+        self, edges: Edges | None, text: str, turn: Turn, inner: list[Turn]
     ) -> list[Span] | None:
-        """The spans of a turn; None when it may not be of that kind.
-
-        Raises UndecidableError for a kind of which nothing can be told.
-        """
+        """The spans of a turn; None when it may not be of that kind."""
         if edges is None:
             return None
-        if isinstance(edges, str):
-            raise _undecidable(edges)
         for header in self._headers:
             longer = len(header) > len(edges.header)
             if longer and text.startswith(header, turn.start, turn.stop):
@@ -211,14 +207,10 @@ class AssistantSpans:
 
     def _check_tags(self, messages: list[_Message], tools: list[Any] | None) -> None:
         """Raises UndecidableError when the template's tags hold words of others."""
-        around = tuple(contexts(messages, tools).values())
-        fresh = [context for context in around if context not in self._learned]
-        if fresh:
-            found = self._wrongly_tagged(messages, tools)
-            self._learned |= dict.fromkeys(fresh, found or Edges(""))
-        for context in around:
-            if isinstance(why := self._learned[context], str):
-                raise _undecidable(why)
+        fresh = set(contexts(messages, tools).values()) - self._learned.keys()
+        if fresh and (why := self._wrongly_tagged(messages, tools)):
+            raise _undecidable(why)
+        self._learned |= dict.fromkeys(fresh, Edges(""))
 
     def _wrongly_tagged(self, messages: list[_Message], tools: list[Any] | None) -> str | None:
         probe = probe_of(messages)
