@@ -81,6 +81,14 @@ NoLock = Annotated[
         help="Go on where the file system has no locks; let no other run write there.",
     ),
 ]
+RecordSeconds = Annotated[
+    float,
+    typer.Option(
+        "--max-seconds-per-record",
+        metavar="SECONDS",
+        help="Of processor time to render a record; one that needs more is bad.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -474,13 +482,7 @@ def pack(
             help="Default: on, except for next-fit and wrap, which keep the input order.",
         ),
     ] = None,
-    max_seconds_per_record: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="Of processor time to render a record; one that needs more is bad.",
-        ),
-    ] = 60.0,
+    max_seconds_per_record: RecordSeconds = 60.0,
     workers: Annotated[int, typer.Option(help="Work units at a time. Default: cores.")] = 0,
     engine: Annotated[
         str, typer.Option(help="local, or ray: a task per work unit on a Ray cluster.")
@@ -634,6 +636,7 @@ def stats(
                 "95% is 0.95",
             )
         directory = name if is_url(name) else Path(name)
+        _refuse_name("DIR", name)
         if deep:
             local(name, _UNREAD)
         manifest = load(directory, incomplete_too=True)
@@ -724,6 +727,7 @@ def verify(
         ),
     ] = "1000",
     seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
+    max_seconds_per_record: RecordSeconds = 60.0,
     workers: Annotated[int, typer.Option(help="Units checked at a time. Default: cores.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")] = False,
     as_json: AsJson = False,
@@ -746,9 +750,11 @@ def verify(
             raise UsageError(f"--sample: {sample!r} is not a positive number, nor all")
         if seed < 0:
             raise UsageError(f"--seed: {seed} is negative")
+        options = RunOptions(workers=workers, max_seconds_per_record=max_seconds_per_record)
         findings = check(
             directory,
-            workers=RunOptions(workers=workers).workers,
+            workers=options.workers,
+            max_seconds_per_record=options.max_seconds_per_record,
             show_progress=not quiet,
             against_inputs=against_inputs,
             sample=None if sample == "all" else int(sample),

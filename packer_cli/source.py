@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packer_cli.config import MIB, SECONDS_PER_RECORD, PackConfig, RunOptions
+from packer_cli.config import MIB, PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.early import EarlyReference
 from packer_cli.encoding import Encode, Read, plain_encoder
@@ -292,11 +292,15 @@ def framing_of(config: PackConfig) -> Framing:
 
 
 def source_again(
-    shape: Shape, config: PackConfig, tokenizer: Tokenizer | None, files: TokenizerFiles | None
+    shape: Shape,
+    config: PackConfig,
+    tokenizer: Tokenizer | None,
+    files: TokenizerFiles | None,
+    seconds: float,
 ) -> Source:
     """Makes tokens of records as readers give them, whatever the shape: to compare.
 
-    `tokenizer` stays its caller's to close.
+    `tokenizer` stays its caller's to close. `seconds`: for rendering a record.
     """
     read = partial(_plain_read, shape, config)
     if not shape.is_supervised or tokenizer is None:
@@ -307,7 +311,7 @@ def source_again(
 
     found = find_template(config.chat_template, files)
     parts = _composer_parts(shape, config, files, found)
-    processes = ComposingProcesses(SECONDS_PER_RECORD, *parts)
+    processes = ComposingProcesses(seconds, *parts)
     encode = SupervisedEncoder(processes.render, config, tokenizer)
 
     def compose_and_encode(

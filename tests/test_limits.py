@@ -149,12 +149,12 @@ def test_the_limit_changes_nothing_of_a_run_that_keeps_to_it(folder: Path) -> No
     assert found[0] == found[1]
 
 
-def test_verify_is_held_to_the_limits_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_is_held_to_the_limits_too(folder: Path) -> None:
     write(records(30, 7))
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
-    assert packer("pack", "data.jsonl", *how, "--max-seconds-per-record", 0.5).exit_code == 0
-    monkeypatch.setattr("packer_cli.source.SECONDS_PER_RECORD", 0.5)
-    result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
+    limit = ("--max-seconds-per-record", 0.5)
+    assert packer("pack", "data.jsonl", *how, *limit).exit_code == 0
+    result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q", *limit)
     assert result.exit_code == 0, (result.stdout, result.stderr)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from packer_cli.config import SECONDS_PER_RECORD
 from packer_cli.errors import DataError
 from packer_cli.layout import MANIFEST
 from packer_cli.manifest import load
@@ -41,11 +42,13 @@ def verify(
     against_inputs: bool = False,
     sample: int | None = None,
     seed: int = 0,
+    max_seconds_per_record: float = SECONDS_PER_RECORD,
     notify: Callable[[str], None] = lambda message: None,
 ) -> Findings:
     """Check a finished directory, and with `against_inputs` documents against their inputs.
 
-    `sample`: how many documents, None for all, whose units are packed again. Inputs are only
+    `sample`: how many documents, None for all, whose units are packed again.
+    `max_seconds_per_record`: as in the run's options. Inputs are only
     compared with a result that is sound by itself. Raises DataError when there is no usable
     manifest.
     """
@@ -77,7 +80,9 @@ def verify(
     elif against_inputs:
         from packer_cli.verify.inputs import compare_inputs  # noqa: PLC0415 needs a tokenizer
 
-        compare_inputs(packed, config, findings, workers, sample, seed, stop, notify)
+        compare_inputs(
+            packed, config, findings, workers, sample, seed, max_seconds_per_record, stop, notify
+        )
     if findings.problems:
         _raise_if_replaced(packed)
     return findings

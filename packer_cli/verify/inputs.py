@@ -60,6 +60,7 @@ def compare_inputs(
     workers: int,
     sample: int | None,
     seed: int,
+    seconds: float,
     stop: threading.Event,
     notify: _Notify,
 ) -> None:
@@ -94,7 +95,7 @@ def compare_inputs(
         # two of them are what the tokenizer in the directory has
         named = is_file(packed, TEMPLATE) and not is_file(packed, TOOL_TEMPLATE)
         used = replace(config, chat_template=str(path_of(packed, TEMPLATE)) if named else None)
-        source = source_again(shape, used, tokenizer, tokenizer_files)
+        source = source_again(shape, used, tokenizer, tokenizer_files, seconds)
         comparison = _Comparison(packed, config, shape, source.encode, files, findings, stop)
         if everything:
             tasks = comparison.of_everything(notify)
