@@ -634,6 +634,7 @@ def stats(
                 "95% is 0.95",
             )
         directory = name if is_url(name) else Path(name)
+        _refuse_name("DIR", name)
         if deep:
             local(name, _UNREAD)
         manifest = load(directory, incomplete_too=True)

@@ -3,6 +3,9 @@
 An exception out of a signal's handler may come between any two steps of what the main thread does,
 and leave a lock taken for which another thread then waits for ever. So who waits for threads does
 so inside `as_flag`, and looks at the flag. Of a destructor Python drops it: see `sent_again`.
+
+A flag waits for what threads are amid, and a tokenizer may be amid one text for minutes. A process
+that is all ours ends without them soon, by `end_late`: a run may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -17,10 +20,20 @@ from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _SECONDS = 0.01  # until a destructor has ended
+Handler = Callable[[int, Any], object]
+_GRACE_SECONDS = 1.5
+_may_end_late = False
+
+
+def end_late(end: Handler) -> None:
+    """Have `end` called when threads still work a while after a signal, instead of waiting."""
+    global _may_end_late  # noqa: PLW0603 a process has one such timer
+    signal.signal(signal.SIGALRM, end)
+    _may_end_late = True
 
 
 @contextmanager
-def handled(handle: Callable[[int, Any], object]) -> Iterator[None]:
+def handled(handle: Handler) -> Iterator[None]:
     """Have both handled so; one that is ignored (nohup, `&` in a script) stays ignored."""
     with ExitStack() as stack:
         for number in NUMBERS:
@@ -51,12 +64,29 @@ def sent_again() -> Iterator[None]:
         sys.unraisablehook = before
 
 
+@contextmanager
+def handled_as_before() -> Iterator[None]:
+    """Have both handled at the end as at the beginning, whatever a library sets inside."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [(number, signal.getsignal(number)) for number in NUMBERS]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            if handler is not None:  # one that is not of Python cannot be set again
+                signal.signal(number, handler)
+
+
 class _Flag:
     """A handler that only remembers."""
 
     interrupted = False
 
     def __call__(self, number: int, frame: object) -> None:
+        if _may_end_late and not self.interrupted:
+            signal.setitimer(signal.ITIMER_REAL, _GRACE_SECONDS)
         self.interrupted = True
 
 
@@ -82,5 +112,7 @@ def as_flag() -> Iterator[Callable[[], bool]]:
     finally:
         for number in raising:
             signal.signal(number, signal.default_int_handler)
+        if _may_end_late and flag.interrupted:
+            signal.setitimer(signal.ITIMER_REAL, 0)
     if flag.interrupted:
         raise KeyboardInterrupt

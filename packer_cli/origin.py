@@ -17,7 +17,7 @@ _DIGITS = 12  # of a digest: enough to tell tokenizers apart
 _TEMPLATE = "chat_template.jinja"
 _ALWAYS = ("max_length", "strategy", "overlong")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
-                "columns", "fields", "shuffle", "window_tokens"}  # fmt: skip
+                "columns", "fields", "turn_end", "shuffle", "window_tokens"}  # fmt: skip
 
 
 def inputs_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -108,6 +108,8 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
         yield f"--columns {_quoted(','.join(columns))}"
     for pair in config.get("fields", ()):
         yield f"--field {_quoted('='.join(pair))}"
+    for token in config.get("turn_end", ()):
+        yield f"--turn-end {_quoted(token)}"
 
 
 def _quoted(value: object) -> str:

@@ -60,7 +60,7 @@ _THREADS = 8
 _MOST_BYTES = 128 << 20  # of parts in memory, counted once
 _BLOCK_BYTES = 1 << 20
 _FETCHED_BYTES = 4 << 20
-_WAIT_SECONDS = 2.0  # for threads to take back what they have begun to write
+_WAIT_SECONDS = 1.2  # for threads to take back what they have begun to write
 
 
 class _Staged(msgspec.Struct):

@@ -13,13 +13,15 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import packer_cli
 from packer_cli.config import RunOptions
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
+from packer_cli.interrupts import as_flag, handled_as_before
 from packer_cli.progress import Progress
 from packer_cli.records import WorkUnit
 from packer_cli.run import RUN, Run, load_run
@@ -53,12 +55,13 @@ def pack_on_ray(
     if ours:
         _refuse_unreachable(options.ray_address)
         try:
-            ray.init(
-                options.ray_address,
-                log_to_driver=False,
-                include_dashboard=False if options.ray_address is None else None,
-                logging_level=logging.ERROR,
-            )
+            with handled_as_before():  # Ray takes SIGTERM for itself
+                ray.init(
+                    options.ray_address,
+                    log_to_driver=False,
+                    include_dashboard=False if options.ray_address is None else None,
+                    logging_level=logging.ERROR,
+                )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UsageError(
                 f"--ray-address: {options.ray_address}: {str(error).splitlines()[0]}",
@@ -104,13 +107,16 @@ def _pack_all(
     running: dict[Any, WorkUnit] = {}
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
     notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
-    try:
+    with as_flag() as interrupted, _cancelled_by_failure(ray, running):
         while True:
             while len(running) < most and (unit := next(queue, None)):
                 running[task.remote(told, unit)] = unit
             if not running:
                 return
-            for done in ray.wait(list(running), timeout=_SECONDS)[0]:
+            done_now = ray.wait(list(running), timeout=_SECONDS)[0]
+            if interrupted():
+                raise Interrupted("interrupted")
+            for done in done_now:
                 unit = running.pop(done)
                 try:
                     documents, tokens, slots = ray.get(done)
@@ -128,11 +134,15 @@ def _pack_all(
                     ) from error
                 progress.read(sum(part.weight for part in unit.slices), documents)
                 progress.wrote(tokens, slots)
-    except BaseException as error:
-        for task_left in running:
-            ray.cancel(task_left, force=True)
-        if isinstance(error, KeyboardInterrupt):
-            raise Interrupted("interrupted") from None
+
+
+@contextmanager
+def _cancelled_by_failure(ray: Any, running: Iterable[Any]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for task in running:
+            ray.cancel(task, force=True)
         raise
 
 

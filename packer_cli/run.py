@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 import packer_cli
+from packer_cli import storage
 from packer_cli.config import PackConfig
 from packer_cli.errors import UsageError
 from packer_cli.readers.byte_streams import STDIN
@@ -135,11 +136,20 @@ def _shown(value: object) -> str:
     return str(value)
 
 
+def may_exist(path: str) -> bool:
+    """Whether an input is there; of URLs, which would have to be asked for, it is assumed."""
+    return path == STDIN or storage.is_url(path) or storage.kind(path) is not None
+
+
 def _differing_files(
     old: tuple[InputFile, ...], new: tuple[InputFile, ...], is_same: IsSame
 ) -> list[str]:
     before, now = ({file.path: file for file in files} for files in (old, new))
-    found = [f"{path} is gone" for path in before if path not in now]
+    found = [
+        f"{path} {'is not named now' if may_exist(path) else 'is gone'}"
+        for path in before
+        if path not in now
+    ]
     found += [f"{path} is new" for path in now if path not in before]
     for path in before.keys() & now.keys():
         a, b = before[path], now[path]

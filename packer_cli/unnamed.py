@@ -19,7 +19,7 @@ from packer_cli.layout import WORK
 from packer_cli.output import work_of
 from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile
-from packer_cli.run import RUN, load_run
+from packer_cli.run import RUN, load_run, may_exist
 
 Unnamed = dict[int, dict[str, Any]]  # index -> what the manifest says of the input
 _MOST_NAMED = 3
@@ -101,7 +101,7 @@ def read_again(unnamed: Unnamed, config: PackConfig) -> list[InputFile]:
         try:
             files.append(input_file(index, one["path"], config))
         except PackerError as error:
-            reason = "cannot be read" if _exists(one["path"]) else "no longer exists"
+            reason = "cannot be read" if may_exist(one["path"]) else "no longer exists"
             raise _lost(one["path"], reason) from error
     return files
 
@@ -119,7 +119,7 @@ def described(unnamed: Unnamed) -> str:
     documents = sum(one["documents"] for one in unnamed.values())
     paths = (one["path"] for one in unnamed.values())
     shown = [
-        f"{path} ({'not named' if _exists(path) else 'no longer exists'})"
+        f"{path} ({'not named' if may_exist(path) else 'no longer exists'})"
         for path in islice(paths, _MOST_NAMED)
     ]
     plural = "s" * (len(unnamed) != 1)
@@ -141,8 +141,3 @@ def _lost(path: str, reason: str, tip: str = "") -> UsageError:
 def _named(shown: list[str], count: int | None = None) -> str:
     rest = (len(shown) if count is None else count) - _MOST_NAMED
     return ", ".join(shown[:_MOST_NAMED]) + (f" and {rest:,} more" if rest > 0 else "")
-
-
-def _exists(path: str) -> bool:
-    """Whether a local file is there; of URLs, which would have to be asked for, it is assumed."""
-    return path == STDIN or storage.is_url(path) or storage.kind(path) is not None

@@ -20,8 +20,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +245,17 @@ def small_disk(folder: Path) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+def wait_for(what: Callable[[], object], seconds: float = 30) -> bool:
+    give_up = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return bool(found)
+
+
+def processor_seconds(process: int) -> float:
+    with suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0

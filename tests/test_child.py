@@ -9,14 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import tiny_tokenizers as tiny
 from chats import TAGS, assistant, chat, user, write
-from conftest import contents, packer_script
+from conftest import contents, packer_script, processor_seconds, wait_for
 
 from packer_cli.child import Child, LostChildError
 from packer_cli.errors import DataError
@@ -41,20 +40,6 @@ def is_alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_for(what: Callable[[], object], seconds: float = 30) -> bool:
-    give_up = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < give_up:
-        time.sleep(0.01)
-    return bool(found)
-
-
-def processor_seconds(process: int) -> float:
-    with suppress(OSError):
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0
 
 
 def command(template: str, *more: object) -> list[str]:

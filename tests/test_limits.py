@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chats import TAGS, assistant, chat, positions, user, write
-from conftest import assert_error, check_directory, contents, packer, packer_process
+from conftest import (
+    assert_error,
+    check_directory,
+    contents,
+    packer,
+    packer_process,
+    packer_script,
+)
 
 SLOW = "has to be rendered"
 # What a template does with a message that says `SLOW`.
@@ -158,8 +166,22 @@ def test_limits_that_are_none(folder: Path, value: str) -> None:
     assert_error(packer("pack", "data.jsonl", *how), 2, f"--max-seconds-per-record: {value} is not")
 
 
+def test_slow_records_keep_no_file_open(folder: Path) -> None:
+    """Each has cost a process, whose pipes count against the limit of the shell."""
+    made = records(43, *range(40))
+    write(made)
+    how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", 1)
+    command = ["sh", "-c", 'ulimit -n 40; exec "$0" "$@"', packer_script(), "pack", "data.jsonl"]
+    command += ["--max-seconds-per-record", "0.1", *map(str, how)]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert check_directory("out")["documents"] == 3
+
+
 def test_random_text_is_refused(folder: Path) -> None:
     """It would be other text every time."""
     write(records(1))
+    result = packer("pack", "data.jsonl", *options(TAGS + "{{ [1, 2, 3] | random }}"))
+    assert_error(result, 2, "the chat template does not compile: ", "'random'")
     result = packer("pack", "data.jsonl", *options(TAGS + "{{ lipsum(n=100000) }}"))
     assert_error(result, 1, "'lipsum' is undefined")

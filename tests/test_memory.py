@@ -54,6 +54,15 @@ def test_units_leave_nothing_behind(folder: Path) -> None:
     assert many < few + 60  # a number for each of 2**18 lengths would be 160 MB
 
 
+def test_a_cell_of_a_dictionary_that_is_in_all_rows(folder: Path) -> None:
+    for count in (20, 600):
+        pq.write_table(pa.table({"text": ["x" * 900_000] * count}), folder / f"{count}.parquet")
+    assert (folder / "600.parquet").stat().st_size < 200_000
+    options = ["-l", 64, "--overlong", "truncate"]
+    few, many = (peak_mib(f"{count}.parquet", *options) for count in (20, 600))
+    assert many < few + 100  # 540 MB of text
+
+
 @pytest.mark.parametrize("how", [{"use_dictionary": True}, {"data_page_version": "2.0"}])
 def test_a_cell_too_long_for_memory_is_never_decompressed(
     folder: Path, how: dict[str, Any]

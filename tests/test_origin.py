@@ -99,13 +99,15 @@ def test_chats_with_their_template() -> None:
     found = origin("data.jsonl", "-l", 64, "-t", tokenizer(chat_template=TAGS))
     digest = as_json()["chat_template"]["sha256"]
     assert found["records"] == "messages; trained on: assistant"
+    assert found["options"] == "--max-length 64 --strategy best-fit --overlong drop"
     assert found["template"] == f"of the tokenizer, sha256 {digest[:12]}"
     assert found["EOS"] == "</s> (1), left to the chat template"
     Path("other.jinja").write_text(TAGS)
     found = origin(
         "data.jsonl", "-l", 64, "-t", tokenizer(), "--chat-template", "other.jinja",
-        "--train-on", "last-assistant",
+        "--train-on", "last-assistant", "--turn-end", "<s>", "--turn-end", "</s>",
     )  # fmt: skip
+    assert found["options"].endswith(" --turn-end '<s>' --turn-end '</s>'")
     assert found["template"] == f"other.jinja, sha256 {digest[:12]}"
     assert found["records"] == "messages; trained on: last-assistant"
     assert as_json()["chat_template"] == {"source": "other.jinja", "sha256": digest}
@@ -131,6 +133,7 @@ def test_a_template_that_rendered_nothing_is_not_named() -> None:
         (["--separator", " \n"], "--separator ' \\n'"),
         (["--text-field", "my text"], "--field 'text=my text'"),
         (["--label-shift", "pre"], "--label-shift pre"),
+        (["--special-tokens-in-text", "text"], "--special-tokens-in-text text"),
     ],
 )
 def test_options_that_are_not_as_by_default(given: list[object], shown: str) -> None:
@@ -168,7 +171,8 @@ def test_a_terminal_of_80_columns_cuts_nothing_off() -> None:
     for by in ("input", "shard"):
         shown = on_a_terminal("stats", "out", "--by", by)
         assert max(len(line) for line in shown.splitlines()) <= 80
-        whole = "".join(shown.split())
+        *lines, first, rest = shown.splitlines()
+        whole = "".join(" ".join(lines).split()) + first.split()[0] + rest.strip()
         for part in (str(folder), "--position-ids", "--max-loss0.5"):
             assert part in whole
         assert ("shard-00000-000" if by == "shard" else "c.jsonl") in whole

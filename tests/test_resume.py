@@ -193,6 +193,9 @@ def test_changed_inputs_are_refused(interrupted: Path) -> None:
     os.rename("a.jsonl", "c.jsonl")
     done = packer("pack", "c.jsonl", "b.jsonl", *OPTIONS, "--unit-bytes", "20k", "-o", "out")
     assert_error(done, 2, "a.jsonl is gone; c.jsonl is new")
+    os.rename("c.jsonl", "a.jsonl")
+    done = packer("pack", "b.jsonl", *OPTIONS, "--unit-bytes", "20k", "-o", "out")
+    assert_error(done, 2, "a.jsonl is not named now")
 
 
 def in_place_of(name: str, content: bytes) -> None:

@@ -6,10 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from conftest import check_directory, jsonl, packer, packer_script
+import tiny_tokenizers
+from conftest import (
+    check_directory,
+    jsonl,
+    packer,
+    packer_script,
+    processor_seconds,
+    wait_for,
+)
 
 from packer_cli.interrupts import as_flag
 
@@ -94,6 +103,23 @@ def test_interrupted_before_it_has_begun(folder: Path, module: str, number: sign
     assert (done.returncode, len(lines), done.stdout) == (130, 2, b""), done.stderr
     assert lines[0] == b"stopped: interrupted"
     assert lines[1].startswith(b"tip: ")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_interrupted_amid_a_text_that_takes_minutes(folder: Path, workers: int) -> None:
+    """No thread looks at a flag while a library encodes."""
+    Path("a.jsonl").write_bytes(jsonl("".join(map(str, range(12_000_000)))))
+    tokenizer = tiny_tokenizers.save(Path("t"), tiny_tokenizers.byte_level())
+    options = ["a.jsonl", "-l", 64, "-t", tokenizer, "--tokenizer-backend", "tokenizers", "-q"]
+    command = [packer_script(), "pack", *map(str, options), "-o", "out"]
+    with subprocess.Popen([*command, "--workers", str(workers)], stderr=subprocess.PIPE) as run:
+        assert wait_for(lambda: processor_seconds(run.pid) > 6)
+        begin = time.monotonic()
+        run.send_signal(signal.SIGINT)
+        _, message = run.communicate(timeout=60)
+        assert time.monotonic() - begin < 2
+    assert run.returncode == 130
+    assert message == b"stopped: interrupted\ntip: run the same command again\n"
 
 
 def test_what_a_shell_has_it_ignore_is_ignored(folder: Path) -> None:

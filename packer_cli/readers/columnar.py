@@ -26,6 +26,8 @@ from packer_cli.shapes import Shape
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 4 << 20
+# What the cells of a batch may take once each has its own copy of what a dictionary holds.
+_DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
 _BUFFER_BYTES = 1 << 20
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _SKIP = "mend the row, or use --on-error skip"
@@ -180,6 +182,8 @@ class ParquetReader(_ColumnarReader):
                     rows = max(int(first_rows[groups.stop]) - first_row, 1)
                     size = sum(_stored_bytes(metadata.row_group(i), names) for i in groups)
                     at_once = min(max(_BATCH_BYTES * rows // max(size, 1), 1), _BATCH_ROWS)
+                    for group in map(metadata.row_group, groups):
+                        at_once = min(at_once, _rows_of_dictionaries(file, group, names))
                     batches = parquet.iter_batches(at_once, row_groups=list(groups), columns=names)
                     yield from self._records(
                         file, batches, first_row, shape, consumed, config.max_line_bytes
@@ -203,6 +207,21 @@ def _chunks(row_group: Any, names: list[str]) -> list[Any]:
 def _stored_bytes(row_group: Any, names: list[str]) -> int:
     """Decompressed bytes of some columns."""
     return sum(column.total_uncompressed_size for column in _chunks(row_group, names))
+
+
+def _rows_of_dictionaries(file: InputFile, row_group: Any, names: list[str]) -> int:
+    """How many rows may be read at once, though a cell that is stored once, in a dictionary, may be
+    in all of them.
+    """
+    rows: int = min(row_group.num_rows, _BATCH_ROWS)
+    for chunk in _chunks(row_group, names):
+        if not chunk.has_dictionary_page or chunk.total_uncompressed_size * rows < _DENSE_BYTES:
+            continue
+        page = next(pages(file.path, chunk), None)
+        if page and page.is_dictionary:
+            cell = page.size // max(page.values, 1)  # of the usual length, and the longest
+            rows = min(rows, _DENSE_BYTES // max(cell, 1), _MOST_DENSE_BYTES // max(page.size, 1))
+    return max(rows, 1)
 
 
 class _Overlong(NamedTuple):

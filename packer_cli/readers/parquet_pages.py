@@ -30,8 +30,7 @@ class Page(NamedTuple):
 
 def pages(path: str, chunk: Any) -> Iterator[Page]:
     """The pages of a column chunk (of the footer); none further where a header cannot be read."""
-    if storage.is_url(path) and chunk.total_compressed_size > _MOST_FETCHED:
-        return
+    first_only = storage.is_url(path) and chunk.total_compressed_size > _MOST_FETCHED
     place = chunk.dictionary_page_offset or chunk.data_page_offset
     end = place + chunk.total_compressed_size
     with storage.open_bytes(path) as file:
@@ -46,6 +45,8 @@ def pages(path: str, chunk: Any) -> Iterator[Page]:
             except (IndexError, KeyError, TypeError, StopIteration, RecursionError):
                 return  # Arrow says what is wrong with it
             yield page
+            if first_only:
+                return
 
 
 class _Header:

@@ -244,7 +244,8 @@ class ChatTemplate:
         environment.globals |= {
             "raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": _Dict(),
         }  # fmt: skip
-        del environment.globals["lipsum"]  # other text every time, and as much as it is asked for
+        # other text every time, and as much as it is asked for
+        del environment.globals["lipsum"], environment.filters["random"]
         self.source = source
         self._special_tokens = special_tokens
         try:

@@ -127,12 +127,16 @@ class ComposingProcesses:
 
     def _too_slow(self, child: Child, error: LostChildError) -> dict[int, str]:
         """The record whose time was up, and what is to be said of it; else the error is raised."""
+        noted = child.noted
+        with self._lock:
+            self._all.remove(child)  # there may be thousands of them, each with open pipes
+        child.close()
         if error.code != -TIME_IS_UP:
             raise error
         took = f"takes more than {self._seconds:g} s (--max-seconds-per-record)"
-        if child.noted == TEMPLATE:
+        if noted == TEMPLATE:
             raise UsageError(
                 f"the chat template {took} for a question and its answer",
                 "mend the template, or name another one with --chat-template",
             ) from error
-        return {child.noted: f"the chat template {took}"}
+        return {noted: f"the chat template {took}"}

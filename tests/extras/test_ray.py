@@ -81,6 +81,21 @@ def test_workers_that_are_killed(cluster: str, inputs: Path) -> None:
     assert contents("out") == contents("local")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(cluster: str, inputs: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(command(cluster, "out"), stderr=subprocess.PIPE) as process:
+        give_up = time.monotonic() + 60
+        while not list(Path("out").glob(".packer/*/unit-*.json")) and time.monotonic() < give_up:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert b"\nstopped: interrupted\ntip: " in b"\n" + said
+    done = subprocess.run(command(cluster, "out"), capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert contents("out") == contents("local")
+
+
 def test_a_bad_record_is_named(cluster: str, inputs: Path) -> None:
     with open("b.jsonl", "ab") as file:
         file.write(b"{broken")
