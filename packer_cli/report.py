@@ -18,7 +18,7 @@ def figures(manifest: dict[str, Any]) -> dict[str, Any]:
     """
     rows, bound = manifest["rows"], manifest["lower_bound_rows"]
     names = ("rows", *TOTALS, "padding_tokens", "utilization", "lower_bound_rows")
-    return {name: manifest[name] for name in names} | {
+    return {name: manifest.get(name, 0) for name in names} | {  # earlier packers knew fewer
         "max_length": manifest["config"]["max_length"],
         "strategy": manifest["config"]["strategy"],
         "rows_over_bound": rows / bound,
