@@ -33,6 +33,7 @@ _ID = re.compile("[0-9a-f]{32}")
 _HASH_BYTES = 1 << 20
 _MOST_NAMED = 5
 _TRIES = 100
+_PUT_NS = 60_000_000_000  # from the writing of a record to its rename; longer, and files are read
 
 
 class Folder:
@@ -117,21 +118,33 @@ class Listed(NamedTuple):
     sha256: str
 
 
-def unchanged(folder: Folder, name: str, listed: Listed, since_ns: int) -> bool:
+def unchanged(
+    folder: Folder, name: str, listed: Listed, record: os.stat_result | None = None
+) -> bool:
     """Whether a file is the one that the record lists: a regular file of that size and digest.
 
-    As git does, it is not read where its times tell: not changed at all since packer renamed it to
-    its place (which sets the time of change, but not that of its content), earlier than `since_ns`,
-    the time of change of the record.
+    As git does, it is not read where its times, and those of the `record`, tell.
     """
     status = folder.status(name)
     if status is None or not stat.S_ISREG(status.st_mode):
         return False
     if listed.size not in (None, status.st_size):
         return False
-    if status.st_mtime_ns < status.st_ctime_ns < since_ns:
-        return True
-    return file_digest(folder, name) == listed.sha256
+    return _tell_times(status, record) or file_digest(folder, name) == listed.sha256
+
+
+def _tell_times(file: os.stat_result, record: os.stat_result | None) -> bool:
+    """Whether nobody has changed a file since packer wrote the record, as the last of all, and then
+    renamed both to their places, which sets the time of change of status only.
+
+    They do not tell once somebody has touched, copied or moved the record.
+    """
+    return (
+        record is not None
+        and record.st_mtime_ns < record.st_ctime_ns < record.st_mtime_ns + _PUT_NS
+        and file.st_mtime_ns <= record.st_mtime_ns
+        and file.st_mtime_ns < file.st_ctime_ns < record.st_ctime_ns
+    )
 
 
 def file_digest(folder: Folder, name: str) -> str:

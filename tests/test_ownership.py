@@ -12,6 +12,7 @@ import random
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,58 @@ def test_a_file_of_a_result_that_its_user_changed_stays(data: Path) -> None:
     assert shard.read_bytes() == data_
 
 
+def test_a_changed_file_stays_whatever_became_of_its_times(data: Path) -> None:
+    """As after `chmod -R`, a backup by hard links, or a copy: all have new times of status."""
+    pack("a.jsonl", "-l", 16)
+    Path("out/state.json").write_bytes(b"mine")
+    shutil.copystat("out/manifest.json", "out/state.json")
+    Path("out/dataset_info.json").write_bytes(b"mine, too")
+    for name in ("dataset_info.json", "state.json", "manifest.json"):
+        time.sleep(0.02)
+        Path("out", name).chmod(0o600)
+    result = packer("pack", "b.jsonl", *OPTIONS, "--overwrite")
+    assert_error(result, 2, "or not like this: dataset_info.json, state.json")
+    assert Path("out/state.json").read_bytes() == b"mine"
+    assert Path("out/dataset_info.json").read_bytes() == b"mine, too"
+
+
+def test_a_copied_result_is_still_packers(data: Path) -> None:
+    pack("a.jsonl", "-l", 16)
+    for copy in (shutil.copy, shutil.copy2):
+        shutil.copytree("out", "copy", copy_function=copy)
+        shutil.rmtree("out")
+        Path("copy").rename("out")
+        before = {path.name for path in Path("out").glob("*.arrow")}
+        pack("b.jsonl", "-l", 16, "--overwrite")
+        assert not before & {path.name for path in Path("out").iterdir()}
+        pack("a.jsonl", "-l", 16, "--overwrite")
+
+
+def test_a_directory_copied_after_a_kill_is_gone_on_with(data: Path) -> None:
+    """Inodes and times are others, so the contents tell what is packer's."""
+    pack("a.jsonl", "-l", 16)
+    Path("out").rename("earlier")
+    command = ["pack", "a.jsonl", "b.jsonl", *OPTIONS, "--overwrite"]
+    step = 0
+    while True:
+        step += 1
+        shutil.copytree("earlier", "killed", copy_function=shutil.copy2)
+        Path("killed").rename("out")
+        killed(command, step)
+        ended = not Path("out/.packer").exists() and step > 20
+        shutil.copytree("out", "copy", copy_function=shutil.copy2)
+        shutil.rmtree("out")
+        Path("copy").rename("out")
+        result = packer(*command)
+        assert result.exit_code == 0, (step, result.stderr)
+        assert packer("verify", "out", "-q").exit_code == 0, step
+        assert recover_texts("out") == [*TEXTS, "third"]
+        assert len(list(Path("out").glob("*.arrow"))) == 1
+        shutil.rmtree("out")
+        if ended:
+            return
+
+
 def test_a_manifest_of_somebody_else_beside_an_unfinished_run(data: Path) -> None:
     Path("bad.jsonl").write_bytes(jsonl("x" * 100) * 20 + b"{")
     command = ["pack", "bad.jsonl", *OPTIONS, "--unit-bytes", 500]
@@ -255,6 +308,25 @@ def test_a_result_is_sound_when_its_work_folder_comes_back(data: Path) -> None:
     assert recover_texts("out") == TEXTS
     pack("a.jsonl", "-l", 16, "--overwrite")
     assert not list(Path("out").glob(".packer*"))
+
+
+@pytest.mark.parametrize("content", [b"mine", b'{"inputs": [], "notes": [1]}', None])
+def test_input_times_of_somebody_else_at_a_url(data: Path, content: bytes | None) -> None:
+    """No digest covers it, so what is in it tells whose it is."""
+    url = f"file://{Path.cwd()}/remote"
+    command = ["pack", "a.jsonl", *OPTIONS[:-1], url, "--staging", "s"]
+    assert packer(*command).exit_code == 0
+    place = Path("remote/input_times.json")
+    place.unlink()
+    if content is None:
+        Path("thesis.tex").write_bytes(b"mine")
+        place.symlink_to(Path("thesis.tex").resolve())
+    else:
+        place.write_bytes(content)
+    command[1] = "b.jsonl"
+    result = packer(*command, "--overwrite")
+    assert_error(result, 2, "remote: holds what packer did not make, or not like this: input_times")
+    assert place.is_symlink() if content is None else place.read_bytes() == content
 
 
 # --- readers beside runs that replace

@@ -207,7 +207,7 @@ def _strangers(export: Path, *, closely: bool = False) -> list[str]:
         else:
             with Folder(path.parent) as folder:
                 own = name in listed and folder.is_file(path.name)
-                own = own and (not closely or unchanged(folder, path.name, listed[name], 0))
+                own = own and (not closely or unchanged(folder, path.name, listed[name]))
         if not own:
             names.append(name)
     return names
