@@ -41,12 +41,11 @@ from packer_cli.layout import (
     WORK,
     is_result_file,
 )
-from packer_cli.locks import InUseError, locked
+from packer_cli.locks import LOCK, InUseError, locked, locked_folder
 from packer_cli.ownership import (
     Folder,
     Listed,
     OwnFolder,
-    claim,
     file_digest,
     identity_of,
     in_the_way,
@@ -60,7 +59,7 @@ from packer_cli.run import RUN, Run, differences, load_run, sealed, unsealed
 
 REPLACING = "replacing.json"
 _EARLIER = "earlier.json"
-_LOCK, _BEGIN_LOCK, _RANK_LOCK = "lock", "begin.lock", "rank-{}-of-{}.lock"
+_BEGIN_LOCK, _RANK_LOCK = "begin.lock", "rank-{}-of-{}.lock"
 _TRIES = 100  # to join other ranks: who ends one keeps all out for a moment
 _TICK_SECONDS = 0.01  # what is changed later than this has a later time on every file system
 _WORK_FILES = re.compile(
@@ -131,7 +130,12 @@ def claimed(
                 _refuse_foreign(folder, may_replace or shared)
             if rank is not None:
                 stack.callback(_clean, output, no_lock)
-            own = stack.enter_context(_locked_folder(folder, shared=shared, no_lock=no_lock))
+            own = stack.enter_context(
+                locked_folder(
+                    folder, WORK, output, shared=shared, tries=_TRIES if shared else 1,
+                    without=no_lock,
+                )
+            )  # fmt: skip
             try:
                 own.refuse_strangers(_WORK_FILES)
                 if rank is not None:
@@ -155,25 +159,6 @@ def claimed(
 def _place(error: OSError, output: Path) -> Path:
     """What an error is about: its file is named relative to a folder in the output."""
     return output / os.fsdecode(error.filename) if error.filename else output
-
-
-@contextmanager
-def _locked_folder(folder: Folder, *, shared: bool, no_lock: bool) -> Iterator[OwnFolder]:
-    for _ in range(_TRIES):
-        own = claim(folder, WORK)
-        try:
-            tries = _TRIES if shared else 1
-            with locked(
-                own.inside, _LOCK, folder.path, shared=shared, tries=tries, without=no_lock
-            ):
-                if own.is_in_place():  # or a run that ended just now took it with it
-                    yield own
-                    return
-        finally:
-            own.close()
-    raise InUseError(
-        f"{folder.path}: other runs begin and end there all the time", "choose another --output"
-    )
 
 
 def _hold_rank(
@@ -308,7 +293,7 @@ def is_replacing(output: Path) -> bool:
 
 
 def _is_lock(name: str) -> bool:
-    return name.endswith(_LOCK)
+    return name.endswith(LOCK)
 
 
 def refuse_inputs_inside(output: str | Path, files: Sequence[InputFile]) -> None:

@@ -8,7 +8,8 @@
     URL/manifest.json             with it the result is complete; then the earlier one's files go
 
 Stores have no locks, but they replace an object in one step, and shards are named by their content.
-So an earlier result stays whole until its manifest is replaced.
+So an earlier result stays whole while shards are uploaded; the few side files follow, and at once
+the manifest.
 """
 
 from __future__ import annotations
@@ -37,13 +38,12 @@ from packer_cli.contents import as_packed_in
 from packer_cli.durable import make_folders, put_file
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error, named
 from packer_cli.interrupts import as_flag
-from packer_cli.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK
-from packer_cli.locks import locked
+from packer_cli.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, SIDE_FILES, WORK
+from packer_cli.locks import locked_folder
 from packer_cli.ownership import (
     Folder,
     Listed,
     OwnFolder,
-    claim,
     identity_of,
     is_leftover,
     remove_leftovers,
@@ -54,7 +54,7 @@ from packer_cli.shards import digest
 
 Notify = Callable[[str], None]
 MARKER = f"{WORK}/publishing.json"
-_STAGED, _RESULT, _LOCK = "staged.json", "result", "lock"
+_STAGED, _RESULT = "staged.json", "result"
 _STAGING_FILES = re.compile(r"lock|staged\.json(\.part)?")
 _NAMED_BY_CONTENT = re.compile(r"shard-.*-[0-9a-f]{16}\.arrow")
 _THREADS = 8
@@ -80,10 +80,13 @@ class _Marker(msgspec.Struct, frozen=True):
 
 
 class _Found(NamedTuple):
-    """What is at the URL. `manifest`: of a finished result; `problem`: why it cannot be used."""
+    """What is at the URL. `manifest`: of a finished result, and the `files` that it lists;
+    `problem`: why it cannot be used.
+    """
 
     sizes: dict[str, int | None]
     manifest: dict[str, Any] | None
+    files: dict[str, Listed]
     problem: str
     marker: _Marker | None
 
@@ -93,8 +96,8 @@ class _Found(NamedTuple):
 
     def listed(self, name: str) -> Iterator[Listed]:
         """What packer may have put there under a name, as its records say."""
-        if self.manifest is not None and name in (files := output.listed(self.manifest)):
-            yield files[name]
+        if name in self.files:
+            yield self.files[name]
         for marked in (self.marker.files, self.marker.earlier) if self.marker else ():
             if name in marked:
                 yield Listed(*marked[name])
@@ -191,21 +194,17 @@ def _staging(
                 f"--staging: {path}: is not empty, and not of an upload that was interrupted",
                 "choose another --staging",
             )
-        own = claim(folder, WORK)
-        try:
-            with locked(own.inside, _LOCK, path, without=no_lock):
-                try:
-                    own.refuse_strangers(_STAGING_FILES)
-                    _begin(url, path, own, run, overwrite, no_lock, notify)
-                    yield path
-                finally:
-                    if not (path / _RESULT).exists():
-                        own.remove(_STAGING_FILES)
-                        remove_leftovers(folder, WORK, _STAGING_FILES)
-                        with suppress(OSError):
-                            path.rmdir()
-        finally:
-            own.close()
+        with locked_folder(folder, WORK, path, without=no_lock) as own:
+            try:
+                own.refuse_strangers(_STAGING_FILES)
+                _begin(url, path, own, run, overwrite, no_lock, notify)
+                yield path
+            finally:
+                if not (path / _RESULT).exists():
+                    own.remove(_STAGING_FILES)
+                    remove_leftovers(folder, WORK, _STAGING_FILES)
+                    with suppress(OSError):
+                        path.rmdir()
 
 
 def _make_private(folder: Path) -> None:
@@ -230,7 +229,7 @@ def _begin(
     result, name = folder / _RESULT, hashlib.sha256(url.rstrip("/").encode()).hexdigest()
     try:
         staged = msgspec.json.decode(own.inside.read(_STAGED) or b"", type=_Staged)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError, UsageError):
         staged = None
     if result.exists():
         if staged is not None and staged.url_sha256 != name:
@@ -291,7 +290,8 @@ def _look(url: str) -> _Found:
                 problem = manifests.unusable(content)
                 manifest = None if problem else manifests.decode(content)
                 break
-    return _Found(sizes, manifest, problem, _marker(url) if WORK in sizes else None)
+    files = {} if manifest is None else output.listed(manifest)
+    return _Found(sizes, manifest, files, problem, _marker(url) if WORK in sizes else None)
 
 
 def _is_there(url: str, found: _Found, own: tuple[int, str]) -> bool:
@@ -372,7 +372,7 @@ def _marker(url: str) -> _Marker | None:
     try:
         with storage.open_bytes(place) as file:
             return msgspec.json.decode(file.read(), type=_Marker)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UsageError(
             f"{place}: is not packer's", "move it elsewhere, or choose another --output"
         ) from None
@@ -461,7 +461,9 @@ def _upload(
     threads = min(_THREADS, max(1, _MOST_BYTES // largest))
     with closing(progress):
         try:
-            _on_threads((partial(put, name) for name in left), threads, stop)
+            for side_files in (False, True):  # an earlier result has some of the same names
+                names = [name for name in left if (name in SIDE_FILES) == side_files]
+                _on_threads((partial(put, name) for name in names), threads, stop)
         except PackerError as error:
             done = len(files) - len(left) + len(uploaded)
             kept = f"{done} of {len(files)} files are uploaded; run the same command again to go on"

@@ -6,13 +6,17 @@ PACKER_TREES: how many random trees of files, folders and links are tried.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +35,14 @@ from conftest import (
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
+from packer_cli.locks import InUseError, locked_folder
 from packer_cli.manifest import to_bytes
-from packer_cli.ownership import Folder, claim
+from packer_cli.ownership import Folder, claim, remove_leftovers
 from packer_cli.run import sealed
 
 pytestmark = pytest.mark.usefixtures("folder")
 TREES = int(os.environ.get("PACKER_TREES", "200"))
+EACH = 1 if TREES > 1000 else 4  # of the steps at which two runs are stopped
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
 TEXTS = ["first", "second"]
 
@@ -327,6 +333,107 @@ def test_input_times_of_somebody_else_at_a_url(data: Path, content: bytes | None
     result = packer(*command, "--overwrite")
     assert_error(result, 2, "remote: holds what packer did not make, or not like this: input_times")
     assert place.is_symlink() if content is None else place.read_bytes() == content
+
+
+# --- runs that begin and end at once
+
+OWN = re.compile("lock")
+
+
+def begin(parent: Folder) -> None:
+    claim(parent, ".packer").close()
+
+
+def begin_and_end(parent: Folder) -> None:
+    with suppress(InUseError), locked_folder(parent, ".packer", parent.path) as own:
+        own.remove(OWN)
+        remove_leftovers(parent, ".packer", OWN)
+
+
+class Interleaved(threading.Thread):
+    """A call that stops before one of its steps on the disk until it is told to go on."""
+
+    def __init__(self, call: Callable[[Folder], None], parent: Folder, step: int) -> None:
+        super().__init__(daemon=True)
+        self.call, self.parent, self.left, self.error = call, parent, step, None
+        self.stopped, self.may_go_on = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        try:
+            self.call(self.parent)
+        except Exception as error:
+            self.error = error
+        self.stopped.set()
+
+    def count(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.stopped.set()
+            self.may_go_on.wait()
+
+
+@pytest.mark.parametrize("first", [begin, begin_and_end])
+@pytest.mark.parametrize("there", [False, True])
+def test_runs_that_begin_and_end_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, there: bool, first: Callable[[Folder], None]
+) -> None:
+    """The first stops at any step, the other at any of its own, then each goes on to its end."""
+
+    def counted(call: Any) -> Any:
+        def count(*arguments: Any, **options: Any) -> Any:
+            if isinstance(thread := threading.current_thread(), Interleaved):
+                thread.count()
+            return call(*arguments, **options)
+
+        return count
+
+    for name in ("mkdir", "open", "rename", "unlink", "rmdir", "stat", "listdir"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    for number in itertools.count(1, EACH):
+        for other in itertools.count(1 + number % EACH, EACH):
+            place = folder / f"{number}-{other}"
+            place.mkdir()
+            with Folder(place) as parent:
+                if there:
+                    begin(parent)
+                one = Interleaved(first, parent, number)
+                two = Interleaved(begin_and_end, parent, other)
+                one.start()
+                one.stopped.wait()
+                two.start()
+                two.stopped.wait()
+                for thread in (one, two):
+                    thread.may_go_on.set()
+                    thread.join()
+                assert (one.error, two.error) == (None, None), (number, other)
+                begin(parent)
+                assert [name for name in parent.names() if name == ".packer"], (number, other)
+            if two.left > 0:
+                break
+        if one.left > 0:
+            return
+
+
+@pytest.mark.parametrize("marker", [b"[" * 200_000, b"[1]", b'"id"', b'{"id": 3}', b"\xff"])
+def test_a_marker_that_is_none(data: Path, marker: bytes) -> None:
+    Path("out/.packer").mkdir(parents=True)
+    Path("out/.packer/owner.json").write_bytes(marker)
+    assert_error(packer("pack", "a.jsonl", *OPTIONS), 2, "out/.packer: has no owner.json of packer")
+
+
+def test_thousands_of_runs_leave_no_descriptor_open(data: Path) -> None:
+    def run() -> int:
+        for name in ("a.jsonl", "b.jsonl"):
+            assert packer("pack", name, *OPTIONS, "--overwrite").exit_code == 0
+            assert packer("pack", name, *OPTIONS).exit_code == 2
+        command = ["export", "out", "--to", "numpy", "-q", "-o", "exported", "--overwrite"]
+        assert packer(*command).exit_code == 0
+        return len(os.listdir("/proc/self/fd"))
+
+    run()
+    before = run()
+    for _ in range(5):
+        assert run() == before
 
 
 # --- readers beside runs that replace

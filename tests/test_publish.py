@@ -321,6 +321,25 @@ def test_another_run_that_writes_there_is_noticed() -> None:
     assert there() == local()
 
 
+def test_the_earlier_side_files_stay_until_all_shards_are_there() -> None:
+    succeeds(source="b.jsonl")
+    before = there()
+
+    def fail(what: str, name: str) -> None:
+        if "shard-00004" in name:
+            time.sleep(1)  # for all other threads
+            raise OSError("no")
+
+    Shop.disturb = fail
+    assert pack("--overwrite").exit_code == 1
+    after = there()
+    assert len(after) > len(before) + 2
+    assert {name: after[name] for name in before} == before
+    Shop.disturb = lambda what, name: None
+    succeeds("--overwrite")
+    assert there() == local()
+
+
 def test_what_was_uploaded_of_another_result_is_not_taken() -> None:
     """The same names and sizes, other bytes; the staging directory is not there any more."""
     fail_at(4, OSError("no"))
@@ -482,6 +501,8 @@ def test_killed_at_every_step(overwrite: bool) -> None:
         if is_manifest(Path(out, "manifest.json")):  # one result or the other, whole
             check_shards(out)
             assert found["manifest.json"] in (whole["manifest.json"], other["manifest.json"]), step
+        if overwrite and not {n for n in whole if n.endswith(".arrow")} <= found.keys():
+            assert all(found[name] == other[name] for name in other), step
         before = other if overwrite else {}
         middle += found != before and found.get("manifest.json") != whole["manifest.json"]
         again = crashing(0, *more, out=out)
