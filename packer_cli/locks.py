@@ -10,12 +10,13 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from packer_cli.errors import DataError
-from packer_cli.ownership import Folder
+from packer_cli.ownership import Folder, OwnFolder, claim
 
+LOCK = "lock"
 _TRIES, _SECONDS = 100, 0.05
 
 
@@ -47,6 +48,37 @@ def locked(
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked_folder(
+    parent: Folder,
+    name: str,
+    place: Path,
+    *,
+    shared: bool = False,
+    tries: int = 1,
+    without: bool = False,
+) -> Iterator[OwnFolder]:
+    """The folder of packer's of that name, claimed and locked; the options are those of `locked`.
+
+    Whoever holds the lock may remove it at the end, which another may be about to lock just then.
+    """
+    for _ in range(_TRIES):
+        with ExitStack() as stack:
+            own = claim(parent, name)
+            stack.callback(own.close)
+            lock = locked(own.inside, LOCK, place, shared=shared, tries=tries, without=without)
+            try:
+                stack.enter_context(lock)
+            except FileNotFoundError:  # it is gone
+                continue
+            if own.is_in_place():
+                yield own
+                return
+    raise InUseError(
+        f"{place}: other runs begin and end there all the time", "choose another --output"
+    )
 
 
 def _lock(descriptor: int, how: int, tries: int, place: Path, without: bool) -> None:

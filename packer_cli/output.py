@@ -41,12 +41,12 @@ from packer_cli.layout import (
     WORK,
     is_result_file,
 )
-from packer_cli.locks import InUseError, locked
+from packer_cli.locks import LOCK, InUseError, locked, locked_folder
 from packer_cli.ownership import (
     Folder,
     Listed,
     OwnFolder,
-    claim,
+    file_digest,
     identity_of,
     in_the_way,
     is_leftover,
@@ -59,7 +59,7 @@ from packer_cli.run import RUN, Run, differences, load_run, sealed, unsealed
 
 REPLACING = "replacing.json"
 _EARLIER = "earlier.json"
-_LOCK, _BEGIN_LOCK, _RANK_LOCK = "lock", "begin.lock", "rank-{}-of-{}.lock"
+_BEGIN_LOCK, _RANK_LOCK = "begin.lock", "rank-{}-of-{}.lock"
 _TRIES = 100  # to join other ranks: who ends one keeps all out for a moment
 _TICK_SECONDS = 0.01  # what is changed later than this has a later time on every file system
 _WORK_FILES = re.compile(
@@ -92,11 +92,11 @@ class Claim:
 
 
 class Earlier(NamedTuple):
-    """A result that is there. `since_ns`: when its manifest was put there."""
+    """A result that is there. `status`: of its manifest's file, `name`."""
 
     name: str
     manifest: dict[str, Any]
-    since_ns: int
+    status: os.stat_result
 
 
 @contextmanager
@@ -130,7 +130,12 @@ def claimed(
                 _refuse_foreign(folder, may_replace or shared)
             if rank is not None:
                 stack.callback(_clean, output, no_lock)
-            own = stack.enter_context(_locked_folder(folder, shared=shared, no_lock=no_lock))
+            own = stack.enter_context(
+                locked_folder(
+                    folder, WORK, output, shared=shared, tries=_TRIES if shared else 1,
+                    without=no_lock,
+                )
+            )  # fmt: skip
             try:
                 own.refuse_strangers(_WORK_FILES)
                 if rank is not None:
@@ -154,25 +159,6 @@ def claimed(
 def _place(error: OSError, output: Path) -> Path:
     """What an error is about: its file is named relative to a folder in the output."""
     return output / os.fsdecode(error.filename) if error.filename else output
-
-
-@contextmanager
-def _locked_folder(folder: Folder, *, shared: bool, no_lock: bool) -> Iterator[OwnFolder]:
-    for _ in range(_TRIES):
-        own = claim(folder, WORK)
-        try:
-            tries = _TRIES if shared else 1
-            with locked(
-                own.inside, _LOCK, folder.path, shared=shared, tries=tries, without=no_lock
-            ):
-                if own.is_in_place():  # or a run that ended just now took it with it
-                    yield own
-                    return
-        finally:
-            own.close()
-    raise InUseError(
-        f"{folder.path}: other runs begin and end there all the time", "choose another --output"
-    )
 
 
 def _hold_rank(
@@ -307,7 +293,7 @@ def is_replacing(output: Path) -> bool:
 
 
 def _is_lock(name: str) -> bool:
-    return name.endswith(_LOCK)
+    return name.endswith(LOCK)
 
 
 def refuse_inputs_inside(output: str | Path, files: Sequence[InputFile]) -> None:
@@ -368,7 +354,7 @@ def earlier_result(folder: Folder) -> Earlier | None:
                 f"{folder.path / name}: {problem}, so it does not tell which files are packer's",
                 "choose another --output, or remove that directory yourself",
             )
-        return Earlier(name, msgspec.json.decode(content), status.st_ctime_ns)
+        return Earlier(name, msgspec.json.decode(content), status)
     return None
 
 
@@ -384,12 +370,15 @@ def _is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
     if earlier is None or name == earlier.name:
         return earlier is not None
     if name == INPUT_TIMES:  # no digest covers it
-        return _is_input_times(folder.read(name) or b"")
+        return is_input_times(folder.read(name) or b"")
     file = listed(earlier.manifest).get(name)
-    return file is not None and unchanged(folder, name, file, earlier.since_ns)
+    if file is None:
+        return False
+    is_shard = name not in SIDE_FILES  # people edit the others, and they are read soon
+    return unchanged(folder, name, file, earlier.status if is_shard else None)
 
 
-def _is_input_times(content: bytes) -> bool:
+def is_input_times(content: bytes) -> bool:
     """Whether it says nothing but what packer writes there, at this version or an earlier one."""
     try:
         said = msgspec.json.decode(content, type=dict[str, list[Any]])
@@ -407,10 +396,7 @@ def replace(claim: Claim) -> None:
     folder, work = claim.folder, claim.own.inside
     try:
         earlier, new = earlier_result(folder), manifests.decode(work.read(MANIFEST) or b"")
-        own = {}
-        if earlier is not None:
-            names = [*listed(earlier.manifest), INPUT_TIMES, earlier.name]
-            own = {name: _state(folder, name) for name in names if _is_own(folder, name, earlier)}
+        own = {} if earlier is None else _replaced(folder, work, earlier, new)
         _refuse_blocked(folder, work, new, own)
         put_file(work.path / _EARLIER, sealed(msgspec.json.encode(own)))
         work.sync()  # first: what is being put in place must be there
@@ -422,6 +408,29 @@ def replace(claim: Claim) -> None:
 
 
 _State = tuple[int, int, int, int]  # inode, size and times: a file that was not changed has it
+_Own = tuple[_State | None, str]  # or else its digest tells
+
+
+def _replaced(
+    folder: Folder, work: Folder, earlier: Earlier, new: dict[str, Any]
+) -> dict[str, _Own]:
+    """The files of the earlier result that the new one is to replace, or that go."""
+    files, stay = listed(earlier.manifest), listed(new).keys()
+    own = {}
+    for name in (*files, INPUT_TIMES, earlier.name):
+        goes = name not in stay or work.status(name) is not None
+        if goes and folder.is_file(name) and _is_own(folder, name, earlier):
+            sha256 = files[name].sha256 if name in files else file_digest(folder, name)
+            own[name] = _state(folder, name), sha256
+    return own
+
+
+def _is_still(folder: Folder, name: str, own: dict[str, _Own]) -> bool:
+    """Whether a file is that of the earlier result, be it a copy of it."""
+    if name not in own:
+        return False
+    state, sha256 = own[name]
+    return _state(folder, name) == state or unchanged(folder, name, Listed(None, sha256))
 
 
 def _state(folder: Folder, name: str) -> _State | None:
@@ -431,10 +440,10 @@ def _state(folder: Folder, name: str) -> _State | None:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _earlier_files(work: Folder) -> dict[str, _State | None]:
+def _earlier_files(work: Folder) -> dict[str, _Own]:
     try:
         content = unsealed(work.read(_EARLIER) or b"")
-        found = msgspec.json.decode(content, type=dict[str, _State | None])
+        found = msgspec.json.decode(content, type=dict[str, _Own])
     except ValueError:
         return {}
     known = (MANIFEST, INCOMPLETE)
@@ -442,7 +451,7 @@ def _earlier_files(work: Folder) -> dict[str, _State | None]:
 
 
 def _refuse_blocked(
-    folder: Folder, work: Folder, new: dict[str, Any], own: dict[str, _State | None]
+    folder: Folder, work: Folder, new: dict[str, Any], own: dict[str, _Own]
 ) -> None:
     """UsageError for files in the way of those in the work folder that the manifest lists."""
     files = listed(new)
@@ -457,14 +466,13 @@ def _refuse_blocked(
         raise in_the_way(folder.path, blocked)
 
 
-def _is_free(folder: Folder, name: str, own: dict[str, _State | None], new: Listed | None) -> bool:
+def _is_free(folder: Folder, name: str, own: dict[str, _Own], new: Listed | None) -> bool:
     """Whether nothing is lost when a file takes this name: there is none, or the earlier
     result's, or the very same content.
     """
-    state = _state(folder, name)
-    if state is None or state == own.get(name):
+    if folder.status(name) is None or _is_still(folder, name, own):
         return True
-    return new is not None and unchanged(folder, name, new, 0)
+    return new is not None and unchanged(folder, name, new)
 
 
 def _target(manifest: dict[str, Any]) -> str:
@@ -492,11 +500,11 @@ def _put_in_place(folder: Folder, work: Folder) -> bool:
             work.rename(name, folder, name)
     if work.status(MANIFEST) is not None:
         folder.sync()
-        time.sleep(_TICK_SECONDS)  # see ownership.unchanged
+        time.sleep(_TICK_SECONDS)  # so that the times tell: see ownership.unchanged
         work.rename(MANIFEST, folder, _target(new))
         folder.sync()
     for name in own.keys() - {*files, INPUT_TIMES, _target(new)}:
-        if own[name] is not None and _state(folder, name) == own[name]:
+        if _is_still(folder, name, own):
             folder.unlink(name)
     folder.sync()
     _empty(work)
@@ -506,7 +514,10 @@ def _put_in_place(folder: Folder, work: Folder) -> bool:
 def _new_result(folder: Folder, work: Folder) -> dict[str, Any] | None:
     """The manifest in the output, if it is no longer the earlier result's."""
     there = earlier_result(folder)
-    if there is None or _state(folder, there.name) == _earlier_files(work).get(there.name):
+    before = _earlier_files(work)
+    if there is None or (
+        there.name in before and _state(folder, there.name) == before[there.name][0]
+    ):
         return None
     return there.manifest
 
@@ -520,7 +531,7 @@ def _take_back(folder: Folder, work: Folder) -> None:
         for shard in record.shards if record and not record.reused else ():
             file = Listed(shard.bytes, shard.sha256)
             moved = work.status(shard.file) is None and shard.file not in there
-            if moved and is_result_file(shard.file) and unchanged(folder, shard.file, file, 0):
+            if moved and is_result_file(shard.file) and unchanged(folder, shard.file, file):
                 folder.rename(shard.file, work, shard.file)
 
 

@@ -33,6 +33,7 @@ _ID = re.compile("[0-9a-f]{32}")
 _HASH_BYTES = 1 << 20
 _MOST_NAMED = 5
 _TRIES = 100
+_PUT_NS = 60_000_000_000  # from the writing of a record to its rename; longer, and files are read
 
 
 class Folder:
@@ -117,21 +118,33 @@ class Listed(NamedTuple):
     sha256: str
 
 
-def unchanged(folder: Folder, name: str, listed: Listed, since_ns: int) -> bool:
+def unchanged(
+    folder: Folder, name: str, listed: Listed, record: os.stat_result | None = None
+) -> bool:
     """Whether a file is the one that the record lists: a regular file of that size and digest.
 
-    As git does, it is not read where its times tell: not changed at all since packer renamed it to
-    its place (which sets the time of change, but not that of its content), earlier than `since_ns`,
-    the time of change of the record.
+    As git does, it is not read where its times, and those of the `record`, tell.
     """
     status = folder.status(name)
     if status is None or not stat.S_ISREG(status.st_mode):
         return False
     if listed.size not in (None, status.st_size):
         return False
-    if status.st_mtime_ns < status.st_ctime_ns < since_ns:
-        return True
-    return file_digest(folder, name) == listed.sha256
+    return _tell_times(status, record) or file_digest(folder, name) == listed.sha256
+
+
+def _tell_times(file: os.stat_result, record: os.stat_result | None) -> bool:
+    """Whether nobody has changed a file since packer wrote the record, as the last of all, and then
+    renamed both to their places, which sets the time of change of status only.
+
+    They do not tell once somebody has touched, copied or moved the record.
+    """
+    return (
+        record is not None
+        and record.st_mtime_ns < record.st_ctime_ns < record.st_mtime_ns + _PUT_NS
+        and file.st_mtime_ns <= record.st_mtime_ns
+        and file.st_mtime_ns < file.st_ctime_ns < record.st_ctime_ns
+    )
 
 
 def file_digest(folder: Folder, name: str) -> str:
@@ -149,6 +162,8 @@ class OwnFolder:
     def __init__(self, parent: Folder, name: str, identity: str) -> None:
         self.parent, self.name, self.identity = parent, name, identity
         with Folder(parent.path / name, parent) as outer:
+            with suppress(FileExistsError):  # else a copy, or a cleaner, has left it out
+                outer.mkdir(identity)
             self.inside = Folder(outer.path / identity, outer)
 
     def close(self) -> None:
@@ -156,12 +171,7 @@ class OwnFolder:
 
     def is_in_place(self) -> bool:
         """Whether it still has its name: who ends a run takes it away."""
-        place = f"{self.name}/{self.identity}"
-        try:
-            found = os.stat(place, dir_fd=self.parent.descriptor, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return os.path.samestat(found, os.fstat(self.inside.descriptor))
+        return _is_at(self.parent, f"{self.name}/{self.identity}", self.inside)
 
     def strangers(self, own: re.Pattern[str]) -> list[str]:
         """What is in `inside`, but is no regular file with a name of packer's."""
@@ -184,7 +194,8 @@ class OwnFolder:
             return
         aside = f"{self.name}-{self.identity}"  # nobody else gets at half of it
         self.parent.rename(self.name, self.parent, aside)
-        _remove(self.parent, aside, self.identity, own)
+        with suppress(OSError):  # the next run does it, or did it just now
+            _remove(self.parent, aside, own)
         self.parent.sync()  # or a power loss brings it back
 
 
@@ -218,6 +229,8 @@ def identity_of(parent: Folder, name: str) -> str | None:
     try:
         with Folder(path, parent) as outer:
             identity, names = _identity(outer), outer.names()
+            if not _is_at(parent, name, outer):
+                return None  # a run that ended just now took it away, perhaps before we read it
     except FileNotFoundError:
         return None
     if identity is None:
@@ -227,12 +240,21 @@ def identity_of(parent: Folder, name: str) -> str | None:
     return identity
 
 
+def _is_at(parent: Folder, place: str, folder: Folder) -> bool:
+    """Whether a folder that is held open has this place, links not followed."""
+    try:
+        found = os.stat(place, dir_fd=parent.descriptor, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return os.path.samestat(found, os.fstat(folder.descriptor))
+
+
 def _identity(outer: Folder) -> str | None:
     try:
         marker = msgspec.json.decode(outer.read(MARKER) or b"")
         identity = str(marker["id"])
         return identity if marker["made_as"] == _KIND and _ID.fullmatch(identity) else None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
@@ -253,17 +275,33 @@ def _make(parent: Folder, name: str, identity: str) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        _remove(parent, new, identity, re.compile(""))
+        _remove(parent, new, re.compile(""))
         if parent.status(name) is None:
             raise  # not since another run was faster
 
 
 def remove_leftovers(parent: Folder, name: str, own: re.Pattern[str]) -> None:
-    """Remove folders of packer's that a kill or a power loss left on their way in or out."""
+    """Remove folders of packer's that a kill or a power loss left on their way in or out.
+
+    Another run may be bringing one in or out just now. So one with a marker gets another name
+    first, by which nobody puts it in its place; one without only loses what is empty.
+    """
     for found in parent.names():
         if is_leftover(found, name):
             with suppress(OSError):
-                _remove(parent, found, found.removeprefix(f"{name}-"), own)
+                _remove_leftover(parent, found, name, own)
+
+
+def _remove_leftover(parent: Folder, found: str, name: str, own: re.Pattern[str]) -> None:
+    with Folder(parent.path / found, parent) as outer:
+        if _identity(outer) is None:
+            for empty in filter(_ID.fullmatch, outer.names()):
+                outer.rmdir(empty)
+            parent.rmdir(found)
+            return
+    ours = f"{name}-{secrets.token_hex(16)}"
+    parent.rename(found, parent, ours)
+    _remove(parent, ours, own)
 
 
 def is_leftover(found: str, name: str) -> bool:
@@ -271,18 +309,18 @@ def is_leftover(found: str, name: str) -> bool:
     return found.startswith(f"{name}-") and bool(_ID.fullmatch(found.removeprefix(f"{name}-")))
 
 
-def _remove(parent: Folder, name: str, identity: str, own: re.Pattern[str]) -> None:
+def _remove(parent: Folder, name: str, own: re.Pattern[str]) -> None:
     """Remove a folder of packer's; what is not packer's stays, by an OSError that it causes."""
     with Folder(parent.path / name, parent) as outer:
-        marked = _identity(outer) == identity
-        if outer.status(identity) is not None:
+        identity = _identity(outer)
+        if identity is not None and outer.status(identity) is not None:
             with Folder(outer.path / identity, outer) as inside:
-                names = inside.names() if marked else []
+                names = inside.names()
                 if all(own.fullmatch(file) and inside.is_file(file) for file in names):
                     for file in names:
                         inside.unlink(file)
             outer.rmdir(identity)
-        if marked and outer.names() == [MARKER]:
+        if identity is not None and outer.names() == [MARKER]:
             outer.unlink(MARKER)
     parent.rmdir(name)
 

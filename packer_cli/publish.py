@@ -8,7 +8,8 @@
     URL/manifest.json             with it the result is complete; then the earlier one's files go
 
 Stores have no locks, but they replace an object in one step, and shards are named by their content.
-So an earlier result stays whole until its manifest is replaced.
+So an earlier result stays whole while shards are uploaded; the few side files follow, and at once
+the manifest.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from packer_cli import manifest as manifests
 from packer_cli import output, storage
@@ -36,13 +38,12 @@ from packer_cli.contents import as_packed_in
 from packer_cli.durable import make_folders, put_file
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error, named
 from packer_cli.interrupts import as_flag
-from packer_cli.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK
-from packer_cli.locks import locked
+from packer_cli.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, SIDE_FILES, WORK
+from packer_cli.locks import locked_folder
 from packer_cli.ownership import (
     Folder,
     Listed,
     OwnFolder,
-    claim,
     identity_of,
     is_leftover,
     remove_leftovers,
@@ -53,7 +54,7 @@ from packer_cli.shards import digest
 
 Notify = Callable[[str], None]
 MARKER = f"{WORK}/publishing.json"
-_STAGED, _RESULT, _LOCK = "staged.json", "result", "lock"
+_STAGED, _RESULT = "staged.json", "result"
 _STAGING_FILES = re.compile(r"lock|staged\.json(\.part)?")
 _NAMED_BY_CONTENT = re.compile(r"shard-.*-[0-9a-f]{16}\.arrow")
 _THREADS = 8
@@ -70,7 +71,7 @@ class _Staged(msgspec.Struct):
 
 class _Marker(msgspec.Struct, frozen=True):
     """`manifest_sha256` "": nothing is uploaded yet. (size, sha256 or "") by name: `files` of the
-    new result, and those of `earlier` ones that go once it is there.
+    new result, and what of `earlier` ones lay there before, which goes once it is complete.
     """
 
     manifest_sha256: str
@@ -79,10 +80,13 @@ class _Marker(msgspec.Struct, frozen=True):
 
 
 class _Found(NamedTuple):
-    """What is at the URL. `manifest`: of a finished result; `problem`: why it cannot be used."""
+    """What is at the URL. `manifest`: of a finished result, and the `files` that it lists;
+    `problem`: why it cannot be used.
+    """
 
     sizes: dict[str, int | None]
     manifest: dict[str, Any] | None
+    files: dict[str, Listed]
     problem: str
     marker: _Marker | None
 
@@ -90,13 +94,13 @@ class _Found(NamedTuple):
     def complete(self) -> bool:
         return self.manifest is not None or bool(self.problem)
 
-    def listed(self) -> dict[str, Listed]:
-        """What packer has put there, as its records say."""
-        files = output.listed(self.manifest) if self.manifest else {}
-        if self.marker is not None:
-            marked = self.marker.earlier | self.marker.files
-            files |= {name: Listed(*file) for name, file in marked.items()}
-        return files
+    def listed(self, name: str) -> Iterator[Listed]:
+        """What packer may have put there under a name, as its records say."""
+        if name in self.files:
+            yield self.files[name]
+        for marked in (self.marker.files, self.marker.earlier) if self.marker else ():
+            if name in marked:
+                yield Listed(*marked[name])
 
 
 def check_options(url: str, options: RunOptions) -> None:
@@ -190,21 +194,17 @@ def _staging(
                 f"--staging: {path}: is not empty, and not of an upload that was interrupted",
                 "choose another --staging",
             )
-        own = claim(folder, WORK)
-        try:
-            with locked(own.inside, _LOCK, path, without=no_lock):
-                try:
-                    own.refuse_strangers(_STAGING_FILES)
-                    _begin(url, path, own, run, overwrite, no_lock, notify)
-                    yield path
-                finally:
-                    if not (path / _RESULT).exists():
-                        own.remove(_STAGING_FILES)
-                        remove_leftovers(folder, WORK, _STAGING_FILES)
-                        with suppress(OSError):
-                            path.rmdir()
-        finally:
-            own.close()
+        with locked_folder(folder, WORK, path, without=no_lock) as own:
+            try:
+                own.refuse_strangers(_STAGING_FILES)
+                _begin(url, path, own, run, overwrite, no_lock, notify)
+                yield path
+            finally:
+                if not (path / _RESULT).exists():
+                    own.remove(_STAGING_FILES)
+                    remove_leftovers(folder, WORK, _STAGING_FILES)
+                    with suppress(OSError):
+                        path.rmdir()
 
 
 def _make_private(folder: Path) -> None:
@@ -229,7 +229,7 @@ def _begin(
     result, name = folder / _RESULT, hashlib.sha256(url.rstrip("/").encode()).hexdigest()
     try:
         staged = msgspec.json.decode(own.inside.read(_STAGED) or b"", type=_Staged)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError, UsageError):
         staged = None
     if result.exists():
         if staged is not None and staged.url_sha256 != name:
@@ -290,7 +290,8 @@ def _look(url: str) -> _Found:
                 problem = manifests.unusable(content)
                 manifest = None if problem else manifests.decode(content)
                 break
-    return _Found(sizes, manifest, problem, _marker(url) if WORK in sizes else None)
+    files = {} if manifest is None else output.listed(manifest)
+    return _Found(sizes, manifest, files, problem, _marker(url) if WORK in sizes else None)
 
 
 def _is_there(url: str, found: _Found, own: tuple[int, str]) -> bool:
@@ -329,11 +330,7 @@ def _refuse(url: str, found: _Found, own: str | None, overwrite: bool) -> None:
 
 def _refuse_in_the_way(url: str, found: _Found, files: dict[str, Listed]) -> None:
     """UsageError for objects that packer did not make, where the result is to be."""
-    listed, blocked = found.listed(), list[str]()
-    for name, file in files.items():
-        there = name in found.sizes and not _is_there_already(name, file, found)
-        if there and not _is_own(url, name, found, listed):
-            blocked.append(name)
+    blocked = [n for n in files if n in found.sizes and not _is_own(url, n, found)]
     if MANIFEST in found.sizes and not found.complete:
         blocked.append(MANIFEST)
     if blocked:
@@ -343,20 +340,28 @@ def _refuse_in_the_way(url: str, found: _Found, files: dict[str, Listed]) -> Non
         )
 
 
-def _is_own(url: str, name: str, found: _Found, listed: dict[str, Listed]) -> bool:
-    """Whether an object is one that packer's records list. The names of shards tell their content;
-    others are read.
+def _is_own(url: str, name: str, found: _Found) -> bool:
+    return _own_digest(url, name, found) is not None
+
+
+def _own_digest(url: str, name: str, found: _Found) -> str | None:
+    """The sha256 of an object that packer's records list, or "" if it is told by something else;
+    None for all others. The names of shards tell their content; others are read.
     """
-    size = found.sizes[name]
-    if name == INPUT_TIMES:  # no digest covers it
-        return (size is not None and found.complete) or name in listed
-    if found.marker is not None and name in found.marker.files:
-        return True  # perhaps only its beginning
-    if size is None or name not in listed or listed[name].size not in (None, size):
-        return False
-    if _NAMED_BY_CONTENT.fullmatch(name):
-        return True
-    return digest(storage.join(url, name))[1] == listed[name].sha256
+    size, listed = found.sizes[name], list(found.listed(name))
+    if size is None:
+        return None
+    put = found.marker.files.get(name) if found.marker is not None else None
+    if put is not None and size < put[0] and not storage.is_put_whole(url):
+        return ""  # its beginning
+    if name == INPUT_TIMES and (found.complete or listed):  # no digest covers it
+        with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
+            return "" if output.is_input_times(file.read()) else None
+    digests = {file.sha256 for file in listed if file.size in (None, size)}
+    if not digests or _NAMED_BY_CONTENT.fullmatch(name):
+        return next(iter(digests), None)
+    sha256 = digest(storage.join(url, name))[1]
+    return sha256 if sha256 in digests else None
 
 
 def _marker(url: str) -> _Marker | None:
@@ -367,7 +372,7 @@ def _marker(url: str) -> _Marker | None:
     try:
         with storage.open_bytes(place) as file:
             return msgspec.json.decode(file.read(), type=_Marker)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UsageError(
             f"{place}: is not packer's", "move it elsewhere, or choose another --output"
         ) from None
@@ -387,7 +392,11 @@ def _unmark(url: str, found: _Found) -> None:
     """Remove what an earlier result has left, and then the marker that lists it."""
     if found.marker is not None:
         sizes = storage.sizes(url)
-        gone = [name for name, (size, _) in found.marker.earlier.items() if sizes.get(name) == size]
+        gone = [
+            name
+            for name, (size, _) in found.marker.earlier.items()
+            if name not in found.marker.files and sizes.get(name) == size
+        ]
         tasks = (partial(storage.remove, storage.join(url, name)) for name in sorted(gone))
         _on_threads(tasks, _THREADS, threading.Event())
     for name in storage.sizes(storage.join(url, WORK)):
@@ -427,11 +436,11 @@ def _upload(
     """`own`: size and digest of the manifest."""
     files = _files(result, manifest)
     _refuse_in_the_way(url, found, files)
-    marker = _Marker(
-        own[1],
-        {name: (file.size or 0, file.sha256) for name, file in files.items()},
-        _earlier_files(url, found, files),
-    )
+    marker = _Marker(own[1], {name: (file.size or 0, file.sha256) for name, file in files.items()})
+    if found.marker is not None and found.marker == replace(marker, earlier=found.marker.earlier):
+        marker = found.marker
+    else:
+        marker = replace(marker, earlier=_earlier_files(url, found))
     left = [name for name in files if not _is_there_already(name, files[name], found)]
     if found.marker != marker:
         _mark(url, marker)
@@ -452,7 +461,9 @@ def _upload(
     threads = min(_THREADS, max(1, _MOST_BYTES // largest))
     with closing(progress):
         try:
-            _on_threads((partial(put, name) for name in left), threads, stop)
+            for side_files in (False, True):  # an earlier result has some of the same names
+                names = [name for name in left if (name in SIDE_FILES) == side_files]
+                _on_threads((partial(put, name) for name in names), threads, stop)
         except PackerError as error:
             done = len(files) - len(left) + len(uploaded)
             kept = f"{done} of {len(files)} files are uploaded; run the same command again to go on"
@@ -480,16 +491,13 @@ def _is_there_already(name: str, file: Listed, found: _Found) -> bool:
     return bool(_NAMED_BY_CONTENT.fullmatch(name)) and found.sizes.get(name) == file.size
 
 
-def _earlier_files(url: str, found: _Found, files: dict[str, Listed]) -> dict[str, tuple[int, str]]:
-    """What packer's records of an earlier result, or upload, list and the new one lacks."""
-    listed = found.listed()
+def _earlier_files(url: str, found: _Found) -> dict[str, tuple[int, str]]:
+    """What is there of an earlier result, or upload, by packer's records."""
     earlier = {
-        name: (size, listed[name].sha256)
+        name: (size, sha256)
         for name, size in sorted(found.sizes.items())
         if size is not None
-        and name in listed
-        and name not in files
-        and _is_own(url, name, found, listed)
+        if (sha256 := _own_digest(url, name, found)) is not None
     }
     if found.manifest is not None and "incomplete" in found.manifest:
         earlier[INCOMPLETE] = found.sizes[INCOMPLETE] or 0, ""

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packer_cli.config import SECONDS_PER_RECORD, PackConfig, RunOptions
+from packer_cli.config import MIB, SECONDS_PER_RECORD, PackConfig, RunOptions
 from packer_cli.counts import Counts
 from packer_cli.early import EarlyReference
 from packer_cli.encoding import Encode, Read, plain_encoder

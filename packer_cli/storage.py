@@ -180,6 +180,11 @@ def part_bytes(size: int) -> int:
     return max(_PART_BYTES, -(-size // _MOST_PARTS // _MIB) * _MIB)
 
 
+def is_put_whole(url: str) -> bool:
+    """Whether `write` surely never leaves the beginning of an object."""
+    return url.partition("://")[0] in _LOCAL
+
+
 def write(url: str, blocks: Iterable[bytes], size: int, part: str) -> None:
     """Make an object of about `size` bytes. Raises PackerError, and what `blocks` raise.
 

@@ -6,12 +6,17 @@ PACKER_TREES: how many random trees of files, folders and links are tried.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +35,14 @@ from conftest import (
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
+from packer_cli.locks import InUseError, locked_folder
 from packer_cli.manifest import to_bytes
-from packer_cli.ownership import Folder, claim
+from packer_cli.ownership import Folder, claim, remove_leftovers
 from packer_cli.run import sealed
 
 pytestmark = pytest.mark.usefixtures("folder")
 TREES = int(os.environ.get("PACKER_TREES", "200"))
+EACH = 1 if TREES > 1000 else 4  # of the steps at which two runs are stopped
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
 TEXTS = ["first", "second"]
 
@@ -179,6 +186,58 @@ def test_a_file_of_a_result_that_its_user_changed_stays(data: Path) -> None:
     assert shard.read_bytes() == data_
 
 
+def test_a_changed_file_stays_whatever_became_of_its_times(data: Path) -> None:
+    """As after `chmod -R`, a backup by hard links, or a copy: all have new times of status."""
+    pack("a.jsonl", "-l", 16)
+    Path("out/state.json").write_bytes(b"mine")
+    shutil.copystat("out/manifest.json", "out/state.json")
+    Path("out/dataset_info.json").write_bytes(b"mine, too")
+    for name in ("dataset_info.json", "state.json", "manifest.json"):
+        time.sleep(0.02)
+        Path("out", name).chmod(0o600)
+    result = packer("pack", "b.jsonl", *OPTIONS, "--overwrite")
+    assert_error(result, 2, "or not like this: dataset_info.json, state.json")
+    assert Path("out/state.json").read_bytes() == b"mine"
+    assert Path("out/dataset_info.json").read_bytes() == b"mine, too"
+
+
+def test_a_copied_result_is_still_packers(data: Path) -> None:
+    pack("a.jsonl", "-l", 16)
+    for copy in (shutil.copy, shutil.copy2):
+        shutil.copytree("out", "copy", copy_function=copy)
+        shutil.rmtree("out")
+        Path("copy").rename("out")
+        before = {path.name for path in Path("out").glob("*.arrow")}
+        pack("b.jsonl", "-l", 16, "--overwrite")
+        assert not before & {path.name for path in Path("out").iterdir()}
+        pack("a.jsonl", "-l", 16, "--overwrite")
+
+
+def test_a_directory_copied_after_a_kill_is_gone_on_with(data: Path) -> None:
+    """Inodes and times are others, so the contents tell what is packer's."""
+    pack("a.jsonl", "-l", 16)
+    Path("out").rename("earlier")
+    command = ["pack", "a.jsonl", "b.jsonl", *OPTIONS, "--overwrite"]
+    step = 0
+    while True:
+        step += 1
+        shutil.copytree("earlier", "killed", copy_function=shutil.copy2)
+        Path("killed").rename("out")
+        killed(command, step)
+        ended = not Path("out/.packer").exists() and step > 20
+        shutil.copytree("out", "copy", copy_function=shutil.copy2)
+        shutil.rmtree("out")
+        Path("copy").rename("out")
+        result = packer(*command)
+        assert result.exit_code == 0, (step, result.stderr)
+        assert packer("verify", "out", "-q").exit_code == 0, step
+        assert recover_texts("out") == [*TEXTS, "third"]
+        assert len(list(Path("out").glob("*.arrow"))) == 1
+        shutil.rmtree("out")
+        if ended:
+            return
+
+
 def test_a_manifest_of_somebody_else_beside_an_unfinished_run(data: Path) -> None:
     Path("bad.jsonl").write_bytes(jsonl("x" * 100) * 20 + b"{")
     command = ["pack", "bad.jsonl", *OPTIONS, "--unit-bytes", 500]
@@ -255,6 +314,126 @@ def test_a_result_is_sound_when_its_work_folder_comes_back(data: Path) -> None:
     assert recover_texts("out") == TEXTS
     pack("a.jsonl", "-l", 16, "--overwrite")
     assert not list(Path("out").glob(".packer*"))
+
+
+@pytest.mark.parametrize("content", [b"mine", b'{"inputs": [], "notes": [1]}', None])
+def test_input_times_of_somebody_else_at_a_url(data: Path, content: bytes | None) -> None:
+    """No digest covers it, so what is in it tells whose it is."""
+    url = f"file://{Path.cwd()}/remote"
+    command = ["pack", "a.jsonl", *OPTIONS[:-1], url, "--staging", "s"]
+    assert packer(*command).exit_code == 0
+    place = Path("remote/input_times.json")
+    place.unlink()
+    if content is None:
+        Path("thesis.tex").write_bytes(b"mine")
+        place.symlink_to(Path("thesis.tex").resolve())
+    else:
+        place.write_bytes(content)
+    command[1] = "b.jsonl"
+    result = packer(*command, "--overwrite")
+    assert_error(result, 2, "remote: holds what packer did not make, or not like this: input_times")
+    assert place.is_symlink() if content is None else place.read_bytes() == content
+
+
+# --- runs that begin and end at once
+
+OWN = re.compile("lock")
+
+
+def begin(parent: Folder) -> None:
+    claim(parent, ".packer").close()
+
+
+def begin_and_end(parent: Folder) -> None:
+    with suppress(InUseError), locked_folder(parent, ".packer", parent.path) as own:
+        own.remove(OWN)
+        remove_leftovers(parent, ".packer", OWN)
+
+
+class Interleaved(threading.Thread):
+    """A call that stops before one of its steps on the disk until it is told to go on."""
+
+    def __init__(self, call: Callable[[Folder], None], parent: Folder, step: int) -> None:
+        super().__init__(daemon=True)
+        self.call, self.parent, self.left, self.error = call, parent, step, None
+        self.stopped, self.may_go_on = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        try:
+            self.call(self.parent)
+        except Exception as error:
+            self.error = error
+        self.stopped.set()
+
+    def count(self) -> None:
+        self.left -= 1
+        if not self.left:
+            self.stopped.set()
+            self.may_go_on.wait()
+
+
+@pytest.mark.parametrize("first", [begin, begin_and_end])
+@pytest.mark.parametrize("there", [False, True])
+def test_runs_that_begin_and_end_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, there: bool, first: Callable[[Folder], None]
+) -> None:
+    """The first stops at any step, the other at any of its own, then each goes on to its end."""
+
+    def counted(call: Any) -> Any:
+        def count(*arguments: Any, **options: Any) -> Any:
+            if isinstance(thread := threading.current_thread(), Interleaved):
+                thread.count()
+            return call(*arguments, **options)
+
+        return count
+
+    for name in ("mkdir", "open", "rename", "unlink", "rmdir", "stat", "listdir"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    for number in itertools.count(1, EACH):
+        for other in itertools.count(1 + number % EACH, EACH):
+            place = folder / f"{number}-{other}"
+            place.mkdir()
+            with Folder(place) as parent:
+                if there:
+                    begin(parent)
+                one = Interleaved(first, parent, number)
+                two = Interleaved(begin_and_end, parent, other)
+                one.start()
+                one.stopped.wait()
+                two.start()
+                two.stopped.wait()
+                for thread in (one, two):
+                    thread.may_go_on.set()
+                    thread.join()
+                assert (one.error, two.error) == (None, None), (number, other)
+                begin(parent)
+                assert [name for name in parent.names() if name == ".packer"], (number, other)
+            if two.left > 0:
+                break
+        if one.left > 0:
+            return
+
+
+@pytest.mark.parametrize("marker", [b"[" * 200_000, b"[1]", b'"id"', b'{"id": 3}', b"\xff"])
+def test_a_marker_that_is_none(data: Path, marker: bytes) -> None:
+    Path("out/.packer").mkdir(parents=True)
+    Path("out/.packer/owner.json").write_bytes(marker)
+    assert_error(packer("pack", "a.jsonl", *OPTIONS), 2, "out/.packer: has no owner.json of packer")
+
+
+def test_thousands_of_runs_leave_no_descriptor_open(data: Path) -> None:
+    def run() -> int:
+        for name in ("a.jsonl", "b.jsonl"):
+            assert packer("pack", name, *OPTIONS, "--overwrite").exit_code == 0
+            assert packer("pack", name, *OPTIONS).exit_code == 2
+        command = ["export", "out", "--to", "numpy", "-q", "-o", "exported", "--overwrite"]
+        assert packer(*command).exit_code == 0
+        return len(os.listdir("/proc/self/fd"))
+
+    run()
+    before = run()
+    for _ in range(5):
+        assert run() == before
 
 
 # --- readers beside runs that replace

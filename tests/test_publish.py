@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -303,10 +304,12 @@ def test_every_object_is_checked_at_the_end(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_another_run_that_writes_there_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "_THREADS", 1)
+    whole = local()
 
     def take_over(what: str, name: str) -> None:
         if name == "units.jsonl":
-            files = dict.fromkeys([*there(), "units.jsonl", "input_times.json"], (1, ""))
+            made = whole | there()
+            files = {n: (len(made[n]), sha256(made[n]).hexdigest()) for n in made}
             content = {"manifest_sha256": "another", "files": files}
             Shop.objects[f"bucket/deep/out/{MARKER}"] = json.dumps(content).encode()
 
@@ -315,6 +318,25 @@ def test_another_run_that_writes_there_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert "manifest.json" not in there()
     Shop.disturb = lambda what, name: None
     assert_error(pack(), 2, f"{OUT}: holds an unfinished upload of another result")
+    succeeds("--overwrite")
+    assert there() == local()
+
+
+def test_the_earlier_side_files_stay_until_all_shards_are_there() -> None:
+    succeeds(source="b.jsonl")
+    before = there()
+
+    def fail(what: str, name: str) -> None:
+        if "shard-00004" in name:
+            time.sleep(1)  # for all other threads
+            raise OSError("no")
+
+    Shop.disturb = fail
+    assert pack("--overwrite").exit_code == 1
+    after = there()
+    assert len(after) > len(before) + 2
+    assert {name: after[name] for name in before} == before
+    Shop.disturb = lambda what, name: None
     succeeds("--overwrite")
     assert there() == local()
 
@@ -480,6 +502,8 @@ def test_killed_at_every_step(overwrite: bool) -> None:
         if is_manifest(Path(out, "manifest.json")):  # one result or the other, whole
             check_shards(out)
             assert found["manifest.json"] in (whole["manifest.json"], other["manifest.json"]), step
+        if overwrite and not {n for n in whole if n.endswith(".arrow")} <= found.keys():
+            assert all(found[name] == other[name] for name in other), step
         before = other if overwrite else {}
         middle += found != before and found.get("manifest.json") != whole["manifest.json"]
         again = crashing(0, *more, out=out)

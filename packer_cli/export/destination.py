@@ -24,12 +24,11 @@ from pathlib import Path
 
 from packer_cli.durable import make_folders, sync
 from packer_cli.errors import UsageError, from_os_error
-from packer_cli.locks import InUseError, locked
+from packer_cli.locks import LOCK, locked_folder
 from packer_cli.ownership import (
     Folder,
     Listed,
     OwnFolder,
-    claim,
     file_digest,
     in_the_way,
     remove_leftovers,
@@ -37,11 +36,9 @@ from packer_cli.ownership import (
 )
 
 MARKER = ".packer-export.json"
-_LOCK = "lock"
 _NEW, _OLD = "new", "old"
-_OWN_FILES = re.compile(_LOCK)
+_OWN_FILES = re.compile(LOCK)
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
-_TRIES = 100
 
 
 @contextmanager
@@ -84,26 +81,18 @@ def new_directory(
 def _claimed(parent: Folder, real: Path, output: Path, no_lock: bool) -> Iterator[OwnFolder]:
     """The folder to write in, empty but for its lock; it is gone afterwards."""
     name = real.name + ".packer-partial"
-    for _ in range(_TRIES):
+    with ExitStack() as stack:
         try:
-            own = claim(parent, name)
+            own = stack.enter_context(locked_folder(parent, name, output, without=no_lock))
         except PermissionError as error:
             raise from_os_error(error, real.parent, "write") from error
         try:
-            with locked(own.inside, _LOCK, output, without=no_lock):
-                if not own.is_in_place():  # an export that ended just now took it with it
-                    continue
-                try:
-                    _settle(parent, own, real)
-                    yield own
-                finally:
-                    _settle(parent, own, real)
-                    own.remove(_OWN_FILES)
-                    remove_leftovers(parent, name, _OWN_FILES)
-                return
+            _settle(parent, own, real)
+            yield own
         finally:
-            own.close()
-    raise InUseError(f"{output}: other exports begin and end there", "choose another --output")
+            _settle(parent, own, real)
+            own.remove(_OWN_FILES)
+            remove_leftovers(parent, name, _OWN_FILES)
 
 
 def _settle(parent: Folder, own: OwnFolder, real: Path) -> None:
@@ -207,7 +196,7 @@ def _strangers(export: Path, *, closely: bool = False) -> list[str]:
         else:
             with Folder(path.parent) as folder:
                 own = name in listed and folder.is_file(path.name)
-                own = own and (not closely or unchanged(folder, path.name, listed[name], 0))
+                own = own and (not closely or unchanged(folder, path.name, listed[name]))
         if not own:
             names.append(name)
     return names

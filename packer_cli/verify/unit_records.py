@@ -22,7 +22,6 @@ from packer_cli.packed import PackedDirectory
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import digest_of, lines_of
 
-_NOT_IN_OLDER_RECORDS = {"bos_token", "eos_token", "prefix", "suffix"}  # of a tokenizer
 _OF_INPUTS = ("documents", "tokens", "empty_documents", "rejected_records")
 
 
@@ -95,7 +94,7 @@ def _differences(
         wrong.append("its slices are not those in the manifest")
     if [shard.as_json() for shard in record.shards] != shards:
         wrong.append("its shards are not those in the manifest")
-    if not _same_tokenizer(record.tokenizer, manifest["tokenizer"]):
+    if not _agree(record.tokenizer, manifest["tokenizer"]):
         wrong.append("its tokenizer is not that in the manifest")
     if record.reused or record.rejected_from or record.rejected < 0:
         wrong.append("is not as a finished result has it")
@@ -116,19 +115,20 @@ def _differences(
     return wrong
 
 
-def _same_tokenizer(said: dict[str, Any] | None, whole: dict[str, Any] | None) -> bool:
-    """Whether a unit was packed with the tokenizer of the manifest, as far as its record says."""
-    if said is None or whole is None:
-        return said is whole
-    unknown = _NOT_IN_OLDER_RECORDS - said.keys()
-    return said == {name: value for name, value in whole.items() if name not in unknown}
+def _agree(tokenizer: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    """Whether they are the same in all that both tell: earlier packers told less, and an update
+    keeps their units.
+    """
+    if tokenizer is None or other is None:
+        return tokenizer == other
+    return all(tokenizer[name] == other[name] for name in tokenizer.keys() & other.keys())
 
 
 def _figures(total: Counts, packed: PackedDirectory) -> Iterator[tuple[str, Any, Any]]:
     """(name, by the units, by the manifest) of every figure."""
     manifest = packed.manifest
     for name in TOTALS:
-        yield name, getattr(total, name), manifest.get(name, 0)  # older ones lack some
+        yield name, getattr(total, name), manifest.get(name, 0)  # earlier packers knew fewer
     yield "rows", total.rows, manifest["rows"]
     for name, said in manifest["histograms"].items():
         yield name, np.asarray(getattr(total, name)).tolist(), said
