@@ -19,6 +19,7 @@ from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os
 from packer_cli.identities import identities
 from packer_cli.layout import INPUT_TIMES, MANIFEST, REJECTED, UNITS
 from packer_cli.output import Claim
+from packer_cli.replacing import earlier_result
 from packer_cli.run import Run
 from packer_cli.saved_dataset import saved_dataset
 from packer_cli.shards import Shard, digest
@@ -69,7 +70,7 @@ def finalize(run: Run, claim: Claim) -> dict[str, Any]:
 
 
 def _refuse_incomplete(content: dict[str, Any], claim: Claim) -> None:
-    earlier = output.earlier_result(claim.folder)
+    earlier = earlier_result(claim.folder)
     if "incomplete" in content and earlier is not None and "incomplete" not in earlier.manifest:
         raise ThresholdMissed(
             f"{claim.output}: {content['incomplete']}",

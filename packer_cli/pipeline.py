@@ -36,6 +36,7 @@ from packer_cli.ranks import finalize_if_last
 from packer_cli.readers import detect_shape
 from packer_cli.readers.byte_streams import STDIN, begin_stdin
 from packer_cli.records import InputFile, WorkUnit
+from packer_cli.replacing import holds_result
 from packer_cli.run import Run
 from packer_cli.shapes import Shape
 from packer_cli.source import Chosen, choose_encoding
@@ -125,7 +126,7 @@ class _Job:
             no_lock=options.no_lock,
         ) as claim:  # fmt: skip
             update = None
-            if (options.update or rank) and output.holds_result(destination):
+            if (options.update or rank) and holds_result(destination):
                 earlier = manifest.load(destination, incomplete_too=True)
                 update = self._update(destination, earlier)
                 if not update.changed:

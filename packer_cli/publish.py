@@ -32,7 +32,7 @@ import msgspec
 from msgspec.structs import replace
 
 from packer_cli import manifest as manifests
-from packer_cli import output, storage
+from packer_cli import output, replacing, storage
 from packer_cli.config import RunOptions
 from packer_cli.contents import as_packed_in
 from packer_cli.durable import make_folders, put_file
@@ -249,7 +249,7 @@ def _begin(
             )
         if differ:
             notify(f"{folder}: the unfinished run is thrown away: {'; '.join(differ)}")
-        unfit = output.holds_result(result) and _finished(result) is None
+        unfit = replacing.holds_result(result) and _finished(result) is None
         if differ or unfit or not run.resumable:
             output.remove_result(result, no_lock=no_lock)
     put_file(own.inside.path / _STAGED, msgspec.json.encode(_Staged(name, run)))
@@ -257,7 +257,7 @@ def _begin(
 
 def _finished(result: Path) -> dict[str, Any] | None:
     """The manifest of a staged result that can be uploaded."""
-    if not output.holds_result(result):
+    if not replacing.holds_result(result):
         return None
     try:
         manifest = manifests.load(result)
@@ -290,7 +290,7 @@ def _look(url: str) -> _Found:
                 problem = manifests.unusable(content)
                 manifest = None if problem else manifests.decode(content)
                 break
-    files = {} if manifest is None else output.listed(manifest)
+    files = {} if manifest is None else replacing.listed(manifest)
     return _Found(sizes, manifest, files, problem, _marker(url) if WORK in sizes else None)
 
 
@@ -356,7 +356,7 @@ def _own_digest(url: str, name: str, found: _Found) -> str | None:
         return ""  # its beginning
     if name == INPUT_TIMES and (found.complete or listed):  # no digest covers it
         with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
-            return "" if output.is_input_times(file.read()) else None
+            return "" if replacing.is_input_times(file.read()) else None
     digests = {file.sha256 for file in listed if file.size in (None, size)}
     if not digests or _NAMED_BY_CONTENT.fullmatch(name):
         return next(iter(digests), None)

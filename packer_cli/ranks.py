@@ -17,6 +17,7 @@ from packer_cli import manifest, output
 from packer_cli.errors import DataError, UsageError
 from packer_cli.finalize import finalize
 from packer_cli.locks import InUseError
+from packer_cli.replacing import REPLACING
 from packer_cli.run import RUN, Run, load_run
 from packer_cli.worker import left_to_do
 
@@ -93,7 +94,7 @@ def finalize_if_last(
 def finalize_now(destination: Path, *, no_lock: bool = False) -> dict[str, Any]:
     """The manifest of what ranks have packed. Raises DataError when units are missing."""
     work = output.work_of(destination)
-    if not work or not ((work / RUN).is_file() or (work / output.REPLACING).is_file()):
+    if not work or not ((work / RUN).is_file() or (work / REPLACING).is_file()):
         manifest.load(destination, incomplete_too=True)  # says what is wrong, if anything is
         raise UsageError(f"{destination}: is finished already", "see packer stats")
     with output.claimed(
