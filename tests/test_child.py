@@ -139,7 +139,9 @@ def test_a_run_from_stdin_does_not_go_on_without_what_was_lost(folder: Path) -> 
             os.kill(child, signal.SIGKILL)
         _, message = run.communicate(timeout=60)
     assert run.returncode == 1
-    assert message.startswith(b"error: unit 0 (- from 0): the process of Renderer was ended from")
+    assert message.startswith(
+        b"error: unit 0 (- from 0): the process of LimitedComposer was ended from"
+    )
     assert not Path("out").exists()
 
 

@@ -17,7 +17,7 @@ from packer_cli import open_packed
 pytestmark = pytest.mark.usefixtures("folder")
 
 IDS = [[5, 6, 7], [], [8], [1, 2, 3]]
-LABELS = [[-100, 6, -100], [], [8], [1, 2, -100]]
+LABELS = [[-100, 6, -100], [], [8], [1, -100, 3]]
 MASK = [[1, 1, 1], [], [1], [0, 1, 1]]
 
 
@@ -55,11 +55,12 @@ def test_token_ids_with_labels_and_mask(folder: Path, kind: str) -> None:
     assert result.exit_code == 0, result.stderr
     manifest = check_directory("out")
     assert [tokens.tolist() for tokens in recover_documents("out").values()] == [
-        [5, 6, 7], [8], [2, 3],  # the empty one is not packed; masked tokens are padding
+        [5, 6, 7], [2, 3],  # the empty one is not packed; masked tokens are padding
     ]  # fmt: skip
-    # the first token of a segment is never trained on
-    assert labels_of("out") == [[-100, 6, -100, -100, -100, -100]]
-    assert (manifest["empty_documents"], manifest["trained_tokens"]) == (1, 1)
+    # the first token of a segment is never trained on, so of [8] nothing is
+    assert labels_of("out") == [[-100, 6, -100, -100, 3, -100]]
+    assert (manifest["empty_documents"], manifest["trained_tokens"]) == (1, 2)
+    assert manifest["untrained_documents"] == 1
     assert manifest["tokenizer"] is None
     assert manifest["config"]["add_eos"] is False  # none is appended to ids
 
@@ -116,14 +117,15 @@ def test_bad_token_ids(
 ) -> None:
     given = {"input_ids": ids, "labels": labels, "attention_mask": mask}
     row = {field: values for field, values in given.items() if values is not None}
-    good = {field: [1] for field in row}
+    good = {field: [1, 1] for field in row}
     if name == "a.jsonl":
         (folder / name).write_text(f"{json.dumps(good)}\n{json.dumps(row)}\n{json.dumps(good)}")
         place = "a.jsonl, line 2"
     else:
         kind = pa.uint64() if max(ids) >= 1 << 63 else pa.int64()
         columns = {
-            field: pa.array([[1], values, [1]], pa.list_(kind)) for field, values in row.items()
+            field: pa.array([[1, 1], values, [1, 1]], pa.list_(kind))
+            for field, values in row.items()
         }
         pq.write_table(pa.table(columns), folder / name)
         place = "a.parquet, row group 0, row 1"

@@ -16,6 +16,7 @@ from conftest import assert_error, jsonl, pack, packer, shard_of
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
+from packer_cli.layout import short_name
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -145,7 +146,7 @@ def test_by_shard(many_shards: Path) -> None:
     assert len(by_shard) > 1
     lines = packer("stats", "out", "--by", "shard").stdout.splitlines()
     for shard in by_shard:
-        (line,) = [line.split() for line in lines if line.startswith(shard["file"])]
+        (line,) = [line.split() for line in lines if line.startswith(short_name(shard["file"]))]
         share = f"{shard['tokens'] / shard['rows'] / 16:.2%}"
         assert line[1:5] == [str(shard[n]) for n in ("rows", "segments", "tokens")] + [share]
 
