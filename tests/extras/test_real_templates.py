@@ -170,11 +170,11 @@ def of_whole_tokens(
 
 
 def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The spans, those that touch as one, without empty ones."""
+    """The spans, those that touch or overlap as one, without empty ones."""
     found: list[tuple[int, int]] = []
     for start, stop in spans:
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], stop)
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
         elif start < stop:
             found.append((start, stop))
     return found

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from conftest import check_directory, contents, jsonl, packer_process, recover_texts
+from conftest import at_any_moment, check_directory, contents, jsonl, packer_process, recover_texts
 from moto.server import ThreadedMotoServer
 
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(20_000)]
@@ -187,9 +187,10 @@ RESULT = "s3://bucket/some/out"
 
 
 def objects(bucket: Any) -> dict[str, bytes]:
-    """What is in the result's place."""
+    """What is in the result's place, as `at_any_moment`."""
     found = bucket.objects.filter(Prefix="some/out/")
-    return {one.key.removeprefix("some/out/"): one.get()["Body"].read() for one in found}
+    content = {one.key.removeprefix("some/out/"): one.get()["Body"].read() for one in found}
+    return at_any_moment(content)
 
 
 @pytest.fixture
