@@ -87,7 +87,8 @@ def _clocked_pipeline() -> Clocks:
     for name in ("locate", "load_tokenizer"):
         clocks.wrap(_LOAD, source, name)
     clocks.wrap_iterator(READ, JsonlReader, "read")
-    clocks.wrap(TOKENIZE, Tokenizer, "encode")
+    for name in ("encode_bare", "surrounded"):
+        clocks.wrap(TOKENIZE, Tokenizer, name)
     for owner, name in ((unit, "fit"), (Window, "add"), (Window, "rows")):
         clocks.wrap(PLAN, owner, name)
     clocks.wrap(FILL, filling, "fill_rows")
