@@ -12,6 +12,7 @@ never followed, names never leave their directory: all calls are relative to des
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -174,11 +175,15 @@ class OwnFolder:
         return _is_at(self.parent, f"{self.name}/{self.identity}", self.inside)
 
     def strangers(self, own: re.Pattern[str]) -> list[str]:
-        """What is in `inside`, but is no regular file with a name of packer's."""
+        """What is in `inside`, but is no regular file with a name of packer's.
+
+        A name that is gone by now is another rank's: `unit-00000.json.part` before its rename.
+        """
         return [
             name
             for name in sorted(self.inside.names())
-            if not (own.fullmatch(name) and self.inside.is_file(name))
+            if (status := self.inside.status(name)) is not None
+            and not (own.fullmatch(name) and stat.S_ISREG(status.st_mode))
         ]
 
     def refuse_strangers(self, own: re.Pattern[str]) -> None:
@@ -274,10 +279,10 @@ def _make(parent: Folder, name: str, identity: str) -> None:
         parent.rename(new, parent, name)  # replaces no directory with anything in it, nor a file
     except FileNotFoundError:
         raise
-    except OSError:
+    except OSError as error:
         _remove(parent, new, re.compile(""))
-        if parent.status(name) is None:
-            raise  # not since another run was faster
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise  # else another run was faster; it may have ended by now, too
 
 
 def remove_leftovers(parent: Folder, name: str, own: re.Pattern[str]) -> None:
