@@ -14,7 +14,7 @@ from packer_cli._kernels import filling
 from plan_speed import log_normal_lengths
 from settings import from_environment
 
-from packer_cli.packing import plan_rows
+from packer_cli.packing.planning import plan_rows
 
 MAX_LENGTH = 4096
 LEAST_GB = 2.0

@@ -17,16 +17,16 @@ import msgspec
 from measuring import report, run, say, seconds_of
 from settings import CHECKOUT, Settings, from_environment
 
-from packer_cli import commits
-from packer_cli.cli import default_output
-from packer_cli.config import PackConfig
-from packer_cli.layout import UNITS as RECORDS
-from packer_cli.layout import WORK, shard_name
+from packer_cli.cli.app import default_output
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
 from packer_cli.ownership import Folder, claim
-from packer_cli.ranks import finalize_now
 from packer_cli.records import InputFile, Slice, WorkUnit
-from packer_cli.run import RUN, Run, sealed
-from packer_cli.shapes import Shape
+from packer_cli.result.layout import UNITS as RECORDS
+from packer_cli.result.layout import WORK, shard_name
+from packer_cli.run import commits
+from packer_cli.run.identity import RUN, Run, sealed
+from packer_cli.run.ranks import finalize_now
 
 UNITS = 1_000_000
 MOST_GB, MOST_STATS = 8.0, 0.5

@@ -14,7 +14,7 @@ from measuring import best_of, on_one_core, report, say
 from settings import from_environment
 
 from packer_cli import plan_packing
-from packer_cli.packing import plan_rows
+from packer_cli.packing.planning import plan_rows
 from packer_cli.records import Int32
 
 MOST_NS, MOST_OF_ARGSORT = 8.0, 0.2

@@ -21,11 +21,14 @@ from packer_cli._kernels import filling
 from runs import MAX_LENGTH
 from settings import Settings, from_environment
 
-from packer_cli import pipeline, shard_writer, source, threads, unit, worker
-from packer_cli.config import PackConfig, RunOptions
-from packer_cli.readers.jsonl import JsonlReader
-from packer_cli.tokenization import Tokenizer
-from packer_cli.window import Window
+from packer_cli import threads
+from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.inputs.jsonl import JsonlReader
+from packer_cli.packing.window import Window
+from packer_cli.result import shard_writer
+from packer_cli.run import encoder as source
+from packer_cli.run import pipeline, unit, worker
+from packer_cli.tokenization.tokenizer import Tokenizer
 
 READ, TOKENIZE, PLAN, FILL, WRITE, HASH = STAGES = (
     "read + parse", "tokenize", "plan", "fill", "write + fsync", "sha256 of input and output",

@@ -10,24 +10,24 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # typing takes as long to import as all else before Ctrl-C is handled
 if TYPE_CHECKING:
-    from packer_cli.packed import PackedDirectory as PackedDirectory
-    from packer_cli.packed import open_packed as open_packed
-    from packer_cli.packing import PackMetrics as PackMetrics
-    from packer_cli.packing import PackPlan as PackPlan
-    from packer_cli.packing import plan_packing as plan_packing
-    from packer_cli.sequences import PackedRows as PackedRows
-    from packer_cli.sequences import pack_sequences as pack_sequences
-    from packer_cli.stream_packer import StreamPacker as StreamPacker
+    from packer_cli.packing.planning import PackMetrics as PackMetrics
+    from packer_cli.packing.planning import PackPlan as PackPlan
+    from packer_cli.packing.planning import plan_packing as plan_packing
+    from packer_cli.packing.sequences import PackedRows as PackedRows
+    from packer_cli.packing.sequences import pack_sequences as pack_sequences
+    from packer_cli.packing.stream_packer import StreamPacker as StreamPacker
+    from packer_cli.result.reader import PackedDirectory as PackedDirectory
+    from packer_cli.result.reader import open_packed as open_packed
 
 _HOMES = {
-    "PackMetrics": "packing",
-    "PackPlan": "packing",
-    "plan_packing": "packing",
-    "PackedRows": "sequences",
-    "pack_sequences": "sequences",
-    "StreamPacker": "stream_packer",
-    "PackedDirectory": "packed",
-    "open_packed": "packed",
+    "PackMetrics": "packing.planning",
+    "PackPlan": "packing.planning",
+    "plan_packing": "packing.planning",
+    "PackedRows": "packing.sequences",
+    "pack_sequences": "packing.sequences",
+    "StreamPacker": "packing.stream_packer",
+    "PackedDirectory": "result.reader",
+    "open_packed": "result.reader",
 }
 __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
 

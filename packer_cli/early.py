@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from packer_cli.child import Child
+from packer_cli.child_process import Child
 
 ENVIRONMENT_VARIABLE = "PACKER_TOKENIZER"
 REFERENCE_ENGINE = "packer_cli.tokenization.engines:ReferenceEngine"

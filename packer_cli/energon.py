@@ -25,9 +25,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from packer_cli.errors import DataError, needs_extra
-from packer_cli.packing import PackPlan, plan_packing
+from packer_cli.packing.planning import PackPlan, plan_packing
+from packer_cli.packing.sequences import pack_sequences
 from packer_cli.records import wrong_ids
-from packer_cli.sequences import pack_sequences
 
 try:
     import torch

@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli.errors import DataError, UsageError, needs_extra, one_of
-from packer_cli.packing import PackPlan
+from packer_cli.packing.planning import PackPlan
+from packer_cli.packing.sequences import PackedRows, fill_plan, pack_sequences
 from packer_cli.records import IGNORED
-from packer_cli.sequences import PackedRows, fill_plan, pack_sequences
 
 try:
     from datasets import Dataset

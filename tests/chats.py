@@ -26,7 +26,7 @@ from conftest import (
 from tokenizers import Tokenizer
 
 from packer_cli import open_packed
-from packer_cli.packed import rows_of, segments_of
+from packer_cli.result.reader import rows_of, segments_of
 
 Json = dict[str, Any]
 

@@ -34,11 +34,11 @@ from hypothesis import settings
 from typer.testing import CliRunner, Result
 
 from packer_cli import open_packed
-from packer_cli.cli import app
-from packer_cli.invariants import broken_invariants
-from packer_cli.packed import rows_of, segments_of
-from packer_cli.recount import check_recount
-from packer_cli.shards import digest
+from packer_cli.cli.app import app
+from packer_cli.result.reader import rows_of, segments_of
+from packer_cli.result.recount import check_recount
+from packer_cli.result.rules import broken_invariants
+from packer_cli.result.shards import digest
 
 BYTES_EOS = 256
 # Shells let programs in the background ignore it, and those that we start would, too.
@@ -141,7 +141,7 @@ def at_any_moment(files: dict[str, bytes]) -> dict[str, bytes]:
 # A program that is packer, but is killed when all is packed and about to be put in place.
 KILLED_WHILE_REPLACING = """
 import os
-from packer_cli import cli
+from packer_cli.cli import app as cli
 rename = os.rename
 def renamed(a, b, **at):
     rename(a, b, **at)

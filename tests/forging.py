@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.bounds import lower_bound_rows
-from packer_cli.counts import Counts
-from packer_cli.manifest import TOTALS, to_bytes
-from packer_cli.manifest_check import why_incomplete
-from packer_cli.saved_dataset import saved_dataset
+from packer_cli.packing.lower_bound import lower_bound_rows
+from packer_cli.result.counts import Counts
+from packer_cli.result.manifest import TOTALS, to_bytes
+from packer_cli.result.manifest_check import why_incomplete
+from packer_cli.result.saved_dataset import saved_dataset
 
 UNITS = "units.jsonl"
 

@@ -25,8 +25,8 @@ from typing import Any
 import pyarrow as pa
 from typer.testing import CliRunner
 
-from packer_cli.cli import app
-from packer_cli.manifest import to_bytes
+from packer_cli.cli.app import app
+from packer_cli.result.manifest import to_bytes
 
 MANIFEST = "manifest.json"
 SIDE_FILES = ("units.jsonl", "state.json", "dataset_info.json", "rejected.jsonl")

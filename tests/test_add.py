@@ -144,7 +144,8 @@ def test_a_directory_adds_what_is_in_it(nights: list[str]) -> None:
 # A program that is packer, but is killed when all is packed and recorded.
 KILLED = """
 import os
-from packer_cli import cli, pipeline
+from packer_cli.cli import app as cli
+from packer_cli.run import pipeline
 def killed(*arguments):
     os.kill(os.getpid(), 9)
 pipeline.finalize = killed

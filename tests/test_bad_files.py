@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from conftest import COMPRESSORS, assert_error, jsonl, pack, packer, recover_texts
 
-from packer_cli.readers import byte_streams
+from packer_cli.inputs import byte_streams
 
 pytestmark = pytest.mark.usefixtures("folder")
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
@@ -81,7 +81,7 @@ def test_a_cut_arrow_stream_is_not_read_short(folder: Path, cut: int) -> None:
 @pytest.fixture
 def as_nobody() -> Iterator[Path]:
     """A world-readable directory, visited without the rights of root."""
-    import packer_cli.pipeline  # noqa: F401 root's own modules may be out of nobody's reach
+    import packer_cli.run.pipeline  # noqa: F401 root's own modules may be out of nobody's reach
 
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o777)  # noqa: S103 nobody writes here too
@@ -120,7 +120,7 @@ def test_a_file_that_fails_while_it_is_read() -> None:
 @pytest.fixture
 def meddle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
     """Do something to the inputs once the first of their documents are being encoded."""
-    from packer_cli import encoding
+    from packer_cli.tokenization import encoding
 
     monkeypatch.setattr(byte_streams, "BLOCK_BYTES", 64)
 

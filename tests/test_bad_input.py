@@ -22,8 +22,8 @@ from conftest import (
     recover_texts,
 )
 
-from packer_cli.readers import byte_streams
-from packer_cli.readers.json_mistakes import explain
+from packer_cli.inputs import byte_streams
+from packer_cli.inputs.json_mistakes import explain
 
 pytestmark = pytest.mark.usefixtures("folder")
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_cli import plan_packing
-from packer_cli.bounds import lower_bound_rows
-from packer_cli.strategies import NAMES
+from packer_cli.config.strategies import NAMES
+from packer_cli.packing.lower_bound import lower_bound_rows
 
 relaxed = settings(max_examples=100, deadline=None)
 

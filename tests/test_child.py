@@ -17,11 +17,11 @@ import tiny_tokenizers as tiny
 from chats import TAGS, assistant, chat, user, write
 from conftest import contents, packer_script, processor_seconds, wait_for
 
-from packer_cli.child import Child, LostChildError
+from packer_cli.child_process import Child, LostChildError
 from packer_cli.errors import DataError
-from packer_cli.tokenization import reference_process
 from packer_cli.tokenization.engines import ReferenceEngine
 from packer_cli.tokenization.reference_process import ReferenceProcess
+from packer_cli.tokenization.tokenizer import reference_process
 
 SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
 
@@ -107,7 +107,7 @@ def test_a_child_outlives_the_thread_that_made_it() -> None:
 
 def test_a_child_whose_maker_is_gone_before_it_begins(folder: Path) -> None:
     code = (
-        "import os; from packer_cli.child import Child\n"
+        "import os; from packer_cli.child_process import Child\n"
         "print(Child('packer_cli.errors:DataError', 'a')._process.pid, flush=True); os._exit(0)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

@@ -32,10 +32,10 @@ from conftest import (
 )
 
 import packer_cli
-from packer_cli import worker
 from packer_cli.errors import DataError
 from packer_cli.records import WorkUnit
-from packer_cli.unit import Job, UnitResult
+from packer_cli.run import worker
+from packer_cli.run.unit import Job, UnitResult
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -57,7 +57,7 @@ def test_help_of_every_command(command: list[str]) -> None:
 
 def test_help_names_every_command_and_exit_code() -> None:
     text = packer("--help").stdout
-    commands = {info.callback.__name__ for info in packer_cli.cli.app.registered_commands}  # type: ignore[attr-defined,union-attr]
+    commands = {info.callback.__name__ for info in packer_cli.cli.app.app.registered_commands}  # type: ignore[attr-defined,union-attr]
     assert all(f"\n  {name} " in text for name in commands)
     assert all(f" {code} " in text for code in (0, 1, 2, 3, 130))
 
@@ -276,7 +276,7 @@ def test_a_bug_is_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) ->
     def broken(*arguments: object) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr("packer_cli.pipeline.find_inputs", broken)
+    monkeypatch.setattr("packer_cli.run.pipeline.find_inputs", broken)
     result = packer("pack", "a.jsonl", "-l", 8)
     assert_error(result, 3, "KeyError: 'lost'", kind="bug")
     assert "please report it" in result.stderr
@@ -382,7 +382,7 @@ def test_a_shard_that_cannot_be_stored_stops_the_run_at_once(
             raise DataError(f"{path}: cannot write")
 
     monkeypatch.setattr(worker, "pack_unit", after_the_first_failed)
-    monkeypatch.setattr("packer_cli.worker.sync", fail)
+    monkeypatch.setattr("packer_cli.run.worker.sync", fail)
     Path("many.jsonl").write_bytes(jsonl("first", "second", "third"))
     result = packer("pack", "many.jsonl", "-l", 16, "-t", "bytes", "-o", "out", "--unit-bytes", 1)
     assert result.exit_code == 1
@@ -460,6 +460,6 @@ def test_a_shard_that_cannot_be_begun_is_named(data: Path, monkeypatch: pytest.M
     def full(sink: object, schema: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("packer_cli.shard_writer.pa.ipc.new_stream", full)
+    monkeypatch.setattr("packer_cli.result.shard_writer.pa.ipc.new_stream", full)
     result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "out")
     assert_error(result, 1, "out/.packer/", "/shard-00000-000.arrow.part: cannot write: No space")

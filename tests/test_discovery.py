@@ -29,11 +29,11 @@ from conftest import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_cli.config import PackConfig, RunOptions
-from packer_cli.discovery import plan_units
-from packer_cli.pipeline import pack as run
-from packer_cli.readers import byte_streams
+from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.inputs import byte_streams
+from packer_cli.inputs.discovery import plan_units
 from packer_cli.records import InputFile
+from packer_cli.run.pipeline import pack as run
 
 pytestmark = pytest.mark.usefixtures("folder")
 QUIET = ("-l", 16, "-t", "bytes", "-q")

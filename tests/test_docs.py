@@ -14,11 +14,11 @@ import pytest
 from chats import marked_pieces, run
 from conftest import jsonl, packer, recover_texts
 
-from packer_cli.config import COLUMNS, PADDED_BOUNDARIES
+from packer_cli.config.options import COLUMNS, PADDED_BOUNDARIES
+from packer_cli.config.shapes import KINDS
+from packer_cli.config.strategies import ALIASES
 from packer_cli.export import FORMATS
-from packer_cli.manifest import TOTALS
-from packer_cli.shapes import KINDS
-from packer_cli.strategies import ALIASES
+from packer_cli.result.manifest import TOTALS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -41,7 +41,7 @@ from packer_cli.errors import DataError
 from packer_cli.export import FORMATS, destination
 from packer_cli.export.destination import MARKER
 from packer_cli.export.writing import lists
-from packer_cli.show import read_row
+from packer_cli.show.rows import read_row
 
 # (ids, labels) of a segment or document
 Piece = tuple[list[int], list[int]]
@@ -618,7 +618,7 @@ def test_overwrite_keeps_the_earlier_export_until_the_end(
 # A program that is packer where directories cannot be exchanged, killed between the two renames.
 KILLED_BETWEEN = """
 import os
-from packer_cli import cli
+from packer_cli.cli import app as cli
 from packer_cli.export import destination
 rename = os.rename
 def renamed(own, to, **at):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_cli.fitting import Loss, cut_stream, first_overlong, fit, loss_of
+from packer_cli.packing.fitting import Loss, cut_stream, first_overlong, fit, loss_of
 from packer_cli.records import Pieces
 
 relaxed = settings(max_examples=100, deadline=None)

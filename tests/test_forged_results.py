@@ -24,10 +24,10 @@ import tiny_tokenizers
 from conftest import jsonl, packer
 from forging import Result
 
-from packer_cli import tokenization
-from packer_cli.config import PackConfig
-from packer_cli.manifest import TOTALS
+from packer_cli.config.options import PackConfig
 from packer_cli.records import UInt8
+from packer_cli.result.manifest import TOTALS
+from packer_cli.tokenization import tokenizer as tokenization
 
 ALL = ("verify", "out", "--against-inputs", "--sample", "all")
 TEMPLATE = (

@@ -21,7 +21,7 @@ import tiny_tokenizers
 from chats import CHATML
 from conftest import packer
 
-from packer_cli.strategies import NAMES
+from packer_cli.config.strategies import NAMES
 
 WORDS = [
     "the",

@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 import packer_cli
-from packer_cli.cli import app
+from packer_cli.cli.app import app
 
 PACKAGE = Path(packer_cli.__file__).parent
 FOREIGN = {"torch", "datasets", "ray", "transformers", "megatron", "fsspec"}
@@ -37,9 +37,9 @@ def _imported_by(code: str) -> set[str]:
     ("statement", "forbidden"),
     [
         pytest.param("import packer_cli", HEAVY, id="package"),
-        pytest.param("import packer_cli.cli", HEAVY, id="command line"),
+        pytest.param("import packer_cli.cli.app", HEAVY, id="command line"),
         pytest.param("from packer_cli import *", FOREIGN, id="every public name"),
-        pytest.param("import packer_cli.pipeline", FOREIGN, id="pipeline"),
+        pytest.param("import packer_cli.run.pipeline", FOREIGN, id="pipeline"),
     ],
 )
 def test_imports_stay_light(statement: str, forbidden: set[str]) -> None:
@@ -53,7 +53,7 @@ def test_help_needs_nothing_heavy() -> None:
     loaded = _imported_by(
         """
 import sys
-from packer_cli import cli
+from packer_cli.cli import app as cli
 sys.argv = ["packer", "pack", "--help"]
 cli.os._exit = sys.exit  # or nothing could be asked afterwards
 try:
@@ -71,7 +71,7 @@ def test_a_local_run_needs_no_fsspec(tmp_path: Path) -> None:
     loaded = _imported_by(
         f"""
 import sys
-from packer_cli import cli
+from packer_cli.cli import app as cli
 sys.argv = ["packer", "pack", "{tmp_path}/a.jsonl", "-l", "8", "-t", "bytes", "-o", "{tmp_path}/o"]
 cli.os._exit = sys.exit
 try:
@@ -123,15 +123,15 @@ GRAPH = {name: {i for i in _imports(path) if i != name} for name, path in MODULE
 
 def test_the_import_graph_has_no_cycle() -> None:
     order = list(TopologicalSorter(GRAPH).static_order())  # raises CycleError, naming the cycle
-    assert order.index("packer_cli.errors") < order.index("packer_cli.pipeline")
+    assert order.index("packer_cli.errors") < order.index("packer_cli.run.pipeline")
     assert set(order) == set(MODULES)
 
 
 # Whoever is not named here is a step, and may import other steps and the bottom layer.
-TOP = ["packer_cli.__main__", "packer_cli.cli"]
+TOP = ["packer_cli.__main__", "packer_cli.cli.app"]
 BOTTOM = {
-    "packer_cli.records", "packer_cli.config", "packer_cli.errors", "packer_cli.strategies",
-    "packer_cli.shapes",
+    "packer_cli.records", "packer_cli.config.options", "packer_cli.errors", "packer_cli.config.strategies",
+    "packer_cli.config.shapes",
 }  # fmt: skip
 
 
@@ -142,8 +142,8 @@ def _importers(name: str) -> set[str]:
 def test_dependencies_point_one_way() -> None:
     """Cli -> pipeline -> steps -> records, config, errors."""
     assert _importers("packer_cli.__main__") == set()
-    assert _importers("packer_cli.cli") == {"packer_cli.__main__"}
-    assert _importers("packer_cli.pipeline") <= {"packer_cli.cli"}
+    assert _importers("packer_cli.cli.app") == {"packer_cli.__main__"}
+    assert _importers("packer_cli.run.pipeline") <= {"packer_cli.cli.app"}
     for module in BOTTOM:
         assert GRAPH[module] <= BOTTOM, f"{module} belongs to the bottom layer"
     assert GRAPH["packer_cli.errors"] == set()
@@ -177,8 +177,8 @@ def test_kernels_are_called_by_steps_and_their_slow_twins_by_nobody() -> None:
         name: [used for used in _imported_names(path) if used.startswith("packer_cli._kernels")]
         for name, path in MODULES.items()
     }
-    assert users["packer_cli.packing"]
-    for name in (*TOP, *BOTTOM, "packer_cli.pipeline"):
+    assert users["packer_cli.packing.planning"]
+    for name in (*TOP, *BOTTOM, "packer_cli.run.pipeline"):
         assert users[name] == []
     assert not [name for name, used in users.items() if "reference" in "".join(used)]
 

@@ -50,7 +50,7 @@ def test_the_default_output_is_named_after_the_input(folder: Path) -> None:
         "data/*.jsonl": "data-packed-16",
         "-": "stdin-packed-16",
     }
-    from packer_cli.cli import default_output
+    from packer_cli.cli.app import default_output
 
     assert {name: str(default_output([name], 16)) for name in inputs} == inputs
     (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
@@ -214,7 +214,7 @@ def test_a_file_system_without_locks(data: Path, monkeypatch: pytest.MonkeyPatch
 
 
 REPLACING = (
-    "import os, sys; from packer_cli.cli import main\n"
+    "import os, sys; from packer_cli.cli.app import main\n"
     "steps, rename = {step}, os.rename\n"
     "def moved(name, new, *, src_dir_fd=None, dst_dir_fd=None):\n"
     "    global steps; steps -= src_dir_fd != dst_dir_fd\n"

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from packer_cli._kernels import reference
 
 from packer_cli import PackPlan, plan_packing
+from packer_cli.config.strategies import ALIASES, NAMES, keeps_order
 from packer_cli.errors import DataError, PackerError, UsageError
-from packer_cli.fitting import fit
-from packer_cli.packing import HARMONIC_CLASSES, plan_rows
-from packer_cli.strategies import ALIASES, NAMES, keeps_order
+from packer_cli.packing.fitting import fit
+from packer_cli.packing.planning import HARMONIC_CLASSES, plan_rows
 
 relaxed = settings(max_examples=40, deadline=None)
 capacities = st.one_of(
@@ -169,7 +169,7 @@ def test_wrap_leaves_padding_only_in_the_last_row(problem: tuple[list[int], int]
 
 
 def test_more_documents_than_a_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packer_cli.packing._MAX_DOCUMENTS", 3)
+    monkeypatch.setattr("packer_cli.packing.planning._MAX_DOCUMENTS", 3)
     with pytest.raises(UsageError, match="4 documents are more than one plan holds, 3"):
         plan_rows(np.ones(4, np.int32), 8, "best-fit", 0, False)
 

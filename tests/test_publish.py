@@ -35,9 +35,10 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from packer_cli import open_packed, publish, storage
-from packer_cli.manifest import is_manifest
-from packer_cli.shards import digest
+from packer_cli import open_packed, storage
+from packer_cli.result.manifest import is_manifest
+from packer_cli.result.shards import digest
+from packer_cli.run import upload as publish
 
 KILLS = int(os.environ.get("PACKER_KILLS", "30"))
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(400)]
@@ -393,7 +394,7 @@ def test_a_store_that_cannot_be_written_to_is_found_before_the_work(
     def fail(*given: object) -> None:
         raise AssertionError("packs")
 
-    monkeypatch.setattr("packer_cli.pipeline._Job._pack_rest", fail)
+    monkeypatch.setattr("packer_cli.run.pipeline._Job._pack_rest", fail)
     for error, code, message in (
         (NotImplementedError(), 2, "cannot write at shop://"),
         (PermissionError(errno.EACCES, "Forbidden"), 1, "cannot write: Forbidden"),
@@ -449,7 +450,8 @@ def test_a_staging_directory_of_somebody_else_is_not_used(folder: Path) -> None:
 CRASHING = """
 import os, sys
 from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
-from packer_cli import cli, publish
+from packer_cli.cli import app as cli
+from packer_cli.run import upload as publish
 publish._THREADS = 1
 steps = {step}
 def counted(call):
@@ -534,7 +536,7 @@ def test_stdin_is_packed_again_and_then_uploading_goes_on() -> None:
 HANGING = """
 import time
 from fsspec.implementations.local import LocalFileOpener
-from packer_cli import cli
+from packer_cli.cli import app as cli
 write = LocalFileOpener.write
 def hang(self, data):
     if self.path.endswith("-002.arrow") or "shard-00002" in self.path:

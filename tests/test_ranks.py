@@ -85,7 +85,9 @@ def test_a_rank_that_is_lost_is_run_again() -> None:
 
 
 def test_finalize_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packer_cli.pipeline.finalize_if_last", lambda *arguments, **options: None)
+    monkeypatch.setattr(
+        "packer_cli.run.pipeline.finalize_if_last", lambda *arguments, **options: None
+    )
     for number in (0, 1):
         assert packer(*rank(number, 2)).exit_code == 0
     assert not Path("out/manifest.json").exists()
@@ -240,7 +242,9 @@ def test_all_come_back_after_that(ended: Path) -> None:
 
 
 def test_finalize_by_hand_keeps_to_max_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packer_cli.pipeline.finalize_if_last", lambda *arguments, **options: None)
+    monkeypatch.setattr(
+        "packer_cli.run.pipeline.finalize_if_last", lambda *arguments, **options: None
+    )
     losing = ["--overlong", "drop", "--max-loss", "0.01"]
     assert packer(*rank(0, 1, "out", *losing)).exit_code == 0
     done = packer("finalize", "out")

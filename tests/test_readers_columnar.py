@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import assert_error, pack, packer, recover_documents, recover_texts
 
-from packer_cli.config import PackConfig
-from packer_cli.readers import columnar
-from packer_cli.readers.columnar import ParquetReader
-from packer_cli.readers.parquet_pages import pages
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
+from packer_cli.inputs import columnar
+from packer_cli.inputs.columnar import ParquetReader
+from packer_cli.inputs.parquet_pages import pages
 from packer_cli.records import InputFile, Slice
-from packer_cli.shapes import Shape
 
 pytestmark = pytest.mark.usefixtures("folder")
 

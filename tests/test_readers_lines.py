@@ -13,11 +13,11 @@ from conftest import pack, recover_documents, recover_texts
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from packer_cli.config import PackConfig
-from packer_cli.readers import byte_streams
-from packer_cli.readers.jsonl import JsonlReader
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
+from packer_cli.inputs import byte_streams
+from packer_cli.inputs.jsonl import JsonlReader
 from packer_cli.records import InputFile, Slice
-from packer_cli.shapes import Shape
 
 pytestmark = pytest.mark.usefixtures("folder")
 

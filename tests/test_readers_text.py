@@ -12,10 +12,11 @@ from conftest import assert_error, pack, packer, recover_documents, recover_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_cli.config import PackConfig
-from packer_cli.readers import byte_streams, reader_for
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
+from packer_cli.inputs import byte_streams
+from packer_cli.inputs.formats import reader_for
 from packer_cli.records import InputFile, Slice
-from packer_cli.shapes import Shape
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -23,10 +23,10 @@ from conftest import check_directory, packer
 from tokenizers import Tokenizer
 
 from packer_cli import open_packed
-from packer_cli.packed import ragged_of, rows_of
-from packer_cli.tokenization import load_tokenizer
+from packer_cli.result.reader import ragged_of, rows_of
 from packer_cli.tokenization.agreement import BATTERY
 from packer_cli.tokenization.locate import locate
+from packer_cli.tokenization.tokenizer import load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 pytestmark = pytest.mark.skipif(

@@ -98,7 +98,7 @@ def quietly(command: list[str]) -> subprocess.Popen[bytes]:
 CRASHING = """
 import os, sys
 from pathlib import Path
-from packer_cli import cli
+from packer_cli.cli import app as cli
 steps = {step}
 def counted(call):
     def count(*arguments, **options):
@@ -237,7 +237,8 @@ def test_copies_of_inputs_and_units_are_gone_on_with(
 
 CHANGING = """
 import os, sys
-from packer_cli import cli, worker
+from packer_cli.cli import app as cli
+from packer_cli.run import worker
 def now(file):
     if file.path == '{name}' and not done:
         done.append(1)
@@ -459,7 +460,7 @@ def test_an_input_that_changes_is_not_to_be_gone_on_with(inputs: Path) -> None:
     """The same command again would be refused: it is another run."""
     changing = """
 import os
-from packer_cli import cli
+from packer_cli.cli import app as cli
 rename, left = os.rename, [5]
 def renamed(a, b, **at):
     rename(a, b, **at)

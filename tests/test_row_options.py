@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from conftest import assert_error, check_directory, jsonl, pack, packer, recover_texts, shard_of
 
-from packer_cli import open_packed, pipeline
-from packer_cli.config import COLUMNS, PackConfig, RunOptions
-from packer_cli.counts import AttentionCost
-from packer_cli.packed import rows_of, segments_of
-from packer_cli.strategies import NAMES
+from packer_cli import open_packed
+from packer_cli.config.options import COLUMNS, PackConfig, RunOptions
+from packer_cli.config.strategies import NAMES
+from packer_cli.result.counts import AttentionCost
+from packer_cli.result.reader import rows_of, segments_of
+from packer_cli.run import pipeline
 
 pytestmark = pytest.mark.usefixtures("folder")
 LIMITABLE = [name for name in NAMES if name not in ("wrap", "mffd")]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer_cli import PackedRows, pack_sequences
+from packer_cli.config.strategies import NAMES
 from packer_cli.errors import DataError, UsageError
-from packer_cli.strategies import NAMES
 
 FOUR = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
 IGNORED = -100

@@ -421,7 +421,9 @@ def test_only_cut_characters_are_unreadable(folder: Path) -> None:
 @pytest.fixture
 def any_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let packer pack ids that the tokenizer does not have, as other versions may have done."""
-    monkeypatch.setattr("packer_cli.encoding._refuse_ids_above", lambda *arguments: None)
+    monkeypatch.setattr(
+        "packer_cli.tokenization.encoding._refuse_ids_above", lambda *arguments: None
+    )
 
 
 @pytest.mark.usefixtures("any_ids")

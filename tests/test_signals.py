@@ -26,7 +26,7 @@ from packer_cli.interrupts import as_flag
 AMID_LOCKS = """
 import os, signal
 from concurrent.futures import _base
-from packer_cli import cli
+from packer_cli.cli import app as cli
 enter = _base._AcquireFutures.__enter__
 calls = 0
 def entered(self):
@@ -47,8 +47,8 @@ cli.main()
 # Another one, which comes while an object is freed: what is raised there Python only prints.
 IN_A_DESTRUCTOR = """
 import os, signal
-from packer_cli import cli
-from packer_cli.config import RunOptions
+from packer_cli.cli import app as cli
+from packer_cli.config.options import RunOptions
 check = RunOptions.__post_init__
 class Freed:
     def __del__(self):
@@ -84,7 +84,7 @@ def test_interrupted_with_locks_taken(folder: Path, workers: int) -> None:
     check_directory("out")
 
 
-@pytest.mark.parametrize("module", ["packer_cli.cli", "typer", "packer_cli.early", "numpy"])
+@pytest.mark.parametrize("module", ["packer_cli.cli.app", "typer", "packer_cli.early", "numpy"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_before_it_has_begun(folder: Path, module: str, number: signal.Signals) -> None:
     Path("a.jsonl").write_bytes(jsonl("some text"))

@@ -16,7 +16,7 @@ from conftest import assert_error, jsonl, pack, packer, shard_of
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
-from packer_cli.layout import short_name
+from packer_cli.result.layout import short_name
 
 pytestmark = pytest.mark.usefixtures("folder")
 

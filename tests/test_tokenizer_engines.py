@@ -26,10 +26,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import EOS
 
-from packer_cli import tokenization
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.records import Int64, UInt32
-from packer_cli.tokenization import engines, load_tokenizer
+from packer_cli.tokenization import engines
+from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.tokenization.agreement import (
     BATTERY,
     assigned_characters,
@@ -40,6 +40,7 @@ from packer_cli.tokenization.agreement import (
 from packer_cli.tokenization.engines import BytesEngine, FastEngine, ReferenceEngine
 from packer_cli.tokenization.locate import locate
 from packer_cli.tokenization.reference_process import ReferenceProcess
+from packer_cli.tokenization.tokenizer import load_tokenizer
 from packer_cli.tokenization.unsettled import ranges, with_unsettled
 
 BOTH = [pytest.param(make, id=make.__name__) for make in (tiny.byte_level, tiny.sentencepiece)]

@@ -207,7 +207,7 @@ import socket
 def refused(*given, **how):
     raise SystemExit(f"looked up {given}")
 socket.getaddrinfo = socket.gethostbyname = socket.create_connection = refused
-from packer_cli import cli
+from packer_cli.cli import app as cli
 cli.main()
 """
     command = [sys.executable, "-c", code, *map(str, PACK), "-q", "-t", "some-org/some-model"]

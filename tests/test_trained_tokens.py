@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packer_cli import open_packed, pipeline
-from packer_cli.config import COLUMNS, PackConfig, RunOptions
-from packer_cli.packed import ragged_of, rows_of
+from packer_cli import open_packed
+from packer_cli.config.options import COLUMNS, PackConfig, RunOptions
+from packer_cli.result.reader import ragged_of, rows_of
+from packer_cli.run import pipeline
 
 Piece = tuple[int, list[int], list[int]]
 

@@ -269,7 +269,7 @@ def test_killed_during_an_update(result: Path, how: str) -> None:
     update("a.jsonl", "c.jsonl", how)
     crash = """
 import os
-from packer_cli import cli
+from packer_cli.cli import app as cli
 steps, rename = {step}, os.rename
 def counted(a, b):
     global steps

@@ -19,7 +19,7 @@ import tiny_tokenizers
 from conftest import COMPRESSORS, assert_error, jsonl, pack, packer, packer_process, shard_of
 from forging import Result
 
-from packer_cli.manifest import to_bytes
+from packer_cli.result.manifest import to_bytes
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -27,10 +27,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_cli import open_packed
-from packer_cli.config import PackConfig, RunOptions
-from packer_cli.packed import rows_of
-from packer_cli.pipeline import pack as run
-from packer_cli.strategies import ALIASES, NAMES
+from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.config.strategies import ALIASES, NAMES
+from packer_cli.result.reader import rows_of
+from packer_cli.run.pipeline import pack as run
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -176,7 +176,7 @@ def test_a_document_whose_pieces_cannot_be_numbered(
     data: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """2**31 tokens, made small for the test: the start of a piece is an int32."""
-    monkeypatch.setattr("packer_cli.unit.MAX_DOCUMENT_TOKENS", 100)
+    monkeypatch.setattr("packer_cli.run.unit.MAX_DOCUMENT_TOKENS", 100)
     (data / "long.jsonl").write_bytes(jsonl("x" * 99, "y" * 100))
     options = ["long.jsonl", "-l", 64, "-t", "bytes", "-q", "--strategy", strategy]
     message = "long.jsonl, line 2 (byte 112): the document has 101 tokens, the most is 100"
@@ -261,7 +261,7 @@ def by_windows(texts: list[str], strategy: str, window: int, max_length: int, se
 def test_small_windows_carry_over_and_lose_nothing(
     data: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    from packer_cli.readers import byte_streams
+    from packer_cli.inputs import byte_streams
 
     monkeypatch.setattr(byte_streams, "BLOCK_BYTES", 256)  # a few records a batch
     manifest = by_windows(TEXTS, strategy, window=300, max_length=64, seed=3)
@@ -287,7 +287,7 @@ def test_labels_are_carried_over_with_their_tokens(folder: Path, strategy: str) 
     Path("w.jsonl").write_bytes(lines)
     config = PackConfig(64, strategy=strategy, window_tokens=200, keep_untrained=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("packer_cli.readers.byte_streams.BLOCK_BYTES", 300)
+        patch.setattr("packer_cli.inputs.byte_streams.BLOCK_BYTES", 300)
         run(["w.jsonl"], Path("out"), config, RunOptions(progress=False))
     check_directory("out")
     found = recover_documents("out", "labels")
@@ -313,6 +313,6 @@ def test_any_window_recovers_any_documents(
     texts = [chr(97 + i % 26) * length for i, length in enumerate(lengths)]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.getbasetemp())
-        patch.setattr("packer_cli.readers.byte_streams.BLOCK_BYTES", 200)
+        patch.setattr("packer_cli.inputs.byte_streams.BLOCK_BYTES", 200)
         by_windows(texts, strategy, window, max_length, seed)
         assert recover_texts("windows") == [text for text in texts if text]

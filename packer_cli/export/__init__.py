@@ -27,9 +27,9 @@ from packer_cli.export.rows import Read, batches, documents, rows
 from packer_cli.export.trl import Trl
 from packer_cli.export.unpacked import Unpacked
 from packer_cli.export.writing import Writer
-from packer_cli.manifest import checksum
-from packer_cli.packed import PackedDirectory, open_packed
 from packer_cli.progress import Progress
+from packer_cli.result.manifest import checksum
+from packer_cli.result.reader import PackedDirectory, open_packed
 
 FORMATS: dict[str, type[Writer]] = {
     "trl": Trl,

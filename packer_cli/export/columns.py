@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
 from packer_cli.export.writing import Files, Parts, Writer
-from packer_cli.packed import PackedDirectory, ragged_of, rows_of
-from packer_cli.shard_writer import column_type
+from packer_cli.result.reader import PackedDirectory, ragged_of, rows_of
+from packer_cli.result.shard_writer import column_type
 
 
 class Parquet(Writer):

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from packer_cli.export.rows import Rows, pad_token_id
 from packer_cli.export.writing import SavedDataset
-from packer_cli.packed import PackedDirectory
 from packer_cli.records import IGNORED
+from packer_cli.result.reader import PackedDirectory
 
 # The trainer's collator pads input_ids, labels and attention_mask to a multiple of this, and
 # position_ids not at all ("pad_to_multiple_of ignore this").

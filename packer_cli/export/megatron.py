@@ -15,7 +15,7 @@ import numpy as np
 
 from packer_cli.export.rows import Rows
 from packer_cli.export.writing import Files
-from packer_cli.packed import PackedDirectory
+from packer_cli.result.reader import PackedDirectory
 
 _HEADER, _VERSION, _INT32 = b"MMIDIDX\x00\x00", 1, 4
 

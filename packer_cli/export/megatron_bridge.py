@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from packer_cli.export.rows import Rows, pad_token_id
 from packer_cli.export.writing import Parts, Writer, lists
-from packer_cli.packed import PackedDirectory
 from packer_cli.records import IGNORED
+from packer_cli.result.reader import PackedDirectory
 
 _ROW_GROUP = 500  # as `write_packed_parquet` there: its reader holds one whole at a time
 _LIST32, _LIST8 = pa.list_(pa.int32()), pa.list_(pa.int8())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packer_cli.export.rows import Rows
 from packer_cli.export.writing import Files
-from packer_cli.packed import PackedDirectory
+from packer_cli.result.reader import PackedDirectory
 
 _TOKEN_BYTES = 4
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
-from packer_cli.packed import PACK_AGAIN, PackedDirectory, rows_of, segments_of
 from packer_cli.records import IGNORED, Int32, Int64
-from packer_cli.recount import damage
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segments_of
+from packer_cli.result.recount import damage
 
 Read = Callable[[int], None]  # told how many bytes of shards were read
 

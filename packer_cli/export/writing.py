@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from packer_cli.errors import DataError
 from packer_cli.export.rows import Rows
-from packer_cli.manifest import checksum
-from packer_cli.packed import PackedDirectory
 from packer_cli.records import Int32, Int64
-from packer_cli.saved_dataset import saved_dataset
+from packer_cli.result.manifest import checksum
+from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.saved_dataset import saved_dataset
 
 _PART_BYTES = 1 << 30
 _MOST_VALUES = (1 << 31) - 1

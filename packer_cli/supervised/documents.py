@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.config import PackConfig
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
-from packer_cli.readers import reader_for
+from packer_cli.inputs.formats import reader_for
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Spans
-from packer_cli.shapes import Shape
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.messages import (
     ASSISTANT,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packer_cli.config import PackConfig
-from packer_cli.counts import Counts
-from packer_cli.encoding import token_batch
+from packer_cli.config.options import PackConfig
 from packer_cli.records import BadRecord, InputFile, Records, TokenBatch
-from packer_cli.tokenization import Tokenizer
+from packer_cli.result.counts import Counts
+from packer_cli.tokenization.encoding import token_batch
+from packer_cli.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from packer_cli.supervised.renderer import Conversation, Document

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from packer_cli.readers import reader_for
+from packer_cli.inputs.formats import reader_for
 from packer_cli.records import InputFile, Records, Slice
 from packer_cli.supervised.chat_template import RefusedError
 from packer_cli.supervised.documents import make_composer

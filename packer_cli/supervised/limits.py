@@ -15,7 +15,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from packer_cli.child import note
+from packer_cli.child_process import note
 
 TIME_IS_UP = signal.SIGPROF
 TEMPLATE = -1  # noted in the place of a record

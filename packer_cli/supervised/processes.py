@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from packer_cli.child import Child, LostChildError
+from packer_cli.child_process import Child, LostChildError
 from packer_cli.errors import Interrupted, UsageError
 from packer_cli.records import InputFile, Records, Slice
 from packer_cli.supervised.limits import TEMPLATE, TIME_IS_UP

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from packer_cli.config import PackConfig
+from packer_cli.config.options import PackConfig
 from packer_cli.errors import UsageError
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.edges import Span

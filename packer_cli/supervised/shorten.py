@@ -8,14 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from packer_cli.config import PackConfig
-from packer_cli.fitting import Loss
+from packer_cli.config.options import PackConfig
+from packer_cli.packing.fitting import Loss
 from packer_cli.records import Spans, TokenBatch, UInt8, UInt32
 from packer_cli.supervised.chat_template import RefusedError
 from packer_cli.supervised.documents import byte_spans, controls_of
 from packer_cli.supervised.renderer import Conversation, Document
 from packer_cli.supervised.turns import UndecidableError
-from packer_cli.tokenization import Tokenizer
+from packer_cli.tokenization.tokenizer import Tokenizer
 
 _Tokens = tuple[UInt32, UInt8 | None]
 _Render = Callable[[Conversation], Document]  # raises RefusedError

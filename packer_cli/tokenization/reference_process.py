@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from packer_cli.child import Child, LostChildError
+from packer_cli.child_process import Child, LostChildError
 from packer_cli.early import REFERENCE_ENGINE, EarlyReference
 from packer_cli.errors import InternalError
 from packer_cli.records import Int64, UInt32

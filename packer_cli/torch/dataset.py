@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from packer_cli import storage
-from packer_cli.config import PADDED_BOUNDARIES
+from packer_cli.config.options import PADDED_BOUNDARIES
 from packer_cli.errors import DataError, UsageError, one_of
-from packer_cli.layout import MANIFEST
-from packer_cli.packed import PACK_AGAIN, PackedDirectory, open_packed
+from packer_cli.result.layout import MANIFEST
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, open_packed
 from packer_cli.torch.maps import MappedRows
 from packer_cli.torch.rows import RAGGED, RowBatch
 

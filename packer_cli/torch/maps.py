@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from packer_cli._kernels import gathering
-from packer_cli.packed import ragged_of, rows_of
 from packer_cli.records import Int64
-from packer_cli.shard_writer import column_type
+from packer_cli.result.reader import ragged_of, rows_of
+from packer_cli.result.shard_writer import column_type
 from packer_cli.torch.rows import RAGGED, Lists
 
 

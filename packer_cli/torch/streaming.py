@@ -17,10 +17,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from packer_cli.config.strategies import canonical_name, keeps_order
 from packer_cli.errors import DataError, UsageError
-from packer_cli.packing import PackPlan
-from packer_cli.sequences import pack_sequences
-from packer_cli.strategies import canonical_name, keeps_order
+from packer_cli.packing.planning import PackPlan
+from packer_cli.packing.sequences import pack_sequences
 from packer_cli.torch.packed_batch import batch_of_rows, documents_of
 from packer_cli.torch.ranks import share_of_ranks
 from packer_cli.torch.rows import Lists, RowBatch

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 
 from packer_cli.errors import DataError
-from packer_cli.layout import MANIFEST
-from packer_cli.manifest import load
-from packer_cli.manifest_check import config_of
-from packer_cli.output import is_replacing
-from packer_cli.packed import PackedDirectory
 from packer_cli.progress import Progress
+from packer_cli.result.layout import MANIFEST
+from packer_cli.result.manifest import load
+from packer_cli.result.manifest_check import config_of
+from packer_cli.result.reader import PackedDirectory
+from packer_cli.run.directory import is_replacing
 from packer_cli.threads import run_all
 from packer_cli.verify.files import check_contents, check_files
 from packer_cli.verify.findings import Findings, Problem

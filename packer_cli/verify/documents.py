@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.config import PackConfig
-from packer_cli.counts import Counts
-from packer_cli.encoding import Encode
+from packer_cli.config.options import PackConfig
 from packer_cli.errors import Interrupted
-from packer_cli.fitting import trained_documents
-from packer_cli.readers import reader_for
+from packer_cli.inputs.formats import reader_for
+from packer_cli.packing.fitting import trained_documents
 from packer_cli.records import (
     IGNORED,
     BadRecord,
@@ -24,7 +22,9 @@ from packer_cli.records import (
     UInt8,
     UInt32,
 )
-from packer_cli.unit import pieces_of
+from packer_cli.result.counts import Counts
+from packer_cli.run.unit import pieces_of
+from packer_cli.tokenization.encoding import Encode
 from packer_cli.verify.findings import DIFFERENT, Findings
 from packer_cli.verify.rows import UnitRows
 

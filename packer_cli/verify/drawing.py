@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.readers import reader_for
+from packer_cli.inputs.formats import reader_for
 from packer_cli.records import InputFile, Int64, Records, Slice
 
 Read = Callable[[InputFile, Slice], Iterator[Records]]
@@ -90,7 +90,7 @@ def _parts(file: InputFile, positions: Int64) -> list[Slice]:
 
 def row_group_rows(file: InputFile) -> list[int]:
     """Of a Parquet file."""
-    from packer_cli.readers.columnar import ParquetReader  # noqa: PLC0415 Arrow's Parquet is slow
+    from packer_cli.inputs.columnar import ParquetReader  # noqa: PLC0415 Arrow's Parquet is slow
 
     return ParquetReader().row_group_rows(file)
 

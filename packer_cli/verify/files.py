@@ -7,10 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from packer_cli.errors import PackerError
-from packer_cli.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, REJECTED, SIDE_FILES, UNITS, WORK
 from packer_cli.ownership import is_leftover
-from packer_cli.packed import PackedDirectory
-from packer_cli.saved_dataset import saved_dataset
+from packer_cli.result.layout import (
+    INCOMPLETE,
+    INPUT_TIMES,
+    MANIFEST,
+    REJECTED,
+    SIDE_FILES,
+    UNITS,
+    WORK,
+)
+from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.verify.findings import FOREIGN, Findings
 from packer_cli.verify.reading import (
     content_of,

@@ -23,23 +23,23 @@ from typing import Any
 import numpy as np
 
 import packer_cli
-from packer_cli.config import PackConfig
-from packer_cli.counts import Counts
-from packer_cli.discovery import input_file
-from packer_cli.encoding import Encode
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
 from packer_cli.errors import PackerError
-from packer_cli.layout import MANIFEST, REJECTED
-from packer_cli.packed import PackedDirectory
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.discovery import input_file
+from packer_cli.inputs.formats import detect_shape, reader_for
 from packer_cli.progress import Progress
-from packer_cli.readers import detect_shape, reader_for
-from packer_cli.readers.byte_streams import STDIN
 from packer_cli.records import InputFile, Records, Slice
-from packer_cli.shapes import Shape
-from packer_cli.shards import digest
-from packer_cli.source import source_again
+from packer_cli.result.counts import Counts
+from packer_cli.result.layout import MANIFEST, REJECTED
+from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.shards import digest
+from packer_cli.run.encoder import source_again
+from packer_cli.run.unit import Job
 from packer_cli.threads import run_all
+from packer_cli.tokenization.encoding import Encode
 from packer_cli.tokenization.locate import TEMPLATE, TOOL_TEMPLATE
-from packer_cli.unit import Job
 from packer_cli.verify.documents import Documents
 from packer_cli.verify.drawing import drawn_records, draws, records_at, row_group_rows, shares
 from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from packer_cli.config import PackConfig
-from packer_cli.packed import PackedDirectory
-from packer_cli.shapes import Shape
-from packer_cli.source import framing_of
-from packer_cli.tokenization import Tokenizer, bytes_tokenizer, load_tokenizer
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
+from packer_cli.result.reader import PackedDirectory
+from packer_cli.run.encoder import framing_of
 from packer_cli.tokenization.locate import TokenizerFiles, locate
+from packer_cli.tokenization.tokenizer import Tokenizer, bytes_tokenizer, load_tokenizer
 
 
 def kept_tokenizer(

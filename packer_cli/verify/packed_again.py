@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.commits import UnitRecord, counts_of
-from packer_cli.config import PackConfig
-from packer_cli.counts import Counts
+from packer_cli.config.options import PackConfig
 from packer_cli.errors import DataError, PackerError, UsageError
-from packer_cli.layout import REJECTED, UNITS
-from packer_cli.packed import PackedDirectory
 from packer_cli.records import Int64, Slice, Stock, WorkUnit
-from packer_cli.shards import Shard
-from packer_cli.unit import Job, UnitResult, pack_unit
+from packer_cli.result.counts import Counts
+from packer_cli.result.layout import REJECTED, UNITS
+from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.shards import Shard
+from packer_cli.run.commits import UnitRecord, counts_of
+from packer_cli.run.unit import Job, UnitResult, pack_unit
 from packer_cli.verify.documents import Documents, piece_difference
 from packer_cli.verify.findings import DIFFERENT, Findings
 from packer_cli.verify.reading import part_of

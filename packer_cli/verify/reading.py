@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from packer_cli.errors import Interrupted, from_os_error
-from packer_cli.packed import PackedDirectory
-from packer_cli.shards import digest
+from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.shards import digest
 
 _READ_BYTES = 1 << 20
 

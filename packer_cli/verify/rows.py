@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packer_cli.packed import PackedDirectory, rows_of, segments_of
 from packer_cli.records import Int32, Int64
+from packer_cli.result.reader import PackedDirectory, rows_of, segments_of
 from packer_cli.verify.reading import batches_of
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from packer_cli.config import PackConfig
-from packer_cli.discovery import format_of
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
 from packer_cli.errors import UsageError
-from packer_cli.layout import INCOMPLETE, MANIFEST
-from packer_cli.manifest import checksum
-from packer_cli.manifest_check import disagreements, why_incomplete
-from packer_cli.packed import PackedDirectory
-from packer_cli.shapes import Shape
+from packer_cli.inputs.discovery import format_of
+from packer_cli.result.layout import INCOMPLETE, MANIFEST
+from packer_cli.result.manifest import checksum
+from packer_cli.result.manifest_check import disagreements, why_incomplete
+from packer_cli.result.reader import PackedDirectory
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import is_file
 

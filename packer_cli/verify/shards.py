@@ -13,16 +13,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from packer_cli.config import PackConfig
-from packer_cli.counts import Counts
+from packer_cli.config.options import PackConfig
 from packer_cli.errors import Interrupted, PackerError
-from packer_cli.invariants import Broken, broken_rules
-from packer_cli.layout import MANIFEST
-from packer_cli.packed import PackedDirectory, first_line, metadata_of
 from packer_cli.progress import Progress
 from packer_cli.records import Int64
-from packer_cli.recount import count_documents, count_rows, differences
-from packer_cli.shard_writer import schema
+from packer_cli.result.counts import Counts
+from packer_cli.result.layout import MANIFEST
+from packer_cli.result.reader import PackedDirectory, first_line, metadata_of
+from packer_cli.result.recount import count_documents, count_rows, differences
+from packer_cli.result.rules import Broken, broken_rules
+from packer_cli.result.shard_writer import schema
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
 from packer_cli.verify.findings import Findings

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from packer_cli.bounds import lower_bound_rows
-from packer_cli.commits import UnitRecord, counts_of
-from packer_cli.counts import Counts
 from packer_cli.errors import DataError
-from packer_cli.layout import REJECTED, UNITS
-from packer_cli.manifest import TOTALS
-from packer_cli.packed import PackedDirectory
+from packer_cli.packing.lower_bound import lower_bound_rows
+from packer_cli.result.counts import Counts
+from packer_cli.result.layout import REJECTED, UNITS
+from packer_cli.result.manifest import TOTALS
+from packer_cli.result.reader import PackedDirectory
+from packer_cli.run.commits import UnitRecord, counts_of
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import digest_of, lines_of
 

@@ -26,9 +26,9 @@ from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors.jsonl.jsonl_prepare import JsonlPreparator
 
 from packer_cli import plan_packing
+from packer_cli.config.strategies import NAMES
 from packer_cli.energon import BestFitPacking, PackedSample, TokenSample
 from packer_cli.errors import UsageError
-from packer_cli.strategies import NAMES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # energon's, of torch and of itself
 L, SAMPLES = 64, 300

@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from transformers.utils import is_flash_attn_2_available
 
 from packer_cli import open_packed
-from packer_cli.packed import segments_of
+from packer_cli.result.reader import segments_of
 from packer_cli.torch import (
     PackedDataset,
     block_mask_collate,

@@ -20,7 +20,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from packer_cli import open_packed
-from packer_cli.show import read_row
+from packer_cli.show.rows import read_row
 
 # those of the trainers, about themselves and each other
 pytestmark = pytest.mark.filterwarnings("ignore")

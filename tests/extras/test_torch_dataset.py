@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Subset
 import packer_cli.torch
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
-from packer_cli.packed import PackedDirectory, ragged_of, rows_of
+from packer_cli.result.reader import PackedDirectory, ragged_of, rows_of
 from packer_cli.torch import PackedDataset, padded_collate, varlen_collate
 
 L = 64

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from packer_cli import plan_packing
+from packer_cli.config.strategies import NAMES
 from packer_cli.errors import DataError, UsageError
-from packer_cli.strategies import NAMES
 from packer_cli.torch import (
     PackedBatch,
     PackingIterableDataset,

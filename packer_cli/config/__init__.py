@@ -1,0 +1,1 @@
+"""What can be asked for: options, shapes of records, strategies."""

@@ -1,0 +1,1 @@
+"""From paths to records: discovery, work units, a reader per format."""

@@ -1,0 +1,480 @@
+"""Parquet, both Arrow IPC forms, and Hugging Face dataset folders: positions are row numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from packer_cli import storage
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
+from packer_cli.errors import DataError, from_os_error, named
+from packer_cli.inputs.byte_streams import HashedFile
+from packer_cli.inputs.parquet_pages import pages
+from packer_cli.inputs.token_columns import check_tokens, clipped
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
+
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 4 << 20
+# What the cells of a batch may take once each has its own copy of what a dictionary holds.
+_DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
+_BUFFER_BYTES = 1 << 20
+_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_SKIP = "mend the row, or use --on-error skip"
+_OVERLONG = "raise --max-line-bytes, or use --on-error skip"
+# What a page may take whatever --max-line-bytes is: others take as much.
+_LEAST_REFUSED = 64 << 20
+
+
+@contextmanager
+def _reading(file: InputFile) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"{file.path}: not a readable {file.format} file: {reason}",
+            "fetch or write the file again",
+        ) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise from_os_error(error, file.path, "read") from error
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"{file.path}: not a readable {file.format} file: {reason}",
+            "fetch or write the file again",
+        ) from error
+
+
+class _ColumnarReader:
+    """What Parquet and Arrow share once there are record batches."""
+
+    holds_tokens = True
+
+    def describe(self, file: InputFile, position: int) -> str:
+        return f"row {position}"
+
+    def _records(
+        self,
+        file: InputFile,
+        batches: Iterator[Any],
+        first_row: int,
+        shape: Shape,
+        consumed: float,
+        longest: int,
+    ) -> Iterator[Records]:
+        """`consumed`: bytes of the file per row, for progress. `longest`: bytes in a cell."""
+        row = first_row
+        for batch in batches:
+            sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
+            for start, stop in _cuts(sizes, longest):
+                part = batch.slice(start, stop - start)
+                size = round(part.num_rows * consumed)
+                overlong = next((name for name in sizes if sizes[name][start] > longest), None)
+                if overlong is not None:
+                    what = "the text" if shape.kind == "text" else overlong
+                    reason = f"{what} is longer than {longest} bytes"
+                    bad = [BadRecord(row, reason, _OVERLONG)]
+                    yield Records(np.empty(0, np.int64), bad=bad, consumed=size)
+                elif shape.kind == "text":
+                    yield _texts(file, part.column(shape.columns["text"]), row, size)
+                elif shape.kind == "tokens":
+                    yield _tokens(file, part, row, size)
+                else:
+                    yield _fields(part, shape, row, size)
+                row += part.num_rows
+
+
+def _sizes(column: Any) -> Int64:
+    """Bytes of each cell, 0 for nulls; of nested values with their offsets."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
+    elif _is_integer_list(kind):
+        sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        sizes = pc.binary_length(column)
+    elif _is_text(kind):  # no function gives the lengths of views
+        sizes = pa.array([len(cell.as_buffer() or b"") for cell in column], pa.int64())
+    else:
+        sizes = pa.array([column.slice(i, 1).nbytes for i in range(len(column))], pa.int64())
+    found: Int64 = sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _cuts(sizes: dict[str, Int64], longest: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of parts of few rows and bytes; a row with a cell above `longest` is alone."""
+    columns = list(sizes.values())
+    rows = len(columns[0])
+    filled = np.cumsum(np.sum(columns, axis=0)) // _BATCH_BYTES
+    alone = np.flatnonzero(np.max(columns, axis=0) > longest)
+    full = np.flatnonzero(np.diff(filled)) + 1
+    edges = np.concatenate([np.arange(0, rows, _BATCH_ROWS), full, alone, alone + 1, [rows]])
+    return pairwise(np.unique(edges).tolist())
+
+
+def _footer(file: InputFile) -> tuple[Any, Int64]:
+    """The metadata of a Parquet file, and the first row of each row group."""
+    return _footer_of(replace(file, path=storage.identity(file.path)))
+
+
+@lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
+def _footer_of(file: InputFile) -> tuple[Any, Int64]:
+    with storage.open_arrow(file.path) as source, pq.ParquetFile(source) as parquet:
+        metadata = parquet.metadata
+    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+
+
+class ParquetReader(_ColumnarReader):
+    """Split by row groups; decoded a thousand rows at a time, or fewer where they are long."""
+
+    splittable = True
+
+    def row_group_bytes(self, file: InputFile) -> list[int]:
+        """Uncompressed bytes of each row group: the weights of slices."""
+        with _reading(file):
+            metadata, _ = _footer(file)
+            return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+
+    def row_group_rows(self, file: InputFile) -> list[int]:
+        """The rows of each row group: positions count through them."""
+        with _reading(file):
+            rows: list[int] = np.diff(_footer(file)[1]).tolist()
+            return rows
+
+    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+        with _reading(file):
+            names: list[str] = _footer(file)[0].schema.to_arrow_schema().names
+            return names
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+    ) -> Iterator[Records]:
+        with _reading(file):
+            metadata, first_rows = _footer(file)
+            # buffered, or a row group's column would be read in one piece
+            with (
+                HashedFile(file.path) as hashed,
+                pq.ParquetFile(
+                    hashed, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
+                ) as parquet,
+            ):
+                names = _columns(file, parquet.schema_arrow, shape)
+                stop = metadata.num_row_groups if part.stop is None else part.stop
+                consumed = file.size / max(metadata.num_rows, 1)
+                for groups in _readable(file, metadata, range(part.start, stop), names, config):
+                    first_row = int(first_rows[groups.start])
+                    if isinstance(groups, _Overlong):
+                        bad = [BadRecord(first_row, groups.reason, _OVERLONG)]
+                        yield Records(np.empty(0, np.int64), texts=[], bad=bad)
+                        continue
+                    rows = max(int(first_rows[groups.stop]) - first_row, 1)
+                    size = sum(_stored_bytes(metadata.row_group(i), names) for i in groups)
+                    at_once = min(max(_BATCH_BYTES * rows // max(size, 1), 1), _BATCH_ROWS)
+                    for group in map(metadata.row_group, groups):
+                        at_once = min(at_once, _rows_of_dictionaries(file, group, names))
+                    batches = parquet.iter_batches(at_once, row_groups=list(groups), columns=names)
+                    yield from self._records(
+                        file, batches, first_row, shape, consumed, config.max_line_bytes
+                    )
+                yield Records.end(hashed.stretches())
+
+    def describe(self, file: InputFile, position: int) -> str:
+        with _reading(file):
+            _, first_rows = _footer(file)
+        group = int(np.searchsorted(first_rows, position, side="right")) - 1
+        row = position - first_rows[group]
+        return f"row group {group}, row {row} (row {position} of the file)"
+
+
+def _chunks(row_group: Any, names: list[str]) -> list[Any]:
+    """Of some columns, or of some more where names begin alike."""
+    columns = (row_group.column(i) for i in range(row_group.num_columns))
+    return [column for column in columns if column.path_in_schema.startswith(tuple(names))]
+
+
+def _stored_bytes(row_group: Any, names: list[str]) -> int:
+    """Decompressed bytes of some columns."""
+    return sum(column.total_uncompressed_size for column in _chunks(row_group, names))
+
+
+def _rows_of_dictionaries(file: InputFile, row_group: Any, names: list[str]) -> int:
+    """How many rows may be read at once, though a cell that is stored once, in a dictionary, may be
+    in all of them.
+    """
+    rows: int = min(row_group.num_rows, _BATCH_ROWS)
+    for chunk in _chunks(row_group, names):
+        if not chunk.has_dictionary_page or chunk.total_uncompressed_size * rows < _DENSE_BYTES:
+            continue
+        page = next(pages(file.path, chunk), None)
+        if page and page.is_dictionary:
+            cell = page.size // max(page.values, 1)  # of the usual length, and the longest
+            rows = min(rows, _DENSE_BYTES // max(cell, 1), _MOST_DENSE_BYTES // max(page.size, 1))
+    return max(rows, 1)
+
+
+class _Overlong(NamedTuple):
+    """A row group whose only row has a cell that is too long to be read."""
+
+    start: int
+    reason: str
+
+
+def _readable(
+    file: InputFile, metadata: Any, groups: range, names: list[str], config: PackConfig
+) -> Iterator[range | _Overlong]:
+    """Row groups that follow each other, without those of one row that is overlong.
+
+    Raises DataError for an overlong cell among others: no reader passes over a part of a group.
+    """
+    begin = groups.start
+    for group in groups:
+        reason = _overlong(file, metadata.row_group(group), names, config.max_line_bytes)
+        if not reason:
+            continue
+        if metadata.row_group(group).num_rows > 1:
+            raise DataError(
+                f"{file.path}, row group {group}: {reason}; rows beside it cannot be read without",
+                "raise --max-line-bytes, or write the file again without that row",
+            )
+        if begin < group:
+            yield range(begin, group)
+        yield _Overlong(group, reason)
+        begin = group + 1
+    if begin < groups.stop:
+        yield range(begin, groups.stop)
+
+
+def _overlong(file: InputFile, row_group: Any, names: list[str], longest: int) -> str:
+    """Why a row group cannot be read in bounded memory, before any is taken; "" if it can."""
+    for chunk in _chunks(row_group, names):
+        if chunk.total_uncompressed_size <= max(longest, _LEAST_REFUSED):
+            continue
+        for page in pages(file.path, chunk):
+            if page.size > max(longest * max(page.values, 1), _LEAST_REFUSED):
+                name = chunk.path_in_schema.split(".")[0]
+                what = f"{page.values} cells" if page.values > 1 else "one cell"
+                return f"{name} is longer than {longest} bytes: {page.size} bytes in {what}"
+    return ""
+
+
+class ArrowReader(_ColumnarReader):
+    """The IPC file form and the stream form, told apart by the file's first bytes."""
+
+    splittable = False
+
+    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+        with (
+            _reading(file),
+            storage.open_bytes(file.path) as stored,
+            _open_arrow(file, stored) as (
+                schema,
+                _,
+            ),
+        ):
+            names: list[str] = schema.names
+            return names
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+    ) -> Iterator[Records]:
+        with (
+            _reading(file),
+            HashedFile(file.path) as hashed,
+            _open_arrow(file, hashed) as (
+                schema,
+                read_columns,
+            ),
+        ):
+            batches = read_columns(_columns(file, schema, shape))
+            yield from self._records(file, batches, 0, shape, 0.0, config.max_line_bytes)
+            yield Records.end(hashed.stretches())
+
+
+@contextmanager
+def _open_arrow(
+    file: InputFile, stored: Any
+) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
+    """The schema, and a function from names of columns to record batches of them."""
+    with pa.PythonFile(stored, mode="r") as source:
+        is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
+        # A stream cut between two messages reads short without an error.
+        if not is_file and (
+            source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END
+        ):
+            raise DataError(
+                f"{file.path}: no end marker of an Arrow stream; the file was cut short, or is "
+                "not Arrow",
+                "fetch or write the file again",
+            )
+
+        def start(fields: list[int] | None = None) -> Any:
+            source.seek(0)
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
+
+        with start() as reader:
+            schema = reader.schema
+
+        def read_columns(names: list[str]) -> Iterator[Any]:
+            with start([schema.get_field_index(name) for name in names]) as reader:
+                if is_file:
+                    batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+                else:
+                    batches = iter(reader)
+                yield from (batch.select(names) for batch in batches)
+
+        yield schema, read_columns
+
+
+def _columns(file: InputFile, schema: Any, shape: Shape) -> list[str]:
+    """The columns to read, checked for presence and type."""
+    is_text, is_tokens = shape.kind == "text", shape.kind == "tokens"
+    wanted = [shape.columns[own] for own in shape.required]
+    wanted += [n for own in shape.optional if (n := shape.columns[own]) in schema.names]
+    for name in wanted:
+        count = schema.names.count(name)
+        if count != 1:
+            raise DataError(
+                f"{file.path}: {count or 'no'} column{'s' * (count > 1)} '{name}'; "
+                f"columns found: {named(schema.names)}",
+                "write the file again"
+                if is_tokens
+                else "name the right one with --text-field, or with --field NAME=COLUMN",
+            )
+        kind = schema.field(name).type
+        if (is_text and not _is_text(kind)) or (is_tokens and not _is_integer_list(kind)):
+            raise DataError(
+                f"{file.path}: column '{name}' has type {kind}, expected "
+                f"{'a string' if is_text else 'a list of integers'}",
+                "name the right column with --text-field"
+                if is_text
+                else "cast it, for example with pyarrow or datasets",
+            )
+    return wanted
+
+
+def _is_text(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    is_view = getattr(pa.types, "is_string_view", lambda kind: False)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_view(kind))
+
+
+def _is_integer_list(kind: Any) -> bool:
+    is_list = (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+    return bool(is_list and pa.types.is_integer(kind.value_type))
+
+
+def _texts(file: InputFile, column: Any, first_row: int, consumed: int) -> Records:
+    positions = np.arange(first_row, first_row + len(column), dtype=np.int64)
+    bad: dict[int, str] = {}
+    try:
+        texts: list[str | None] = column.to_pylist()
+    except UnicodeDecodeError:
+        texts = []
+        for i, scalar in enumerate(column):
+            try:
+                texts.append(scalar.as_py())
+            except UnicodeDecodeError as error:
+                texts.append(None)
+                bad[i] = f"invalid UTF-8 at byte {error.start} of the text"
+    good = [text for text in texts if text is not None]
+    if len(good) < len(texts):
+        for i, text in enumerate(texts):
+            if text is None:
+                bad.setdefault(i, "the text is null")
+        positions = np.delete(positions, list(bad))
+    return Records(positions, texts=good, bad=_bad(bad, first_row), consumed=consumed)
+
+
+def _fields(batch: Any, shape: Shape, first_row: int, consumed: int) -> Records:
+    positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
+    columns = {
+        own: batch.column(name) for own, name in shape.columns.items() if name in batch.schema.names
+    }
+    bad: dict[int, str] = {}
+    try:
+        values = {own: column.to_pylist() for own, column in columns.items()}
+    except UnicodeDecodeError:
+        values = {own: [None] * batch.num_rows for own in columns}
+        for i in range(batch.num_rows):
+            try:
+                for own, column in columns.items():
+                    values[own][i] = column[i].as_py()
+            except UnicodeDecodeError as error:
+                bad[i] = f"invalid UTF-8 at byte {error.start} of a text"
+    records = [
+        {own: _without_nulls(values[own][i]) for own in values}
+        for i in range(batch.num_rows)
+        if i not in bad
+    ]
+    positions = np.delete(positions, list(bad))
+    return Records(positions, fields=records, bad=_bad(bad, first_row), consumed=consumed)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Arrow gives every struct of a column all the fields that any of them has."""
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _tokens(file: InputFile, batch: Any, first_row: int, consumed: int) -> Records:
+    bad: dict[int, str] = {}
+    columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
+    ids = columns["input_ids"]
+    if ids.null_count:  # of labels and attention_mask a null is as if they were not there
+        nulls = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))
+        bad.update({int(i): "input_ids is null" for i in nulls})
+    for name, column in columns.items():
+        uneven = pc.not_equal(pc.list_value_length(column), pc.list_value_length(ids))
+        for i in np.flatnonzero(uneven.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
+            bad.setdefault(i, f"{name} has {len(column[i])} values, input_ids {len(ids[i])}")
+        if pc.list_flatten(column).null_count:
+            for i, row in enumerate(column):
+                if row.is_valid and row.values.null_count:
+                    bad.setdefault(i, f"{name} holds a null")
+    keep = np.delete(np.arange(batch.num_rows), list(bad))
+    arrays = {name: column.take(pa.array(keep)) for name, column in columns.items()}
+    offsets = np.zeros(len(keep) + 1, np.int64)
+    np.cumsum(
+        pc.list_value_length(arrays["input_ids"]).to_numpy(zero_copy_only=False), out=offsets[1:]
+    )
+
+    def flat(name: str) -> Int64:
+        return clipped(pc.list_flatten(arrays[name]).to_numpy(zero_copy_only=False))
+
+    def flat_or(name: str, absent: Int64) -> Int64 | None:
+        if name not in arrays:
+            return None
+        if not arrays[name].null_count:
+            return flat(name)
+        there = arrays[name].is_valid().to_numpy(zero_copy_only=False)
+        values: Int64 = absent.copy()
+        values[np.repeat(there, np.diff(offsets))] = flat(name)
+        return values
+
+    values = flat("input_ids")
+    labels, mask = flat_or("labels", values), flat_or("attention_mask", np.ones_like(values))
+    tokens, wrong = check_tokens(values, offsets, labels, mask)
+    bad.update({int(keep[i]): reason for i, reason in wrong.items()})
+    positions = np.delete(np.arange(first_row, first_row + batch.num_rows), list(bad))
+    return Records(positions, tokens=tokens, bad=_bad(bad, first_row), consumed=consumed)
+
+
+def _bad(reasons: dict[int, str], first_row: int) -> list[BadRecord]:
+    return [BadRecord(first_row + i, reasons[i], _SKIP) for i in sorted(reasons)]

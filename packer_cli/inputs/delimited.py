@@ -1,0 +1,159 @@
+"""CSV and TSV with a header line, read by Python's csv module."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
+from packer_cli.errors import DataError, named
+from packer_cli.inputs.byte_streams import Source, open_source, read_lines, too_long
+from packer_cli.inputs.line_positions import LinePositions
+from packer_cli.records import BadRecord, InputFile, Records, Slice
+
+_BATCH_CHARACTERS = 4 << 20
+_PER_RECORD = 64  # so that batches of short or bad records are bounded too
+_CLOSE = "close the quote that this record opens; if its text is so long, raise --max-line-bytes"
+_MEND = "mend the line, or use --on-error skip"
+
+
+class _Lines:
+    """Decoded lines for the csv module, counting the bytes given out so far."""
+
+    def __init__(self, source: Source, config: PackConfig, file: InputFile) -> None:
+        self.position = 0
+        self.ended = False
+        self._file = file
+        self._limit = config.max_line_bytes
+        self._blocks = read_lines(source, 0, None, config.max_line_bytes)
+        self._lines: Iterator[bytes] = iter(())
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines, None)
+        while line is None:
+            block = next(self._blocks, None)
+            if block is None:
+                self.ended = True
+                raise StopIteration
+            if block.data is None:
+                raise self.refused(too_long(block.offset, self._limit))
+            self._lines = iter(block.data.splitlines(keepends=True))
+            line = next(self._lines, None)
+        begin = self.position
+        self.position += len(line)
+        if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
+            raise self.refused(too_long(begin, self._limit))
+        try:
+            # Excel begins its files with a byte order mark.
+            return line.decode("utf-8" if begin else "utf-8-sig")
+        except UnicodeDecodeError as error:
+            reason = f"invalid UTF-8 at byte {error.start} of the line: 0x{line[error.start]:02x}"
+            tip = "convert it: iconv -f ORIGINAL_ENCODING -t utf-8"
+            raise self.refused(BadRecord(begin, reason, tip)) from None
+
+    def refused(self, bad: BadRecord) -> DataError:
+        """Always the end: where the record ends is unknown, so it cannot be passed over."""
+        place = LinePositions().describe(self._file, bad.position)
+        return DataError(f"{self._file.path}, {place}: {bad.reason}", bad.tip)
+
+
+def _invalid(position: int, error: csv.Error, tip: str = _MEND) -> BadRecord:
+    return BadRecord(position, f"not valid CSV: {error}", tip)
+
+
+class DelimitedReader(LinePositions):
+    """A record may span lines inside quotes, so a file is one slice."""
+
+    splittable = False
+    holds_tokens = False
+
+    def __init__(self, delimiter: str) -> None:
+        self._delimiter = delimiter
+
+    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+        with open_source(file, peek=True) as source:
+            lines = _Lines(source, config, file)
+            return self._header(self._rows(lines, config), lines)
+
+    def _rows(self, lines: _Lines, config: PackConfig) -> Iterator[list[str]]:
+        longest = min(config.max_line_bytes, sys.maxsize)  # which a C long holds
+        csv.field_size_limit(max(longest, csv.field_size_limit()))
+        # Not a generator: csv.reader goes on after an error, a generator would end.
+        return csv.reader(lines, delimiter=self._delimiter, strict=True)
+
+    def _header(self, rows: Iterator[list[str]], lines: _Lines) -> list[str] | None:
+        begin, header = 0, list[str]()
+        try:
+            while not header:  # blank lines before it
+                begin, header = lines.position, next(rows)
+        except StopIteration:
+            return None
+        except csv.Error as error:
+            raise lines.refused(_invalid(begin, error, "mend the header")) from error
+        return header
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+    ) -> Iterator[Records]:
+        with open_source(file, peek=peek) as source:
+            lines = _Lines(source, config, file)
+            rows = self._rows(lines, config)
+            header = self._header(rows, lines) or []
+            columns = _columns(file, header, shape)
+            positions: list[int] = []
+            found: list[list[str]] = []
+            bad: list[BadRecord] = []
+            size = 0
+            while True:
+                begin = lines.position
+                try:
+                    row = next(rows, None)
+                except csv.Error as error:
+                    if lines.ended or "field limit" in str(error):
+                        # an open quote has taken in all that follows, good records too
+                        raise lines.refused(_invalid(begin, error, _CLOSE)) from error
+                    bad.append(_invalid(begin, error))
+                    size += _PER_RECORD
+                    continue
+                if row is not None and len(row) == len(header):
+                    positions.append(begin)
+                    found.append([row[column] for column in columns.values()])
+                    size += sum(map(len, found[-1])) + _PER_RECORD
+                elif row:
+                    size += _PER_RECORD
+                    plural = "s" * (len(row) != 1)
+                    reason = f"{len(row)} field{plural}, the header has {len(header)}"
+                    bad.append(BadRecord(begin, reason, _MEND))
+                if row is None or size > _BATCH_CHARACTERS:
+                    is_text = shape.kind == "text"
+                    yield Records(
+                        np.array(positions, np.int64),
+                        texts=[values[0] for values in found] if is_text else None,
+                        fields=None
+                        if is_text
+                        else [dict(zip(columns, values, strict=True)) for values in found],
+                        bad=bad,
+                        consumed=source.consumed(),
+                    )
+                    positions, found, bad, size = [], [], [], 0
+                if row is None:
+                    yield source.end()
+                    return
+
+
+def _columns(file: InputFile, header: list[str], shape: Shape) -> dict[str, int]:
+    """The shape's own names of fields -> their places in the header."""
+    for own in shape.required:
+        if shape.columns[own] not in header:
+            raise DataError(
+                f"{file.path}: no column '{shape.columns[own]}'; columns found: {named(header)}",
+                "name the right one with --text-field, or with --field NAME=COLUMN",
+            )
+    return {own: header.index(name) for own, name in shape.columns.items() if name in header}

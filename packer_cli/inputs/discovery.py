@@ -1,0 +1,354 @@
+"""From what the user names to input files, and from those to work units.
+
+Both depend on the inputs and options only, never on the machine, so that the same command
+makes the same shards everywhere.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeVar
+
+from packer_cli import storage
+from packer_cli.config.options import GIB, MIB, PackConfig
+from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
+from packer_cli.inputs.byte_streams import COMPRESSIONS, STDIN
+from packer_cli.inputs.formats import reader_for
+from packer_cli.ownership import MARKER as OWNER
+from packer_cli.records import InputFile, Slice, WorkUnit
+from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
+from packer_cli.result.manifest import is_manifest
+
+_Key = TypeVar("_Key")
+
+FORMATS = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".parquet": "parquet", ".pq": "parquet",
+    ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
+    ".txt": "text", ".text": "text",
+    ".csv": "csv", ".tsv": "tsv",
+}  # fmt: skip
+_COMPRESSIBLE = ("jsonl", "text", "csv", "tsv")
+# About how much text a compressed file holds; only the sizes of work units depend on it.
+_COMPRESSION_RATIO = 4
+_ROWS_PER_UNIT = 1024
+_BYTES_PER_TOKEN = 4
+# The coarsest clock of a file system that is in use, FAT's.
+_TICK_NS = 2_000_000_000
+
+
+def find_inputs(
+    inputs: list[str], config: PackConfig, notify: Callable[[str], None] = lambda message: None
+) -> list[InputFile]:
+    """The files behind files, directories, globs and "-", in the order named, sorted within.
+
+    All but "-" may be URLs. `notify` hears what is left out. Raises UsageError for paths that do
+    not exist, unknown formats, and files named twice; DataError for what cannot be read.
+    """
+    paths = [path for name in inputs for path in _expand(name, config, notify)]
+    seen: dict[str, str] = {}
+    linked: dict[tuple[int, int], str] = {}
+    files: list[InputFile] = []
+    for index, path in enumerate(paths):
+        real = path if path == STDIN else storage.identity(path)
+        _refuse_twice(seen, real, path)
+        file = input_file(index, path, config)
+        if file.inode:  # a file that has several names
+            _refuse_twice(linked, (file.device, file.inode), path)
+        files.append(file)
+    if not files:
+        raise UsageError("no input files found", "name at least one file, directory or glob")
+    return files
+
+
+def _refuse_twice(seen: dict[_Key, str], key: _Key, path: str) -> None:
+    if key in seen:
+        raise UsageError(
+            f"{path}: the same file as {seen[key]}; it would be packed twice",
+            "name each input once",
+        )
+    seen[key] = path
+
+
+def format_of(path: str) -> tuple[str | None, str | None]:
+    """(format, compression) by the file's name; format None when unknown."""
+    stem, suffix = os.path.splitext(storage.base_name(path).lower())
+    compression = COMPRESSIONS.get(suffix)
+    if compression:
+        suffix = os.path.splitext(stem)[1]
+    return FORMATS.get(suffix), compression
+
+
+def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:
+    if name == STDIN:
+        return [name]
+    kind = storage.kind(name)
+    if kind == "folder":
+        return _directory(name, config, notify)
+    if kind == "file":
+        return [name]
+    url = storage.is_url(name)
+    if glob.has_magic(name):
+        if matches := _matches(name):
+            return _without_results(name, matches, notify)
+        raise UsageError(
+            f"{name}: no file matches this pattern",
+            f"check the spelling{'' if url else '; patterns start at the current directory'}",
+        )
+    raise UsageError(
+        f"{name}: no such file or directory",
+        f"check the spelling{'' if url else '; relative paths start at the current directory'}",
+    )
+
+
+def _matches(pattern: str) -> list[str]:
+    try:
+        return storage.glob(pattern)
+    except OSError as error:
+        raise from_os_error(error, error.filename or pattern, "read") from error
+
+
+def _without_results(pattern: str, matches: list[str], notify: Callable[[str], None]) -> list[str]:
+    """Those that are no part of a result of ours, which has JSON lines of its own, too."""
+    ours: dict[str, bool] = {}
+    left = []
+    for path in matches:
+        folder = path[: len(path) - len(storage.base_name(path))]
+        if folder not in ours:
+            shown = folder.rstrip("/") or folder or "."
+            names = {name for name, _ in _listing(shown)} | {storage.base_name(shown)}
+            ours[folder] = _is_ours(shown, names)  # or the work folder itself
+            if ours[folder]:
+                notify(f"{shown}: left out: it holds a result of packer")
+        if not ours[folder]:
+            left.append(path)
+    if not left:
+        raise UsageError(
+            f"{pattern}: matches nothing but results of packer", "pack the original data instead"
+        )
+    return left
+
+
+def _directory(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:
+    found = list(_files_below(name, config, notify, ()))
+    if not found:
+        raise UsageError(
+            f"{name}: no input files in this directory",
+            f"files are recognised by their endings: {', '.join(FORMATS)}, also with "
+            f"{', '.join(COMPRESSIONS)}",
+        )
+    return found
+
+
+def _files_below(
+    folder: str, config: PackConfig, notify: Callable[[str], None], above: tuple[str, ...]
+) -> Iterator[str]:
+    """The input files of a folder, then those of the folders in it. Results of ours are not
+    inputs; the files of a Hugging Face dataset are those that it names.
+    """
+    content, real = sorted(_listing(folder)), storage.identity(folder)
+    names = {name for name, _ in content}
+    if _is_ours(folder, names):
+        if not above:
+            raise UsageError(f"{folder}: is a result of packer", "pack the original data instead")
+        notify(f"{folder}: left out: it holds a result of packer")
+        return
+    if real in above:  # a symbolic link to a folder above
+        return
+    if "dataset_dict.json" in names:
+        splits = _strings(storage.join(folder, "dataset_dict.json"), "splits")
+        raise UsageError(
+            f"{folder}: a dataset with several splits: {', '.join(splits)}",
+            f"name the one to pack, for example {storage.join(folder, (splits or ['train'])[0])}",
+        )
+    if {"state.json", "dataset_info.json"} <= names:
+        state = storage.join(folder, "state.json")
+        files = _strings(state, "_data_files", "filename")
+        for file in files:
+            if "/" in file or file in ("", ".", ".."):
+                raise DataError(
+                    f"{state}: names {file!r} as a file of the dataset, expected one in its folder",
+                    "save the dataset again, or name its files",
+                )
+        yield from (storage.join(folder, file) for file in files)
+        return
+    shown = [one for one in content if not one[0].startswith(".")]
+    for name, is_folder in shown:
+        if not is_folder and (config.input_format or format_of(name)[0]):
+            yield storage.join(folder, name)
+    for name, is_folder in shown:
+        if is_folder:
+            yield from _files_below(storage.join(folder, name), config, notify, (*above, real))
+
+
+def _listing(folder: str) -> list[tuple[str, bool]]:
+    try:
+        return storage.listing(folder)
+    except OSError as error:
+        raise from_os_error(error, folder, "read") from error
+
+
+def _is_ours(folder: str, names: set[str]) -> bool:
+    """Whether a folder with these names is a result of packer, finished or not."""
+    found = {MANIFEST, INCOMPLETE} & names
+    if any(is_manifest(storage.join(folder, name)) for name in found):
+        return True
+    markers = (f"{WORK}/{OWNER}", f"{WORK}/publishing.json")
+    return WORK in names and any(storage.is_file(storage.join(folder, name)) for name in markers)
+
+
+def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
+    """The list of strings under `key` of a JSON file, each inside an object if `inner`."""
+    try:
+        with storage.open_bytes(path) as file:
+            content = json.loads(file.read().decode())
+        found = content.get(key, []) if isinstance(content, dict) else []
+        strings = [item if inner is None else item[inner] for item in found]
+        if not all(isinstance(item, str) for item in strings):
+            raise TypeError
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        what = f"not valid JSON: {error}" if isinstance(error, ValueError) else f"damaged: {key}"
+        raise DataError(f"{path}: {what}", "save the dataset again, or name its files") from error
+    return strings
+
+
+def input_file(index: int, path: str, config: PackConfig) -> InputFile:
+    """What is to be known of an input. UsageError or DataError when it cannot be read."""
+    if path == STDIN:
+        if sys.stdin is None:
+            raise UsageError("-: stdin is closed", "pipe data to it, or name a file")
+        if config.input_format in ("parquet", "arrow"):
+            raise UsageError(
+                f"-: {config.input_format} cannot be read from stdin", "name the file instead"
+            )
+        return InputFile(index, path, config.input_format or "jsonl", None, 0, 0)
+    file_format, compression = format_of(path)
+    file_format = config.input_format or file_format
+    if file_format is None:
+        raise UsageError(
+            f"{path}: cannot tell the format from the name",
+            "give it with --input-format: jsonl, parquet, arrow, text, csv or tsv",
+        )
+    if compression and file_format not in _COMPRESSIBLE:
+        raise UsageError(
+            f"{path}: {file_format} files are not read through {compression}", "decompress it first"
+        )
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{os.fsencode(path)!r}: the name is not UTF-8, so no manifest can hold it",
+            "rename the file, or name a symbolic link to it",
+        ) from None
+    try:
+        found = storage.stat(path)
+        if not found.regular:
+            raise UsageError(
+                f"{path}: not a regular file, so it cannot be read twice",
+                "pipe it to stdin: COMMAND | packer pack - ...",
+            )
+        with storage.open_bytes(path):
+            pass
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    racy = bool(found.inode) and max(found.version, found.ctime_ns) > time.time_ns() - _TICK_NS
+    file = InputFile(index, path, file_format, compression, 0, 0, racy=racy)
+    return _identified(file, found)
+
+
+def _identified(file: InputFile, found: storage.Stat) -> InputFile:
+    return replace(
+        file, size=found.size, mtime_ns=found.version,
+        ctime_ns=found.ctime_ns, device=found.device, inode=found.inode,
+    )  # fmt: skip
+
+
+def check_unchanged(file: InputFile) -> bool:
+    """Whether nothing tells a file from what it was when the run began; False where its contents
+    must tell. Raises InputChangedError when it is surely another.
+    """
+    if file.path == STDIN:
+        return True
+    try:
+        now = _identified(file, storage.stat(file.path, again=True))
+    except OSError as error:
+        raise from_os_error(error, file.path, "read") from error
+    if file.has_changed(now):
+        raise changed(file, f"{file.size} bytes, now {now.size}")
+    return file.looks_like(now)
+
+
+def changed(file: InputFile, how: str) -> InputChangedError:
+    """The error for an input that is not what it was when the run began."""
+    return InputChangedError(
+        f"{file.path}: changed while it was read ({how})",
+        "wait until nothing writes to it, then run again",
+    )
+
+
+def plan_units(files: list[InputFile], config: PackConfig, standing: int = 0) -> list[WorkUnit]:
+    """Cut the inputs into work units of about equal weight, in input order.
+
+    Units hold about `unit_bytes` of text. By default a thousand rows' worth, so that a unit's
+    unfilled last row is noise, and more for inputs of many gigabytes, so that there are at
+    most about a thousand shards. `standing`: the weight of inputs that are packed already.
+    """
+    weights = {file.index: _weight(file) for file in files}
+    total = sum(weights.values())
+    unit_bytes = config.unit_bytes
+    if unit_bytes is None:
+        unit_bytes = _default_unit_bytes(total + standing, config.max_length)
+    target = max(1, -(-total // max(1, -(-total // unit_bytes))))
+    units: list[WorkUnit] = []
+    current: list[Slice] = []
+    room = target
+    for part in (part for file in files for part in _slices(file, weights[file.index], target)):
+        if current and part.weight > room + target // 8:
+            units.append(WorkUnit(len(units), tuple(current)))
+            current, room = [], target
+        room -= part.weight
+        if current and (current[-1].file, current[-1].stop) == (part.file, part.start):
+            before = current.pop()  # row groups side by side are opened once
+            part = replace(part, start=before.start, weight=before.weight + part.weight)  # noqa: PLW2901
+        current.append(part)
+    units.append(WorkUnit(len(units), tuple(current)))
+    return units
+
+
+def _default_unit_bytes(total: int, max_length: int) -> int:
+    rows = max(16 * MIB, _ROWS_PER_UNIT * _BYTES_PER_TOKEN * max_length)
+    few = 1 << max(0, (total // 1024 - 1).bit_length())
+    return min(max(rows, few), GIB)
+
+
+def _weight(file: InputFile) -> int:
+    if file.format == "parquet":
+        from packer_cli.inputs.columnar import ParquetReader  # noqa: PLC0415
+
+        return max(1, sum(ParquetReader().row_group_bytes(file)))
+    return max(1, file.size * (_COMPRESSION_RATIO if file.compression else 1))
+
+
+def _slices(file: InputFile, weight: int, target: int) -> list[Slice]:
+    whole = [Slice(file.index, 0, None, weight)]
+    if file.path == STDIN or file.compression or weight <= target + target // 8:
+        return whole
+    if file.format == "parquet":
+        from packer_cli.inputs.columnar import ParquetReader  # noqa: PLC0415
+
+        groups = ParquetReader().row_group_bytes(file)
+        return [Slice(file.index, i, i + 1, size) for i, size in enumerate(groups)] or whole
+    if not reader_for(file.format).splittable:
+        return whole
+    count = -(-file.size // target)
+    edges = [file.size * i // count for i in range(count + 1)]
+    return [Slice(file.index, a, b, b - a) for a, b in pairwise(edges)]

@@ -1,0 +1,102 @@
+"""Readers by format: each turns a slice of a file into `Records`. Adding one: CONTRIBUTING.md.
+
+detect_shape(files, config)            what the records are, from the first one
+read(file, slice, shape, config)       batches of records, in bounded memory
+describe(file, position)               a record's place, in words
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Protocol
+
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape, find_shape
+from packer_cli.errors import DataError
+from packer_cli.records import InputFile, Records, Slice
+
+_BEGINNING = 1 << 16
+
+
+class Reader(Protocol):
+    """What a format must offer.
+
+    `splittable`: slices may begin anywhere (bytes of a line format, or row groups).
+    `holds_tokens`: records can be token ids. `fields` gives the names in the first record, None
+    when there is none. `read` yields Records in the file's order; with `peek`, what it takes
+    from stdin is read again by the run.
+    """
+
+    splittable: bool
+    holds_tokens: bool
+
+    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None: ...
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+    ) -> Iterator[Records]: ...
+    def describe(self, file: InputFile, position: int) -> str: ...
+
+
+@cache
+def reader_for(file_format: str) -> Reader:
+    """The reader of a format; imports only what that format needs."""
+    if file_format == "jsonl":
+        from packer_cli.inputs.jsonl import JsonlReader  # noqa: PLC0415
+
+        return JsonlReader()
+    if file_format == "text":
+        from packer_cli.inputs.text import TextReader  # noqa: PLC0415
+
+        return TextReader()
+    if file_format in ("csv", "tsv"):
+        from packer_cli.inputs.delimited import DelimitedReader  # noqa: PLC0415
+
+        return DelimitedReader("," if file_format == "csv" else "\t")
+    from packer_cli.inputs import columnar  # noqa: PLC0415
+
+    return columnar.ParquetReader() if file_format == "parquet" else columnar.ArrowReader()
+
+
+def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
+    """What the records hold, from the first record there is. DataError when it is unknown."""
+    for file in files:
+        reader = reader_for(file.format)
+        fields = reader.fields(file, config)
+        if fields is None:
+            continue
+        shape = find_shape(
+            fields, config.shape, config.renamed, file.path, tokens=reader.holds_tokens
+        )
+        if shape.kind == "tokens":
+            _refuse_text_formats(files, file)
+        if shape.kind == "prompt-completion" and reader.holds_tokens:
+            return replace(shape, of_messages=_pairs_messages(file, shape, config))
+        return shape
+    where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
+    raise DataError(
+        f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
+        + (" that can be read" if config.on_error == "skip" else ""),
+        "leave out --on-error skip to see what is wrong with the first"
+        if config.on_error == "skip"
+        else "check the paths; the files are empty or hold only blank lines",
+    )
+
+
+def _pairs_messages(file: InputFile, shape: Shape, config: PackConfig) -> bool:
+    """Whether the prompt or the completion of the first good record is a list of messages."""
+    part = Slice(file.index, 0, None if file.format == "parquet" else _BEGINNING, 0)
+    for records in reader_for(file.format).read(file, part, shape, config, peek=True):
+        for fields in records.fields or []:
+            return any(isinstance(fields[own], list) for own in shape.required)
+    return False
+
+
+def _refuse_text_formats(files: list[InputFile], tokens: InputFile) -> None:
+    for file in files:
+        if not reader_for(file.format).holds_tokens:
+            raise DataError(
+                f"{file.path}: {file.format} files hold texts, {tokens.path} holds input_ids",
+                "pack texts and token ids by two commands",
+            )

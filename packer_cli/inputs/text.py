@@ -1,0 +1,119 @@
+"""Plain text: a document per line (as `datasets` reads it), per paragraph, or per file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
+from packer_cli.inputs.byte_streams import Lines, open_source, read_lines, too_long
+from packer_cli.inputs.line_positions import LinePositions
+from packer_cli.records import BadRecord, InputFile, Records, Slice
+
+_Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
+
+
+class TextReader(LinePositions):
+    """`.txt` and `.text` files. Lines and paragraphs lose their line end, files do not."""
+
+    splittable = False
+    holds_tokens = False
+
+    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+        return [config.renamed.get("text", "text")]
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+    ) -> Iterator[Records]:
+        with open_source(file, peek=peek) as source:
+            for blocks in self._documents(
+                read_lines(source, 0, None, config.max_line_bytes), config
+            ):
+                positions: list[int] = []
+                texts: list[str] = []
+                bad: list[BadRecord] = []
+                for position, data in blocks:
+                    if data is None or len(data) > config.max_line_bytes:
+                        bad.append(too_long(position, config.max_line_bytes, config.sample_by))
+                        continue
+                    try:
+                        # a byte order mark at the beginning is no text
+                        texts.append(data.decode("utf-8" if position else "utf-8-sig"))
+                        positions.append(position)
+                    except UnicodeDecodeError as error:
+                        bad.append(
+                            BadRecord(
+                                position,
+                                f"invalid UTF-8 at byte {error.start} of the "
+                                f"{config.sample_by}: 0x{data[error.start]:02x}",
+                                "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
+                            )
+                        )
+                yield Records(
+                    np.array(positions, np.int64), texts=texts, bad=bad, consumed=source.consumed()
+                )
+            yield source.end()
+
+    def _documents(self, blocks: Iterator[Lines], config: PackConfig) -> Iterator[list[_Document]]:
+        if config.sample_by == "line":
+            for block in blocks:
+                yield _lines(block)
+        else:
+            cut = _paragraphs if config.sample_by == "paragraph" else _whole
+            yield from cut(blocks, config.max_line_bytes)
+
+
+def _lines(block: Lines) -> list[_Document]:
+    if block.data is None:
+        return [(block.offset, None)]
+    found: list[_Document] = []
+    position = block.offset
+    lines = block.data.split(b"\n")
+    for line in lines if lines[-1] else lines[:-1]:
+        found.append((position, line.removesuffix(b"\r")))
+        position += len(line) + 1
+    return found
+
+
+def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
+    """Ended by blank lines, never held beyond `limit` bytes."""
+    held: list[bytes] = []
+    size, begin, overlong = 0, 0, False
+
+    def document() -> _Document:
+        return begin, None if overlong else b"\n".join(held)
+
+    for block in blocks:
+        finished: list[_Document] = []
+        for position, line in _lines(block):
+            if line is not None and not line.strip():
+                if held or overlong:
+                    finished.append(document())
+                held, size, overlong = [], 0, False
+                continue
+            if not held and not overlong:
+                begin = position
+            size += len(line or b"") + 1
+            if line is None or size - 1 > limit:
+                held, overlong = [], True
+            elif not overlong:
+                held.append(line)
+        yield finished
+    if held or overlong:
+        yield [document()]
+
+
+def _whole(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
+    """The file as it is, if it is not longer than `limit` bytes."""
+    held: list[bytes] = []
+    size = 0
+    for block in blocks:
+        size += len(block.data or b"")
+        if block.data is None or size > limit:
+            yield [(0, None)]
+            return
+        held.append(block.data)
+    if held:
+        yield [(0, b"".join(held))]

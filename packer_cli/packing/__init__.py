@@ -1,0 +1,1 @@
+"""Which document goes to which row, from lengths alone."""

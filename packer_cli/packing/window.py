@@ -1,0 +1,174 @@
+"""The documents that one plan considers together, and what it carries into the next window.
+
+    add(batch) ... -> rows()      plans, keeps back the badly filled rows, gives the others
+                      rows(last=True)   gives all that is left
+
+Carrying instead of padding makes the rows of many small windows as full as those of one plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from packer_cli._kernels import filling
+from packer_cli.config.options import PackConfig
+from packer_cli.config.strategies import keeps_order
+from packer_cli.packing.fitting import padded
+from packer_cli.packing.planning import balanced, plan_rows, shuffled
+from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8
+from packer_cli.result.counts import AttentionCost
+
+# A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
+# rows are carried: where documents just do not pair up, waiting would not help.
+_BAD_SPACE = 64
+_MOST_CARRIED = 4
+
+
+@dataclass(frozen=True)
+class PlannedRows:
+    """Rows to be written.
+
+    stock        the tokens and pieces
+    order        int64[pieces], row after row
+    row_offsets  int64[rows + 1], row r holds order[row_offsets[r]:row_offsets[r + 1]]
+    unbalanced   of the same rows without `--balance`; None where it is not asked for
+    """
+
+    stock: Stock
+    order: Int64
+    row_offsets: Int64
+    unbalanced: AttentionCost | None = None
+
+
+class Window:
+    """Gathers pieces of one unit until there are enough to plan."""
+
+    def __init__(self, config: PackConfig, unit: int) -> None:
+        self._config = config
+        self._unit = unit
+        self._plans = 0
+        self._parts: list[Stock] = []
+        self.tokens = 0
+
+    def add(self, batch: TokenBatch, pieces: Pieces) -> None:
+        tokens = int(pieces.length.sum())
+        if not tokens:
+            return
+        document = pieces.document
+        stock = Stock(
+            batch.ids,
+            batch.trained,
+            pieces.begin,
+            pieces.length,
+            pieces.start,
+            batch.file[document],
+            batch.position[document],
+        )
+        if 2 * tokens < len(batch.ids):  # or what was cut off would stay as long as the window
+            stock = _gathered(stock, np.arange(len(pieces)))
+        self._parts.append(stock)
+        self.tokens += tokens
+
+    def rows(self, *, last: bool = False) -> PlannedRows:
+        """The rows to write now; the rest stays in the window."""
+        config, stock = self._config, _joined(self._parts)
+        self._parts, self.tokens = [], 0  # the parts' tokens are freed before any are copied
+        seed = self._seed()
+        order, row_offsets = plan_rows(
+            stock.length, config.max_length, config.strategy, seed, bool(config.shuffle),
+            max_segments=config.max_segments_per_row, segment_multiple=config.segment_multiple,
+        )  # fmt: skip
+        self._plans += 1
+        if not last:
+            order, row_offsets = self._keep_back(stock, order, row_offsets)
+        if config.balance == "none":
+            return PlannedRows(stock, order, row_offsets)
+        # after keeping back, so that the next windows are those of a run without balance
+        unbalanced = AttentionCost.of(stock.length[order], row_offsets)
+        order, row_offsets = balanced(
+            stock.length, order, row_offsets, config.max_length,
+            max_segments=config.max_segments_per_row, segment_multiple=config.segment_multiple,
+        )  # fmt: skip
+        if config.shuffle:
+            order, row_offsets = shuffled(order, row_offsets, seed)
+        return PlannedRows(stock, order, row_offsets, unbalanced)
+
+    def _keep_back(self, stock: Stock, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
+        """Carry the badly filled rows; (order, row_offsets) of the others."""
+        carried = self._carried(stock, order, row_offsets)
+        sizes = np.diff(row_offsets)
+        of_carried = np.repeat(carried, sizes)
+        self._parts = [_gathered(stock, order[of_carried])]
+        self.tokens = int(self._parts[0].length.sum())
+        kept_offsets = np.zeros(int((~carried).sum()) + 1, np.int64)
+        np.cumsum(sizes[~carried], out=kept_offsets[1:])
+        return order[~of_carried], kept_offsets
+
+    def _seed(self) -> int:
+        """Differs between windows, depends on nothing but the options and the place."""
+        name = f"{self._config.seed}/{self._unit}/{self._plans}"
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+    def _carried(self, stock: Stock, order: Int64, row_offsets: Int64) -> npt.NDArray[np.bool_]:
+        """bool[rows]: which rows wait for the next window."""
+        rows = len(row_offsets) - 1
+        carried = np.zeros(rows, bool)
+        if keeps_order(self._config.strategy):
+            carried[rows - 1 :] = True  # the open row; the next window goes on filling it
+            return carried
+        used = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(padded(stock.length[order], self._config.segment_multiple), out=used[1:])
+        space = self._config.max_length - np.diff(used[row_offsets])
+        emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_CARRIED]
+        carried[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
+        return carried
+
+
+def _gathered(stock: Stock, pieces: Int64) -> Stock:
+    """Some pieces of a stock with a copy of their tokens, and no others."""
+    begin, length = stock.begin[pieces], stock.length[pieces]
+    tokens = int(length.sum())
+    ids, trained = np.empty(tokens, np.uint32), None
+    filling.gather_pieces(stock.ids, begin, length, ids)
+    if stock.trained is not None:
+        trained = np.empty(tokens, np.uint8)
+        filling.gather_pieces(stock.trained, begin, length, trained)
+    return Stock(
+        ids,
+        trained,
+        np.cumsum(length, dtype=np.int64) - length,
+        length,
+        stock.start[pieces],
+        stock.file[pieces],
+        stock.position[pieces],
+    )
+
+
+def _joined(parts: list[Stock]) -> Stock:
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [len(part.ids) for part in parts]
+    shift = np.repeat(
+        np.cumsum(sizes, dtype=np.int64) - np.array(sizes, np.int64),
+        [len(part.begin) for part in parts],
+    )
+    return Stock(
+        np.concatenate([part.ids for part in parts]),
+        _trained(parts),
+        np.concatenate([part.begin for part in parts]) + shift,
+        np.concatenate([part.length for part in parts]),
+        np.concatenate([part.start for part in parts]),
+        np.concatenate([part.file for part in parts]),
+        np.concatenate([part.position for part in parts]),
+    )
+
+
+def _trained(parts: list[Stock]) -> UInt8 | None:
+    if all(part.trained is None for part in parts):
+        return None
+    flags = [np.ones(len(p.ids), np.uint8) if p.trained is None else p.trained for p in parts]
+    return np.concatenate(flags)

@@ -1,0 +1,214 @@
+"""What a unit, and by addition a run, read, packed and lost.
+
+Histograms have fixed buckets, so that those of units add up and those of a recount compare.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import asdict, dataclass, field, fields
+from operator import mul
+from typing import Any
+
+import numpy as np
+
+from packer_cli.config.options import MAX_LENGTH_LIMIT
+from packer_cli.packing.fitting import Loss
+from packer_cli.records import Int32, Int64
+
+ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
+_POWER_BUCKETS = 32  # bucket i: 2**i <= value < 2**(i+1)
+
+
+def powers_histogram(values: Int64 | Int32) -> Int64:
+    """int64[32]: how many values lie in each [2**i, 2**(i+1)); values >= 1."""
+    exponents = np.frexp(values.astype(np.float64))[1] - 1
+    return np.bincount(exponents, minlength=_POWER_BUCKETS).astype(np.int64)
+
+
+def fill_histogram(row_tokens: Int64, max_length: int) -> Int64:
+    """int64[21]: rows by fill in steps of five percent, full rows last."""
+    bucket = row_tokens * (ROW_FILL_BUCKETS - 1) // max_length
+    return np.bincount(bucket, minlength=ROW_FILL_BUCKETS).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """Sums over rows of what attention costs in each: the sum of its squared segment lengths.
+
+    Exact, so that those of units add up and those of a recount compare.
+    """
+
+    rows: int = 0
+    total: int = 0
+    squares: int = 0  # the sum of the rows' squared costs
+    most: int = 0
+
+    @classmethod
+    def of(cls, lengths: Int32 | Int64, row_offsets: Int64) -> AttentionCost:
+        """Of segments row after row: row r has those of row_offsets[r]..row_offsets[r + 1]."""
+        sums = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(np.square(lengths, dtype=np.int64), out=sums[1:])
+        costs = np.diff(sums[row_offsets]).tolist()
+        squares = sum(map(mul, costs, costs))  # beyond 64 bits for long rows
+        return cls(len(costs), sum(costs), squares, max(costs, default=0))
+
+    def __add__(self, other: AttentionCost) -> AttentionCost:
+        return AttentionCost(
+            self.rows + other.rows,
+            self.total + other.total,
+            self.squares + other.squares,
+            max(self.most, other.most),
+        )
+
+    def as_json(self) -> dict[str, int]:
+        return {
+            "rows": self.rows,
+            "sum": self.total,
+            "sum_of_squares": self.squares,
+            "max": self.most,
+        }
+
+
+def _packed(counts: Int64) -> str:
+    """Mostly zeros, as long as a row: only the others are kept, a byte or two for each."""
+    where = np.flatnonzero(counts)
+    pairs = np.stack([np.diff(where, prepend=0), counts[where]]).astype("<i8")
+    return base64.b64encode(zlib.compress(pairs.tobytes())).decode() if len(where) else ""
+
+
+def _unpacked(text: str) -> Int64:
+    try:
+        steps, counts = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").reshape(2, -1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if steps.min(initial=0) < 0 or steps.sum() > MAX_LENGTH_LIMIT:
+        raise ValueError("lengths beyond any row")
+    out = np.zeros(int(steps.sum()) + 1, np.int64)
+    out[np.cumsum(steps)] = counts
+    return out
+
+
+def _powers() -> Int64:
+    return np.zeros(_POWER_BUCKETS, np.int64)
+
+
+@dataclass
+class FileCounts:
+    """Of one input file: what was packed and what was not."""
+
+    documents: int = 0
+    tokens: int = 0
+    empty_documents: int = 0
+    rejected_records: int = 0
+
+
+@dataclass
+class Counts:
+    """Sums over documents and rows. `tokens` are those placed in rows; with the truncated and
+    dropped ones they make `encoded_tokens`. `documents` have at least one token in a row.
+    The attention costs are counted where rows are balanced, before and after.
+    """
+
+    documents: int = 0
+    empty_documents: int = 0
+    rejected_records: int = 0
+    segments: int = 0
+    unpacked_rows: int = 0
+    rows: int = 0
+    encoded_tokens: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    truncated_documents: int = 0
+    truncated_tokens: int = 0
+    truncated_trained_tokens: int = 0
+    dropped_documents: int = 0
+    dropped_tokens: int = 0
+    dropped_trained_tokens: int = 0
+    untrained_documents: int = 0
+    untrained_tokens: int = 0
+    trained_turns: int = 0
+    turns_without_end: int = 0
+    double_bos_documents: int = 0
+    unshown_tools: int = 0
+    special_tokens_in_text: int = 0
+    document_length: Int64 = field(default_factory=_powers)
+    row_fill: Int64 = field(default_factory=lambda: np.zeros(ROW_FILL_BUCKETS, np.int64))
+    segments_per_row: Int64 = field(default_factory=_powers)
+    piece_length: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
+    attention_before: AttentionCost = AttentionCost()
+    attention_after: AttentionCost = AttentionCost()
+    files: dict[int, FileCounts] = field(default_factory=dict)
+
+    def file(self, index: int) -> FileCounts:
+        return self.files.setdefault(index, FileCounts())
+
+    def add_loss(self, loss: Loss) -> None:
+        for item in fields(loss):
+            setattr(self, item.name, getattr(self, item.name) + getattr(loss, item.name))
+
+    def add_turns(self, turns: tuple[int, int]) -> None:
+        """(trained turns, those of them that do not end in a special token)."""
+        self.trained_turns += turns[0]
+        self.turns_without_end += turns[1]
+
+    def add(self, other: Counts) -> None:
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if item.name == "files":
+                for index, counts in theirs.items():
+                    total = self.file(index)
+                    for name, value in vars(counts).items():
+                        setattr(total, name, getattr(total, name) + value)
+            elif isinstance(theirs, np.ndarray):
+                if len(mine) < len(theirs):
+                    mine = np.concatenate([mine, np.zeros(len(theirs) - len(mine), np.int64)])
+                    setattr(self, item.name, mine)
+                mine[: len(theirs)] += theirs  # in place: piece_length is as long as a row
+            else:
+                setattr(self, item.name, mine + theirs)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a unit's record; what is nothing is left out."""
+        found: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "files":
+                value = [[index, *vars(counts).values()] for index, counts in sorted(value.items())]
+            elif item.name == "piece_length":
+                value = _packed(value)
+            elif isinstance(value, np.ndarray):
+                value = value.tolist() if value.any() else []
+            elif isinstance(value, AttentionCost):
+                value = list(asdict(value).values()) if value.rows else []
+            if value:
+                found[item.name] = value
+        return found
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> Counts:
+        """Of what `as_json` gave. Raises ValueError or TypeError for anything else."""
+        counts, known = cls(), {item.name for item in fields(cls)}
+        for name, value in said.items():
+            if name not in known:
+                raise ValueError(f"{name} is no count")
+            mine = getattr(counts, name)
+            if name == "files":
+                value = {index: FileCounts(*figures) for index, *figures in value}  # noqa: PLW2901
+            elif name == "piece_length":
+                value = _unpacked(value)  # noqa: PLW2901
+            elif isinstance(mine, np.ndarray):
+                value = np.array(value, np.int64)  # noqa: PLW2901
+                if value.shape != mine.shape:
+                    raise ValueError(f"{name} has {value.size} figures, not {mine.size}")
+            elif isinstance(mine, AttentionCost):
+                value = AttentionCost(*value)  # noqa: PLW2901
+            elif not isinstance(value, int):
+                raise TypeError(f"{name} is {value!r}")
+            setattr(counts, name, value)
+        return counts
+
+    def conserved(self) -> bool:
+        """Whether every encoded token is accounted for."""
+        return self.encoded_tokens == self.tokens + self.truncated_tokens + self.dropped_tokens

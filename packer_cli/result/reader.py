@@ -1,0 +1,255 @@
+"""Reading a packed directory: memory-mapped shards, checked against the manifest.
+
+A stream cut at a message boundary reads short without an error, so the size of every shard is
+compared on open, and its rows when it is mapped. Shards are named by their content, so a directory
+whose result is replaced while it is read gives the rows of the result that was opened, or an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from bisect import bisect_right
+from collections.abc import Generator, Iterator
+from itertools import accumulate
+from pathlib import Path
+from struct import error as struct_error
+from struct import unpack_from
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packer_cli import storage
+from packer_cli.config.options import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
+from packer_cli.errors import DataError
+from packer_cli.records import Int64
+from packer_cli.result.layout import MANIFEST
+from packer_cli.result.manifest import load
+from packer_cli.result.shard_writer import column_type
+
+# Places of fields in Arrow's Message.fbs.
+_MESSAGE_HEADER, _BATCH_COMPRESSION = 2, 3
+PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
+
+
+class PackedDirectory:
+    """A finished result. `manifest` is the parsed manifest.json, `path` the directory."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        config = manifest["config"]
+        self.max_length: int = config["max_length"]
+        # results of a packer that did not have these options do not name them
+        self.segment_multiple: int = config.get("segment_multiple", 1)
+        self.label_shift: str = config.get("label_shift", "none")
+        self.max_segments_per_row: int | None = config.get("max_segments_per_row")
+        self._ends = list(accumulate(shard["rows"] for shard in manifest["shards"]))
+
+    def __len__(self) -> int:
+        """Rows in all shards."""
+        return int(self.manifest["rows"])
+
+    def find(self, row: int) -> tuple[dict[str, Any], int]:
+        """The shard that holds a row counted over all shards, and the row's number in it."""
+        index = bisect_right(self._ends, row)
+        if index == len(self._ends):
+            raise DataError(
+                f"{self.path / MANIFEST}: its total is {len(self)} rows, its shards hold "
+                f"{sum(shard['rows'] for shard in self.manifest['shards'])}",
+                "pack the data again",
+            )
+        shard = self.manifest["shards"][index]
+        return shard, row - (self._ends[index] - shard["rows"])
+
+    def check_size(self, shard: dict[str, Any]) -> None:
+        """Raise DataError when a shard is missing or not as long as the manifest says."""
+        file = self.path / shard["file"]
+        try:
+            status = file.stat()
+        except OSError:
+            raise self.replaced() or DataError(f"{file}: is missing", PACK_AGAIN) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{file}: is not a regular file", PACK_AGAIN)
+        size = status.st_size
+        if size != shard["bytes"]:
+            raise DataError(
+                f"{file}: has {size} bytes, the manifest says {shard['bytes']}", PACK_AGAIN
+            )
+
+    def batches(self, shard: dict[str, Any]) -> Iterator[Any]:
+        """The Arrow record batches of a shard (an entry of manifest["shards"]), mapped.
+
+        Raises DataError when the shard cannot be read or holds another number of rows.
+        """
+        path = self.path / shard["file"]
+        try:
+            with pa.memory_map(str(path)) as source:
+                rows = yield from self.read_batches(source)
+        except (pa.ArrowException, OSError) as error:
+            raise self.replaced() or DataError(
+                f"{path}: not a readable shard: {first_line(error)}", PACK_AGAIN
+            ) from error
+        if rows != shard["rows"]:
+            raise DataError(
+                f"{path}: holds {rows} rows, the manifest says {shard['rows']}", PACK_AGAIN
+            )
+
+    def replaced(self) -> DataError | None:
+        """The error to raise when another result has taken the place of this one."""
+        try:
+            now = load(self.path, incomplete_too=True)
+        except DataError:
+            return None
+        if now.get("sha256") == self.manifest.get("sha256"):
+            return None
+        return DataError(
+            f"{self.path}: was replaced by another result while it was read", "read it again"
+        )
+
+    def read_batches(self, source: Any) -> Generator[Any, None, int]:
+        """The record batches of an Arrow stream, each safe to look into; returns their rows.
+
+        Raises ArrowException or OSError for what no shard of this directory can hold: a stream
+        may come from anywhere, so nothing is allocated by what it says of itself.
+        """
+        messages, rows = pa.ipc.MessageReader.open_stream(source), 0
+        try:
+            first = messages.read_next_message()
+            if first.type != "schema":  # Arrow would take its bytes for a schema, and crash
+                raise pa.ArrowInvalid(f"begins with a {first.type} message")
+            schema = pa.ipc.read_schema(first)
+            self._check_schema(schema)
+        except StopIteration:
+            raise pa.ArrowInvalid("no schema") from None
+        except UnicodeDecodeError as error:
+            raise pa.ArrowInvalid(f"a name that is not UTF-8: {error}") from error
+        while True:
+            try:
+                message = messages.read_next_message()
+            except StopIteration:
+                return rows
+            if message.type != "record batch":
+                raise pa.ArrowInvalid(f"a {message.type} message among the rows")
+            if _is_compressed(message.metadata):
+                raise pa.ArrowInvalid("a compressed record batch")
+            batch = pa.ipc.read_record_batch(message, schema)
+            batch.validate(full=True)
+            if not batch.num_rows:
+                raise pa.ArrowInvalid("a record batch without rows")
+            if any(map(_has_nulls, batch.columns)):
+                raise pa.ArrowInvalid("a null")
+            rows += batch.num_rows
+            yield batch
+
+    def _check_schema(self, schema: Any) -> None:
+        for field in schema:
+            if field.name not in (*COLUMNS, PADDED_BOUNDARIES):
+                raise pa.ArrowInvalid(f"an unknown column {field.name!r}")
+            expected = column_type(field.name, self.max_length)
+            if field.type != expected:
+                raise pa.ArrowInvalid(f"{field.name} is {field.type}, not {expected}")
+        if len(set(schema.names)) < len(schema.names) or not {*REQUIRED_COLUMNS} <= {*schema.names}:
+            raise pa.ArrowInvalid(f"the columns are {', '.join(schema.names)}")
+        metadata_of(schema)
+
+
+def metadata_of(schema: Any) -> dict[str, Any]:
+    """What a shard says of itself. Raises ArrowInvalid when it cannot be read."""
+    try:
+        said = json.loads((schema.metadata or {}).get(b"packer", b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise pa.ArrowInvalid(f"metadata that is not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise pa.ArrowInvalid("metadata that is not a JSON object")
+    return said
+
+
+def _has_nulls(array: Any) -> bool:
+    if array.null_count:
+        return True
+    if isinstance(array, pa.ListArray | pa.FixedSizeListArray):
+        return _has_nulls(array.values)
+    return isinstance(array, pa.StructArray) and any(
+        _has_nulls(array.field(i)) for i in range(array.type.num_fields)
+    )
+
+
+def _is_compressed(metadata: Any) -> bool:
+    """Whether a record batch message (a flatbuffer, which Arrow has checked) names a codec.
+
+    Arrow would believe the size that compressed buffers claim, and allocate it.
+    """
+    data = memoryview(metadata)
+
+    def field(table: int, index: int) -> int:
+        """Where a table's field is, 0 when it is left out."""
+        vtable = table - unpack_from("<i", data, table)[0]
+        slot = 4 + 2 * index
+        if slot >= unpack_from("<H", data, vtable)[0]:
+            return 0
+        offset: int = unpack_from("<H", data, vtable + slot)[0]
+        return offset and table + offset
+
+    try:
+        root = unpack_from("<I", data, 0)[0]
+        header = field(root, _MESSAGE_HEADER)
+        return bool(field(header + unpack_from("<I", data, header)[0], _BATCH_COMPRESSION))
+    except struct_error as error:
+        raise pa.ArrowInvalid("a damaged message") from error
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def open_packed(path: str | os.PathLike[str]) -> PackedDirectory:
+    """Open a directory written by `packer pack`.
+
+    Raises DataError when it is unfinished, of another format version, or when a shard is
+    missing or has another size than the manifest says.
+    """
+    directory = storage.local(path, "rows are only read from local directories")
+    while True:
+        packed = PackedDirectory(directory, load(directory))
+        try:
+            for shard in packed.manifest["shards"]:
+                packed.check_size(shard)
+        except DataError:
+            if packed.replaced() is None:
+                raise
+            continue  # by now there is another result, whole
+        return packed
+
+
+def rows_of(column: Any) -> npt.NDArray[Any]:
+    """A fixed-size column of a batch as an array [rows, max_length], without a copy."""
+    width = column.type.list_size
+    flat = column.values.to_numpy()[column.offset * width : (column.offset + len(column)) * width]
+    rows: npt.NDArray[Any] = flat.reshape(len(column), width)
+    return rows
+
+
+def ragged_of(column: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """A list column of a batch as (values, offsets int32[rows + 1]), without a copy."""
+    return column.values.to_numpy(), column.offsets.to_numpy()
+
+
+def segments_of(batch: Any) -> tuple[Int64, Int64, Int64]:
+    """Where segments lie in a batch: (begin int64[s], length int64[s], offsets int64[rows + 1]).
+
+    Segment k, offsets[r] <= k < offsets[r + 1], is in the places begin[k] .. begin[k] + length[k]
+    of row r. With a segment multiple these are not its boundaries in cu_seqlens, which leave the
+    padding between segments out.
+    """
+    name = PADDED_BOUNDARIES if PADDED_BOUNDARIES in batch.schema.names else "cu_seqlens"
+    places, edges = ragged_of(batch.column(name))
+    boundaries, real_edges = ragged_of(batch.column("cu_seqlens"))
+    last = edges[1:] - 1 - edges[0]
+    begin = np.delete(places[edges[0] : edges[-1]], last)
+    length = np.delete(np.diff(boundaries[real_edges[0] : real_edges[-1]]), last[:-1])
+    offsets = (edges - edges[0]).astype(np.int64) - np.arange(len(edges))
+    return begin.astype(np.int64), length.astype(np.int64), offsets

@@ -1,0 +1,178 @@
+"""Writing rows as Arrow IPC streams: fixed schema, no validity bitmaps, no copies.
+
+Shards are written in the run's work folder, and moved to the output once all of them are whole.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packer_cli._kernels import filling
+from packer_cli.config.options import PADDED_BOUNDARIES, PackConfig
+from packer_cli.errors import from_os_error
+from packer_cli.records import Int32, Int64, Stock
+from packer_cli.result.shards import FORMAT_VERSION, Shard
+
+_BATCH_TOKENS = 1 << 20  # a record batch of about 9 MB: small buffers, still cheap to index
+_PADDED = {
+    "input_ids": np.int32,
+    "labels": np.int32,
+    "attention_mask": np.uint8,
+    "position_ids": np.int32,
+}
+
+
+def column_type(name: str, max_length: int) -> Any:
+    """The Arrow type of a column; its values are never null."""
+    if name in _PADDED:
+        item = pa.field("item", pa.from_numpy_dtype(_PADDED[name]), nullable=False)
+        return pa.list_(item, max_length)
+    if name in ("cu_seqlens", PADDED_BOUNDARIES):
+        return pa.list_(pa.field("item", pa.int32(), nullable=False))
+    parts = [("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())]
+    struct = pa.struct([pa.field(part, kind, nullable=False) for part, kind in parts])
+    return pa.list_(pa.field("item", struct, nullable=False))
+
+
+def schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
+    """The Arrow schema of every shard, with what a reader must know as metadata."""
+    metadata = {
+        "format_version": FORMAT_VERSION,
+        "max_length": config.max_length,
+        "pad_token_id": pad_token_id,
+        "label_shift": config.label_shift,
+        "tokenizer_sha256": tokenizer_sha256,
+    }
+    if config.segment_multiple > 1:
+        metadata["segment_multiple"] = config.segment_multiple
+    return pa.schema(
+        [
+            pa.field(name, column_type(name, config.max_length), nullable=False)
+            for name in config.columns
+        ],
+        metadata={"packer": json.dumps(metadata)},
+    )
+
+
+class ShardWriter:
+    """Writes the rows of one unit, in parts of at most about `shard_bytes`."""
+
+    def __init__(
+        self, folder: Path, unit: int, config: PackConfig, schema: Any, pad_token_id: int
+    ) -> None:
+        self._folder = folder
+        self._unit = unit
+        self._config = config
+        self._schema = schema
+        self._pad = pad_token_id
+        self._rows_per_batch = max(1, _BATCH_TOKENS // config.max_length)
+        self._buffers: dict[str, Any] = {
+            name: np.empty((self._rows_per_batch, config.max_length), kind)
+            for name, kind in _PADDED.items()
+            if name in config.columns
+        }
+        self._sink: Any = None
+        self._stream: Any = None
+        self.shards: list[Shard] = []
+
+    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
+        """Append rows: row r holds the pieces order[row_offsets[r]:row_offsets[r + 1]]."""
+        rows = len(row_offsets) - 1
+        for first in range(0, rows, self._rows_per_batch):
+            edges = row_offsets[first : first + self._rows_per_batch + 1]
+            self._write_batch(stock, order, edges)
+
+    def _write_batch(self, stock: Stock, order: Int64, edges: Int64) -> None:
+        rows = len(edges) - 1
+        segments = int(edges[-1] - edges[0])
+        out = {name: buffer[:rows] for name, buffer in self._buffers.items()}
+        boundaries = np.empty(segments + rows, np.int32)
+        boundary_offsets = np.empty(rows + 1, np.int32)
+        multiple = self._config.segment_multiple
+        padded = np.empty_like(boundaries) if multiple > 1 else None
+        trained_tokens = filling.fill_rows(
+            stock.ids, stock.trained, stock.begin, stock.length, order, edges,
+            self._config.max_length, self._pad,
+            out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
+            out.get("position_ids"), boundaries, boundary_offsets,
+            self._config.label_shift == "pre", multiple, padded,
+        )  # fmt: skip
+        ragged = {"cu_seqlens": boundaries, PADDED_BOUNDARIES: padded}
+        columns = [
+            _fixed(self._schema.field(name).type, out[name])
+            if name in out
+            else _ragged(self._schema.field(name).type, boundary_offsets, [ragged[name]])
+            if name in ragged
+            else self._segments(stock, order, edges)
+            for name in self._config.columns
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        try:
+            if self._sink is None or self._sink.tell() >= self._config.shard_bytes:
+                self._finish_part()
+                self._start_part()
+            self._stream.write_batch(batch)
+        except OSError as error:
+            raise from_os_error(error, self._folder / self.shards[-1].file, "write") from error
+        shard = self.shards[-1]
+        shard.rows += rows
+        shard.segments += segments
+        shard.tokens += int(boundaries[boundary_offsets[1:] - 1].sum())
+        shard.trained_tokens += trained_tokens
+
+    def _segments(self, stock: Stock, order: Int64, edges: Int64) -> Any:
+        pieces = order[edges[0] : edges[-1]]
+        parts = [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
+        offsets = (edges - edges[0]).astype(np.int32)
+        return _ragged(self._schema.field("segments").type, offsets, parts)
+
+    def _start_part(self) -> None:
+        name = f"shard-{self._unit:05d}-{len(self.shards):03d}.arrow.part"  # until it has a digest
+        self.shards.append(Shard(name, self._unit))
+        self._sink = pa.OSFile(str(self._folder / name), "wb")
+        self._stream = pa.ipc.new_stream(self._sink, self._schema)
+
+    def _finish_part(self) -> None:
+        if self._sink is not None:
+            self._stream.close()
+            self._sink.close()
+            self._sink = self._stream = None
+
+    def close(self) -> list[Shard]:
+        """End the last part. Sizes and digests are the caller's to find."""
+        try:
+            self._finish_part()
+        except OSError as error:
+            raise from_os_error(error, self._folder / self.shards[-1].file, "write") from error
+        return self.shards
+
+    def abandon(self) -> None:
+        """Let go of the file after a failure."""
+        if self._sink is not None:
+            with suppress(OSError):  # the failure itself is the one to report
+                self._sink.close()
+
+
+def _fixed(kind: Any, rows: Any) -> Any:
+    values = pa.Array.from_buffers(kind.value_type, rows.size, [None, pa.py_buffer(rows)])
+    return pa.Array.from_buffers(kind, len(rows), [None], children=[values])
+
+
+def _ragged(kind: Any, offsets: Int32, parts: list[Any]) -> Any:
+    def flat(value_type: Any, array: Any) -> Any:
+        return pa.Array.from_buffers(value_type, len(array), [None, pa.py_buffer(array)])
+
+    if pa.types.is_struct(kind.value_type):
+        children = [flat(kind.value_type.field(i).type, part) for i, part in enumerate(parts)]
+        size = len(parts[0])
+        values = pa.Array.from_buffers(kind.value_type, size, [None], children=children)
+    else:
+        values = flat(kind.value_type, parts[0])
+    buffers = [None, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers, children=[values])

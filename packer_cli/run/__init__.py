@@ -1,0 +1,1 @@
+"""A run from beginning to end: units packed, committed, put in place."""

@@ -1,0 +1,358 @@
+"""What reads a slice and makes tokens of it: reader, tokenizer, and all between.
+
+A tokenizer and a template are chosen first (`choose_encoding`): runs are told apart by them.
+Loading them and all else, `prepare`, is left to those who have something to encode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packer_cli.config.options import MIB, SECONDS_PER_RECORD, PackConfig, RunOptions
+from packer_cli.config.shapes import Shape
+from packer_cli.early import EarlyReference
+from packer_cli.errors import UsageError
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.formats import reader_for
+from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch, WorkUnit
+from packer_cli.result.counts import Counts
+from packer_cli.run.identity import Run
+from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
+from packer_cli.tokenization.encoding import Encode, Read, plain_encoder
+from packer_cli.tokenization.locate import (
+    BYTES,
+    TEMPLATE,
+    TOOL_TEMPLATE,
+    TokenizerFiles,
+    choose,
+    highest_id,
+    locate,
+)
+from packer_cli.tokenization.rebuilt import rebuilt_otherwise
+from packer_cli.tokenization.specials import Specials
+from packer_cli.tokenization.tokenizer import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from packer_cli.supervised.documents import Composer
+    from packer_cli.supervised.processes import ComposingProcesses
+    from packer_cli.supervised.templates import TemplateChoice
+
+_GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What makes tokens of records, before anything of it is loaded.
+
+    name      of the tokenizer; None where none is needed
+    files     of the tokenizer; None for the built-in one
+    template  the chat template, where one is used
+    """
+
+    name: str | None
+    files: TokenizerFiles | None = None
+    template: TemplateChoice | None = None
+
+    @property
+    def side_files(self) -> dict[str, bytes]:
+        """What a result keeps of them, so that it explains itself."""
+        found: dict[str, bytes] = {}
+        if self.files is not None:
+            found = {"tokenizer.json": self.files.json, **self.files.companions}
+        if self.template is not None:
+            found[TEMPLATE] = self.template.source.encode()
+            found.pop(TOOL_TEMPLATE, None)
+            if self.template.tool_use is not None:
+                found[TOOL_TEMPLATE] = self.template.tool_use.encode()
+        return found
+
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """The sha256 of each side file; that of tokenizer.json, megabytes, is known already."""
+        known = {} if self.files is None else {"tokenizer.json": self.files.sha256}
+        return {
+            name: known.get(name) or hashlib.sha256(content).hexdigest()
+            for name, content in self.side_files.items()
+        }
+
+
+def chosen_for(run: Run, work: Path) -> Chosen:
+    """The same, from what the run's work folder keeps: for whoever joins it later or elsewhere."""
+    from packer_cli.supervised.templates import TemplateChoice  # noqa: PLC0415
+
+    files, template = None, None
+    if run.tokenizer not in (None, BYTES):
+        files = replace(locate(str(work)), source=run.tokenizer or "")
+    if TEMPLATE in run.side_files:
+        kept = [
+            (work / name).read_text(encoding="utf-8") if name in run.side_files else None
+            for name in (TEMPLATE, TOOL_TEMPLATE)
+        ]
+        template = TemplateChoice(kept[0] or "", TEMPLATE, kept[1])
+    return Chosen(run.tokenizer, files, template)
+
+
+@dataclass(frozen=True)
+class Source:
+    """`read` gives the records of a slice, `encode` makes tokens of them."""
+
+    read: Read
+    encode: Encode
+    tokenizer: Tokenizer | None = None
+    processes: ComposingProcesses | None = field(default=None, repr=False)
+
+    def stop(self) -> None:
+        """End what others may wait for; `close` is still to be called."""
+        if self.processes is not None:
+            self.processes.stop()
+
+    def close(self) -> None:
+        if self.tokenizer is not None:
+            self.tokenizer.close()
+        if self.processes is not None:
+            self.processes.close()
+
+
+def choose_encoding(
+    shape: Shape, config: PackConfig, tokenizer: str | None, notify: Notify, warn: Notify
+) -> Chosen:
+    """What `tokenizer` and the options name. `notify` hears what was chosen, `warn` what was most
+    likely not meant. Raises UsageError.
+    """
+    chosen, origin = choose(tokenizer)
+    if shape.kind == "tokens" and origin == "default":
+        notify("input_ids found: no tokenizer needed; padding is id 0")
+        return Chosen(None)
+    if chosen == BYTES and origin == "default":
+        warn("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
+    files = None if chosen == BYTES else locate(chosen)
+    if files is not None and (warning := rebuilt_otherwise(files)):
+        notify(f"warning: {warning}; see packer tokenizer --check")
+    if not shape.is_supervised:
+        return Chosen(chosen, files)
+    from packer_cli.supervised.templates import find_template  # noqa: PLC0415
+
+    found = find_template(config.chat_template, files)
+    notify(f"records: {shape.described()}")
+    renders = shape.is_chat or config.prompt_template == "chat"
+    if renders and found is None:
+        raise UsageError(
+            "messages need a chat template, and the tokenizer has none",
+            "give one with --chat-template FILE",
+        )
+    if renders and found:
+        how = "its {% generation %} tags" if _GENERATION.search(found.source) else "its turns"
+        told = "" if config.train_on == "all" else f", told by {how}"
+        notify(f"chat template: {found.origin}; trained on: {config.train_on}{told}")
+    return Chosen(chosen, files, found)
+
+
+def prepare(
+    run: Run,
+    chosen: Chosen,
+    units: Sequence[WorkUnit],
+    options: RunOptions,
+    early: EarlyReference | None,
+    notify: Notify,
+) -> Source:
+    """Load what `run` needs for `units`. `notify` hears which engine is used. Raises UsageError."""
+    shape, config = run.shape, run.config
+
+    plain_read = partial(_plain_read, shape, config)
+    if chosen.name is None:
+        return Source(plain_read, plain_encoder(None))
+    if shape.is_supervised:
+        return _supervised(run, chosen, units, options, early, notify)
+    first: Iterable[str] = _first_texts(run.files[units[0].slices[0].file], shape, config)
+    tokenizer = _tokenizer(chosen.files, config, options, first, early, notify)
+    highest = None
+    if shape.kind == "tokens":
+        files = chosen.files
+        highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
+    encode = plain_encoder(tokenizer, highest, _specials(chosen.files, config))
+    return Source(plain_read, encode, tokenizer)
+
+
+def _plain_read(
+    shape: Shape, config: PackConfig, file: InputFile, part: Slice
+) -> Iterator[Records]:
+    return reader_for(file.format).read(file, part, shape, config)
+
+
+def _supervised(
+    run: Run,
+    chosen: Chosen,
+    units: Sequence[WorkUnit],
+    options: RunOptions,
+    early: EarlyReference | None,
+    notify: Notify,
+) -> Source:
+    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
+
+    shape, config, files = run.shape, run.config, chosen.files
+    parts = _composer_parts(shape, config, files, chosen.template)
+    begin = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
+    if not _renders(shape, config):
+        from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+
+        composer = make_composer(*parts)
+        first = _first_composed(begin[0][0], composer.read)
+        tokenizer = _tokenizer(files, config, options, first, early, notify)
+        encode = SupervisedEncoder(composer.render, config, tokenizer)
+        return Source(composer.read, encode, tokenizer)
+    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
+
+    processes = ComposingProcesses(options.max_seconds_per_record, *parts)
+    first = iter(())
+    if sum(part.weight for unit in units for part in unit.slices) < MIB and _has_first(begin[0][0]):
+        # soon read: the first documents choose the engine, too, once it has been loaded
+        if files and options.tokenizer_backend != "tokenizers":
+            begin = [(begin[0][0], _beginning(begin[0][0]))]
+        first = _first_composed(begin[0][0], processes.read)
+    try:
+        for file, part in begin if run.resumable else ():
+            processes.start(file, part)
+        tokenizer = _tokenizer(files, config, options, first, early, notify)
+    except BaseException:
+        processes.close()
+        raise
+    read = processes.read if run.resumable else partial(_read_here, shape, config, processes)
+    encode = SupervisedEncoder(processes.render, config, tokenizer)
+    return Source(read, encode, tokenizer, processes)
+
+
+def _renders(shape: Shape, config: PackConfig) -> bool:
+    """Whether a chat template makes the texts; `config` as `for_shape` gives it."""
+    return shape.is_chat or config.prompt_template == "chat"
+
+
+def _read_here(
+    shape: Shape, config: PackConfig, processes: ComposingProcesses, file: InputFile, part: Slice
+) -> Iterator[Records]:
+    """Rendered elsewhere, but read in this process, whose stdin it is."""
+    from packer_cli.supervised.documents import placed  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.supervised.turns import UndecidableError  # noqa: PLC0415
+
+    for records in reader_for(file.format).read(file, part, shape, config):
+        try:
+            yield processes.compose(records)
+        except UndecidableError as error:
+            raise placed(error, file) from error
+
+
+def _composer_parts(
+    shape: Shape,
+    config: PackConfig,
+    files: TokenizerFiles | None,
+    template: TemplateChoice | None,
+) -> tuple[Any, ...]:
+    """The arguments of `make_composer`."""
+    from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
+
+    end_tokens = tuple(files.added_tokens) if files else ()
+    used = template if _renders(shape, config) else None
+    return shape, config, used, special_tokens(files), end_tokens, _specials(files, config)
+
+
+def _specials(files: TokenizerFiles | None, config: PackConfig) -> Specials:
+    return Specials(files.specials if files else (), config.special_tokens_in_text)
+
+
+def _tokenizer(
+    files: TokenizerFiles | None,
+    config: PackConfig,
+    options: RunOptions,
+    first_documents: Iterable[str],
+    early: EarlyReference | None,
+    notify: Notify,
+) -> Tokenizer:
+    framing = framing_of(config)
+    if files is None:
+        return bytes_tokenizer(framing)
+    return load_tokenizer(
+        files,
+        backend=options.tokenizer_backend,
+        framing=framing,
+        first_documents=first_documents,
+        early=early,
+        notify=notify,
+    )
+
+
+def framing_of(config: PackConfig) -> Framing:
+    """What goes around every document; `config` as `for_shape` gives it."""
+    return Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
+
+
+def source_again(
+    shape: Shape,
+    config: PackConfig,
+    tokenizer: Tokenizer | None,
+    files: TokenizerFiles | None,
+    seconds: float | None,
+) -> Source:
+    """Makes tokens of records as readers give them, whatever the shape: to compare.
+
+    `tokenizer` stays its caller's to close. `seconds`: what a record may take to render; None: as
+    by default.
+    """
+    read = partial(_plain_read, shape, config)
+    if not shape.is_supervised or tokenizer is None:
+        return Source(read, plain_encoder(tokenizer, None, _specials(files, config)))
+    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
+    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
+    from packer_cli.supervised.templates import find_template  # noqa: PLC0415
+
+    found = find_template(config.chat_template, files)
+    parts = _composer_parts(shape, config, files, found)
+    processes = ComposingProcesses(seconds or SECONDS_PER_RECORD, *parts)
+    encode = SupervisedEncoder(processes.render, config, tokenizer)
+
+    def compose_and_encode(
+        records: Records, file: InputFile, counts: Counts
+    ) -> tuple[TokenBatch, list[BadRecord]]:
+        return encode(processes.compose(records), file, counts)
+
+    return Source(read, compose_and_encode, None, processes)
+
+
+def composer_of(shape: Shape, config: PackConfig, files: TokenizerFiles | None) -> Composer:
+    """Makes documents of supervised records, in this process and without limits."""
+    from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.supervised.templates import find_template  # noqa: PLC0415
+
+    found = find_template(config.chat_template, files)
+    return make_composer(*_composer_parts(shape, config, files, found))
+
+
+def _beginning(file: InputFile) -> Slice:
+    stop = None if file.format == "parquet" else FIRST_DOCUMENTS_CHARACTERS
+    return Slice(file.index, 0, stop, 0)
+
+
+def _first_texts(file: InputFile, shape: Shape, config: PackConfig) -> list[str]:
+    """Some texts from the beginning of the input, for checking the fast engine."""
+    if shape.kind != "text":
+        return []
+    reader = reader_for(file.format)
+    for records in reader.read(file, _beginning(file), shape, config, peek=True):
+        return records.texts or []
+    return []
+
+
+def _first_composed(file: InputFile, read: Read) -> Iterator[str]:
+    """The same for records that must be composed first; only where a few can be read alone."""
+    if _has_first(file):
+        for records in read(file, _beginning(file)):
+            yield from records.texts or []
+
+
+def _has_first(file: InputFile) -> bool:
+    return file.format == "jsonl" and file.path != STDIN

@@ -1,0 +1,148 @@
+"""From the records of all units to a finished result: side files, manifest, replacement."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from packer_cli.durable import write_file, written
+from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
+from packer_cli.result import manifest
+from packer_cli.result.counts import Counts
+from packer_cli.result.layout import INPUT_TIMES, MANIFEST, REJECTED, UNITS
+from packer_cli.result.saved_dataset import saved_dataset
+from packer_cli.result.shards import Shard, digest
+from packer_cli.run import commits
+from packer_cli.run import directory as output
+from packer_cli.run.commits import UnitRecord
+from packer_cli.run.directory import Claim
+from packer_cli.run.identity import Run
+from packer_cli.run.input_times import identities
+from packer_cli.run.replacing import earlier_result
+
+_COPY_BYTES = 1 << 20
+
+
+def finalize(run: Run, claim: Claim) -> dict[str, Any]:
+    """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
+
+    Raises DataError when there is nothing to keep, ThresholdMissed when it would replace a good
+    result by an incomplete one, InternalError when tokens are missing.
+    """
+    work = claim.work
+    total = Counts(piece_length=np.zeros(run.config.max_length + 1, np.int64))
+    digests = dict[int, commits.Digest]()
+    shards, rejected, tokenizer = list[Shard](), list[UnitRecord](), None
+    with written(work / UNITS) as lines:
+        for record in _records(run, work):
+            total.add(commits.counts_of(record))
+            digests |= {index: (size, sha256) for index, size, sha256 in record.inputs}
+            shards += record.shards
+            tokenizer = record.tokenizer
+            if record.rejected:
+                rejected.append(record)
+            lines.write(commits.as_line(record))
+    _check(total, run, rejected, claim)
+    for file in run.files:
+        if file.index not in digests:
+            digests[file.index] = commits.read_input(work, file.index) or (0, "")
+    hashes = dict[str, str]()
+    identity = "".join(shard.sha256 for shard in shards)
+    for name, data in saved_dataset((shard.file for shard in shards), identity).items():
+        write_file(work / name, data)
+        hashes[name] = hashlib.sha256(data).hexdigest()
+    hashes |= run.side_files
+    if rejected:
+        _join(rejected, claim)
+        hashes[REJECTED] = digest(work / REJECTED)[1]
+    hashes[UNITS] = digest(work / UNITS)[1]
+    content = manifest.build(run, tokenizer, digests, shards, total, hashes)
+    # not among the result's own bytes: it is only for --update on this machine
+    write_file(work / INPUT_TIMES, identities(run.files))
+    write_file(work / MANIFEST, manifest.to_bytes(content))
+    _refuse_incomplete(content, claim)
+    output.replace(claim)
+    return content
+
+
+def _refuse_incomplete(content: dict[str, Any], claim: Claim) -> None:
+    earlier = earlier_result(claim.folder)
+    if "incomplete" in content and earlier is not None and "incomplete" not in earlier.manifest:
+        raise ThresholdMissed(
+            f"{claim.output}: {content['incomplete']}",
+            "the earlier result stays; all is packed, and a larger --max-loss finishes at once",
+        )
+
+
+def _records(run: Run, work: Path) -> Iterator[UnitRecord]:
+    for unit in run.units:
+        yield commits.require_unit(work, unit)
+
+
+def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) -> None:
+    if not total.conserved():
+        raise InternalError(
+            f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
+            f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
+        )
+    bad, limit = total.rejected_records, run.config.max_errors
+    if limit is not None:
+        records = bad + total.documents + total.empty_documents + total.dropped_documents
+        if bad > (limit * records if isinstance(limit, float) else limit):
+            raise DataError(
+                f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
+                f"see {claim.work}/rejected-*.jsonl; all is packed, and a larger "
+                "--max-errors finishes at once",
+            )
+    if not total.rows:
+        found = _nothing(total, rejected, claim)
+        output.forget(claim)  # no other run would find more
+        raise DataError(found, "check --shape, --field, --overlong, the input")
+
+
+def _nothing(total: Counts, rejected: list[UnitRecord], claim: Claim) -> str:
+    found = f"nothing to pack: {total.empty_documents} empty, {total.dropped_documents} dropped "
+    found += f"and {total.rejected_records} rejected records, no tokens"
+    if total.untrained_documents:
+        found += f"; {total.untrained_documents} of those dropped have nothing to train on"
+    if rejected:
+        with _rejected_part(rejected[0], claim) as file:
+            first = json.loads(file.readline())
+        found += f"; the first rejected, {first['file']} at {first['position']}: {first['reason']}"
+    return found
+
+
+@contextmanager
+def _rejected_part(record: UnitRecord, claim: Claim) -> Iterator[IO[bytes]]:
+    """The unit's rejected records, where they begin."""
+    path = claim.work / commits.rejected_name(record.unit)
+    if record.reused:
+        path = claim.output / REJECTED
+    try:
+        with open(path, "rb") as file:
+            file.seek(record.rejected_from)
+            yield file
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+
+
+def _join(rejected: list[UnitRecord], claim: Claim) -> None:
+    """The units' rejected records, which may be many, as one file."""
+    with written(claim.work / REJECTED) as whole:
+        for record in rejected:
+            with _rejected_part(record, claim) as part:
+                left = record.rejected
+                while data := part.read(min(left, _COPY_BYTES)):
+                    whole.write(data)
+                    left -= len(data)
+            if left:
+                raise DataError(
+                    f"{claim.output}: the rejected records of unit {record.unit} are cut short",
+                    "to pack everything anew, --overwrite",
+                )

@@ -1,0 +1,165 @@
+"""What a run is: its inputs, options, tokenizer and units. Equal runs write equal bytes.
+
+    Run -> .packer/run.json, before any unit is packed
+
+Whoever packs a unit (this process, a rank, a Ray worker, the same command after a crash) works
+from an equal Run, or is told in which way the two differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import msgspec
+
+import packer_cli
+from packer_cli import storage
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
+from packer_cli.errors import UsageError
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.records import InputFile, WorkUnit
+
+RUN = "run.json"
+IsSame = Callable[[InputFile, InputFile], bool]
+# Options that decide whether a run may end well, not what a unit's shards hold.
+_LIMITS = ("max_loss", "max_errors")
+_OPTIONS = {"fields": "--field", "add_bos": "--bos", "add_eos": "--eos"}
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run's bytes depend on.
+
+    config      as `PackConfig.for_shape` gives it
+    files       by index; those without a format were removed since the last update
+    units       by ascending index
+    tokenizer   as it was named; None where none is needed
+    side_files  name -> sha256 of what the result keeps of the tokenizer and the chat template
+    """
+
+    config: PackConfig
+    shape: Shape
+    files: tuple[InputFile, ...]
+    units: tuple[WorkUnit, ...]
+    tokenizer: str | None
+    side_files: dict[str, str]
+    packer_version: str = packer_cli.__version__
+
+    @property
+    def resumable(self) -> bool:
+        """Whether its inputs can be read a second time."""
+        return all(file.path != STDIN for file in self.files)
+
+    def to_bytes(self) -> bytes:
+        return sealed(msgspec.json.encode(self))
+
+
+def load_run(path: Path) -> Run | None:
+    """What `to_bytes` wrote; None when there is none, or none that this packer can read."""
+    try:
+        return msgspec.json.decode(unsealed(path.read_bytes()), type=Run)
+    except (OSError, ValueError, TypeError, RecursionError, UsageError):
+        return None
+
+
+def sealed(content: bytes) -> bytes:
+    """With a first line that tells whether it is still what was written."""
+    return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+
+
+def unsealed(data: bytes) -> bytes:
+    """What was sealed. Raises ValueError when it is not that any more."""
+    seal, _, content = data.partition(b"\n")
+    if seal != hashlib.sha256(content).hexdigest().encode():
+        raise ValueError("not what was written")
+    return content
+
+
+def differences(old: Run, new: Run, is_same: IsSame) -> list[str]:
+    """In what the runs differ, for people; [] when units of the one are units of the other.
+
+    `is_same`: whether what was packed of an input of the one is what the other would pack.
+    """
+    found = differing_packers(old.packer_version, new.packer_version)
+    found += differing_options(old.config, new.config)
+    if old.shape != new.shape:
+        found.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
+    found += differing_tokenizers(old.tokenizer, old.side_files, new.tokenizer, new.side_files)
+    found += _differing_files(old.files, new.files, is_same)
+    if not found and old.units != new.units:
+        found.append("the work units are cut in another way")
+    return found
+
+
+def differing_packers(old: str, new: str) -> list[str]:
+    """Another version may pack the same inputs to other bytes."""
+    return [f"packer was {old}, is now {new}"] if old != new else []
+
+
+def differing_options(old: PackConfig, new: PackConfig) -> list[str]:
+    """The options that differ, each as "--name was OLD, is now NEW"."""
+    found = []
+    for item in fields(PackConfig):
+        before, now = getattr(old, item.name), getattr(new, item.name)
+        # what was packed with "fail" has no bad records: skipping them would have been the same
+        fine = item.name in _LIMITS or (item.name == "on_error" and before == "fail")
+        if before != now and not fine:
+            option = _OPTIONS.get(item.name, f"--{item.name.replace('_', '-')}")
+            found.append(f"{option} was {_shown(before)}, is now {_shown(now)}")
+    return found
+
+
+def differing_tokenizers(
+    old: str | None, old_files: dict[str, str], new: str | None, new_files: dict[str, str]
+) -> list[str]:
+    """Whether there are others: by the files of tokenizer and template, whatever their names."""
+    names = old_files.keys() | new_files.keys()
+    differ = sorted(name for name in names if old_files.get(name) != new_files.get(name))
+    if differ:
+        return [f"another tokenizer: {' and '.join(differ)} differ"]
+    # with no files of its own, it is known by its name
+    if old != new and "tokenizer.json" not in new_files:
+        return [f"the tokenizer was {_shown(old)}, is now {_shown(new)}"]
+    return []
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not given"
+    if isinstance(value, tuple):
+        return ",".join("=".join(v) if isinstance(v, tuple) else v for v in value) or "not given"
+    return str(value)
+
+
+def may_exist(path: str) -> bool:
+    """Whether an input is there; of URLs, which would have to be asked for, it is assumed."""
+    return path == STDIN or storage.is_url(path) or storage.kind(path) is not None
+
+
+def _differing_files(
+    old: tuple[InputFile, ...], new: tuple[InputFile, ...], is_same: IsSame
+) -> list[str]:
+    before, now = ({file.path: file for file in files} for files in (old, new))
+    found = [
+        f"{path} {'is not named now' if may_exist(path) else 'is gone'}"
+        for path in before
+        if path not in now
+    ]
+    found += [f"{path} is new" for path in now if path not in before]
+    for path in before.keys() & now.keys():
+        a, b = before[path], now[path]
+        if (a.format, a.compression) != (b.format, b.compression):
+            found.append(f"{path} was read as {a.format}, is now {b.format}")
+        elif not is_same(a, b):
+            sizes = f": {a.size:,} bytes then, {b.size:,} now" if a.size != b.size else ""
+            found.append(f"{path} was written to{sizes}")
+    if not found and [(a.index, a.path) for a in old] != [(b.index, b.path) for b in new]:
+        found.append("the inputs are named in another order")
+    if len(found) > _MOST_NAMED:
+        found[_MOST_NAMED:] = [f"and {len(found) - _MOST_NAMED} more inputs differ"]
+    return sorted(found[:_MOST_NAMED]) + found[_MOST_NAMED:]

@@ -1,0 +1,54 @@
+"""`input_times.json` of a result: what its inputs were, by what their file systems said of them.
+
+    {"inputs": [[mtime_ns, ctime_ns, device, inode], ...], "racy": [index, ...]}
+
+Results of earlier packers know times only, {"mtime_ns": [...]}: where these are the same, the
+contents of the inputs decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from packer_cli.errors import DataError
+from packer_cli.records import InputFile
+from packer_cli.result.layout import INPUT_TIMES
+
+
+class _Identities(msgspec.Struct, omit_defaults=True):
+    inputs: list[tuple[int, int, int, int]] | None = None
+    racy: list[int] = []
+    mtime_ns: list[int] | None = None
+
+
+def identities(files: Iterable[InputFile]) -> bytes:
+    """The content of the file, of inputs by index."""
+    files = list(files)
+    found = [(file.mtime_ns, file.ctime_ns, file.device, file.inode) for file in files]
+    racy = [file.index for file in files if file.racy]
+    return msgspec.json.encode(_Identities(found, racy))
+
+
+def load_identities(directory: Path, inputs: list[dict[str, Any]]) -> list[InputFile]:
+    """The inputs of a result, which the manifest names, as they were. Raises DataError."""
+    path = directory / INPUT_TIMES
+    try:
+        said = msgspec.json.decode(path.read_bytes(), type=_Identities)
+        # an inode of 0 is none that a file has: the contents decide
+        found = said.inputs or [(time, 0, 0, 0) for time in said.mtime_ns or ()]
+        if len(found) != len(inputs):
+            raise ValueError(f"it holds {len(found)} inputs")
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path}: cannot be used: {error}",
+            "compare the contents of the inputs instead, with --checksum",
+        ) from error
+    racy = set(said.racy)
+    return [
+        InputFile(index, one["path"], "", None, one["size"], *identity, racy=index in racy)
+        for index, (one, identity) in enumerate(zip(inputs, found, strict=True))
+    ]

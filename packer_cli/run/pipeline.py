@@ -1,0 +1,282 @@
+"""A whole run: discover, pack every unit that is not packed yet, finalize.
+
+    find_inputs -> plan_units -> Run      what is to be done
+    output.claimed, begin                 where, and what of it is done already
+    Worker, on threads                    the rest
+    finalize                              one result of all units' records
+    publish                               uploaded, if its place is a URL
+
+Units go to a pool of threads: everything heavy (tokenizing, planning, filling, writing,
+hashing) frees the GIL.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from packer_cli import storage
+from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.config.shapes import Shape
+from packer_cli.early import EarlyReference
+from packer_cli.errors import InputChangedError, Interrupted, PackerError, UsageError
+from packer_cli.inputs.byte_streams import STDIN, begin_stdin
+from packer_cli.inputs.discovery import find_inputs, plan_units
+from packer_cli.inputs.formats import detect_shape
+from packer_cli.interrupts import as_flag
+from packer_cli.progress import Progress
+from packer_cli.records import InputFile, WorkUnit
+from packer_cli.result import manifest
+from packer_cli.run import directory as output
+from packer_cli.run.commits import UNIT_RECORDS
+from packer_cli.run.encoder import Chosen, choose_encoding
+from packer_cli.run.finalize import finalize
+from packer_cli.run.identity import Run
+from packer_cli.run.ranks import finalize_if_last
+from packer_cli.run.replacing import holds_result
+from packer_cli.run.unnamed import described, refuse_to_forget
+from packer_cli.run.update import Update, plan_update
+from packer_cli.run.upload import check_options, publish
+from packer_cli.run.worker import Worker, commit_input, left_to_do
+from packer_cli.threads import Task, run_all
+from packer_cli.tokenization.locate import choose
+
+Notify = Callable[[str], None]
+_WORKERS_PER_STORAGE_THREAD = 4  # a worker's shards take a fifth of its time to sync and hash
+
+
+def pack(
+    inputs: list[str],
+    destination: Path | str,
+    config: PackConfig,
+    options: RunOptions,
+    tokenizer_name: str | None = None,
+    notify: Notify = lambda message: None,
+    warn: Notify = lambda message: None,
+    early: EarlyReference | None = None,
+    staging: Path | None = None,
+) -> dict[str, Any] | None:
+    """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
+    rank that leaves work to others.
+
+    `notify` hears one-line messages for the user, `warn` those that nobody should miss. `early`: of
+    the tokenizer, if begun. `staging`: where what goes to a URL is packed. Raises PackerError:
+    UsageError before anything is written, DataError for bad records or storage, Interrupted for
+    Ctrl-C. Units that are packed by then are kept for the next run.
+    """
+    url = str(destination) if storage.is_url(str(destination)) else None
+    if url:
+        check_options(url, options)
+    _refuse_other_than_utf8(config, tokenizer_name)
+    stop = threading.Event()
+    begin_stdin(stop.is_set)
+    files = find_inputs(inputs, config, notify)
+    _refuse_shared_stdin(files, options)
+    shape = detect_shape(files, config)
+    config = config.for_shape(shape)
+    chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
+    job = _Job(config, shape, files, chosen, options, notify, stop, early)
+    return job.to_url(url, staging) if url else job.to_directory(Path(destination))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be packed, and with what."""
+
+    config: PackConfig
+    shape: Shape
+    files: list[InputFile]
+    chosen: Chosen
+    options: RunOptions
+    notify: Notify
+    stop: threading.Event
+    early: EarlyReference | None
+
+    def to_url(self, url: str, staging: Path | None) -> dict[str, Any]:
+        """Pack into a staging directory and upload that."""
+        run = self._run(self.files, plan_units(self.files, self.config))
+
+        def pack_staged(folder: Path) -> dict[str, Any]:
+            with output.claimed(
+                folder,
+                self.files,
+                may_replace=False,
+                notify=self.notify,
+                no_lock=self.options.no_lock,
+            ) as claim:
+                found = self._pack_claimed(claim, run, None)
+            return found or manifest.load(folder, incomplete_too=True)
+
+        return publish(
+            url, staging, run, pack_staged, overwrite=self.options.overwrite,
+            no_lock=self.options.no_lock, notify=self.notify, show_progress=self.options.progress,
+        )  # fmt: skip
+
+    def to_directory(self, destination: Path) -> dict[str, Any] | None:
+        """Pack all, or this rank's share, or what an update calls for."""
+        rank, options = self.options.as_rank, self.options
+        may_replace = options.overwrite or options.update
+        with output.claimed(
+            destination, self.files, may_replace=may_replace, notify=self.notify, rank=rank,
+            no_lock=options.no_lock,
+        ) as claim:  # fmt: skip
+            update = None
+            if (options.update or rank) and holds_result(destination):
+                earlier = manifest.load(destination, incomplete_too=True)
+                update = self._update(destination, earlier)
+                if not update.changed:
+                    if not rank:
+                        output.forget(claim)
+                    return earlier
+                if rank:
+                    raise output.finished(destination)
+            elif options.update and not options.prune:
+                refuse_to_forget(destination, self.files)
+            run = (
+                self._run(update.files, update.units)
+                if update
+                else self._run(self.files, plan_units(self.files, self.config))
+            )
+            found = self._pack_claimed(claim, run, update)
+            if found is not None:
+                return found
+        return finalize_if_last(destination, self.notify, no_lock=options.no_lock)
+
+    def _run(self, files: Iterable[InputFile], units: Iterable[WorkUnit]) -> Run:
+        return Run(
+            self.config, self.shape, tuple(files), tuple(units), self.chosen.name,
+            self.chosen.hashes,
+        )  # fmt: skip
+
+    def _update(self, destination: Path, earlier: dict[str, Any]) -> Update:
+        """What has changed since an earlier result; says what a user should know of it."""
+        update = plan_update(
+            destination, earlier, self.files, self.shape, self.config, self.chosen.name,
+            self.chosen.hashes, checksum=self.options.checksum, unnamed=self.options.unnamed,
+        )  # fmt: skip
+        rank = self.options.as_rank
+        if update.dropped and not rank:
+            self.notify(f"{destination}: drops {described(update.dropped)}")
+        if update.kept:
+            self.notify(f"{destination}: keeps {described(update.kept)}")
+        if not update.changed:
+            self.notify(f"{destination}: {'finished already' if rank else 'up to date'}")
+        return update
+
+    def _pack_claimed(
+        self, claim: output.Claim, run: Run, update: Update | None
+    ) -> dict[str, Any] | None:
+        """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
+        # an update of nothing is a run like any other: it throws no other's units away
+        may_replace = self.options.overwrite or update is not None
+        side_files = self.chosen.side_files
+        if not output.begin(claim, run, side_files, may_replace=may_replace):
+            self.notify(f"{claim.output}: was complete but for its last step")
+            return manifest.load(claim.output, incomplete_too=True)
+        if update is not None:
+            update.keep(claim.work)
+        try:
+            self._pack_rest(run, claim.work)
+        except PackerError as error:
+            raise _with_progress(error, run, claim.work, may_replace) from error
+        return None if self.options.as_rank else finalize(run, claim)
+
+    def _pack_rest(self, run: Run, work: Path) -> None:
+        """Pack the units, and hash the inputs, that have no record in the work folder."""
+        options, stop = self.options, self.stop
+        ours = slice(options.rank, None, options.world_size)
+        units, inputs = left_to_do(run, work, ours)
+        mine = len(run.units[ours])
+        if len(units) < mine:
+            done = mine - len(units)
+            self.notify(f"{work.parents[1]}: going on: {done} of {mine} units are packed already")
+        tasks: list[Task] = [partial(commit_input, file, work, stop) for file in inputs]
+        if not units:
+            run_all(tasks, options.workers, stop)
+            return
+        with ExitStack() as stack:
+            progress = stack.enter_context(closing(_progress(run, units, options)))
+            if options.engine == "ray":
+                from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
+
+                run_all(tasks, options.workers, stop)
+                pack_on_ray(run, units, work, options, self.notify, progress)
+                return
+            worker = Worker(
+                run, self.chosen, units, work, options, self.notify, stop, progress, self.early
+            )
+            stack.enter_context(closing(worker))
+            stack.enter_context(as_flag())  # for the storage threads, too
+            if options.workers == 1:
+                packing: list[Task] = [partial(worker.pack_and_commit, unit) for unit in units]
+            else:
+                # threads of their own bring shards to the disk and hash them: workers go on
+                count = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
+                committing = stack.enter_context(ThreadPoolExecutor(count, "packer-storage"))
+                packing = [partial(_pack_then_commit, worker, unit, committing) for unit in units]
+            run_all([*packing, *tasks], options.workers, stop, worker.stop)
+
+
+def _pack_then_commit(
+    worker: Worker, unit: WorkUnit, committing: ThreadPoolExecutor
+) -> list[Future[Any]]:
+    return [committing.submit(worker.commit, worker.pack(unit))]
+
+
+def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
+    """With what is packed already counted as read."""
+    progress = Progress(sum(file.size for file in run.files), show=options.progress)
+    weight = {unit.index: sum(part.weight for part in unit.slices) for unit in run.units}
+    left = sum(weight[unit.index] for unit in units)
+    if len(units) < len(run.units):
+        progress.skip(1 - left / sum(weight.values()))
+    return progress
+
+
+def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) -> PackerError:
+    """The error, with what is kept of the run."""
+    done = sum(1 for _ in work.glob(UNIT_RECORDS)) if run.resumable else 0
+    kept = f"{done} of {len(run.units)} units are packed and kept"
+    if isinstance(error, Interrupted):
+        tip = f"{kept}; run the same command again to go on"
+        tip = tip if done else "run the same command again to start over"
+    elif isinstance(error, InputChangedError):  # the units would be refused as those of others
+        tip = error.tip if may_replace or not done else f"{error.tip}, with --overwrite"
+    else:
+        tip = f"{error.tip}; {kept}" if done else error.tip
+    return type(error)(error.message, tip)
+
+
+def _refuse_shared_stdin(files: list[InputFile], options: RunOptions) -> None:
+    """UsageError where others cannot read what we would: each would take the run for its own."""
+    if any(file.path == STDIN for file in files):
+        for option, given in (
+            ("--rank", options.as_rank is not None),
+            ("--engine ray", options.engine == "ray"),
+        ):
+            if given:
+                raise UsageError(
+                    f"{option}: does not go with stdin, which only one process can read",
+                    "write the data to a file, and name that",
+                )
+
+
+def _refuse_other_than_utf8(config: PackConfig, tokenizer: str | None) -> None:
+    """UsageError for an option that no manifest can hold, before all the work rather than after."""
+    options = config.as_json() | {"tokenizer": choose(tokenizer)[0]}
+    options["field"] = options.pop("fields")
+    for name, value in options.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: {value!r} is not UTF-8, so no manifest can hold it",
+                "choose another name, or rename what it names",
+            ) from None

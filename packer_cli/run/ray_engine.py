@@ -1,0 +1,195 @@
+"""Packing on a Ray cluster: one task per work unit; only paths and records travel.
+
+    packer pack ... --engine ray [--ray-address HOST:PORT]      extra: ray
+
+The workers read the inputs and write the output directory themselves, so all machines must see
+both under the same paths. A worker that dies is replaced, and its task tried again, by Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import packer_cli
+from packer_cli.config.options import RunOptions
+from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
+from packer_cli.interrupts import as_flag, handled_as_before
+from packer_cli.progress import Progress
+from packer_cli.records import WorkUnit
+from packer_cli.run.encoder import Notify, chosen_for
+from packer_cli.run.identity import RUN, Run, load_run
+from packer_cli.run.worker import Worker
+
+_RETRIES = 3
+_AHEAD = 2  # tasks for each core, so that none waits for us
+_SECONDS = 0.5
+_CONNECT_SECONDS = 10.0
+
+
+def pack_on_ray(
+    run: Run,
+    units: Sequence[WorkUnit],
+    work: Path,
+    options: RunOptions,
+    notify: Notify,
+    progress: Progress,
+) -> None:
+    """Pack `units` into the work folder. Raises UsageError without Ray, DataError for a unit
+    whose worker was lost too often, and what packing a unit raises.
+    """
+    try:
+        import ray  # noqa: PLC0415 an extra
+    except ImportError:
+        raise UsageError(
+            "--engine ray: Ray is not installed", needs_extra("--engine ray", "ray")
+        ) from None
+    ours = not ray.is_initialized()
+    if ours:
+        _refuse_unreachable(options.ray_address)
+        try:
+            with handled_as_before():  # Ray takes SIGTERM for itself
+                ray.init(
+                    options.ray_address,
+                    log_to_driver=False,
+                    include_dashboard=False if options.ray_address is None else None,
+                    logging_level=logging.ERROR,
+                )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"--ray-address: {options.ray_address}: {str(error).splitlines()[0]}",
+                "check that the cluster runs: ray status",
+            ) from error
+    try:
+        _pack_all(ray, run, units, work, options, notify, progress)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _refuse_unreachable(address: str | None) -> None:
+    """UsageError at once, where Ray would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UsageError(
+            f"--ray-address: {address}: {error.strerror or error}", "check that it runs: ray status"
+        ) from error
+
+
+def _pack_all(
+    ray: Any,
+    run: Run,
+    units: Sequence[WorkUnit],
+    work: Path,
+    options: RunOptions,
+    notify: Notify,
+    progress: Progress,
+) -> None:
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
+    # not the run itself, which may name a million units: a worker reads it once
+    key = hashlib.sha256(run.to_bytes()).hexdigest()
+    told = _Told(
+        key, str(work.resolve()), os.getcwd(), options.tokenizer_backend,
+        options.max_seconds_per_record,
+    )  # fmt: skip
+    queue = iter(units)
+    running: dict[Any, WorkUnit] = {}
+    most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
+    with as_flag() as interrupted, _cancelled_by_failure(ray, running):
+        while True:
+            while len(running) < most and (unit := next(queue, None)):
+                running[task.remote(told, unit)] = unit
+            if not running:
+                return
+            done_now = ray.wait(list(running), timeout=_SECONDS)[0]
+            if interrupted():
+                raise Interrupted("interrupted")
+            for done in done_now:
+                unit = running.pop(done)
+                try:
+                    documents, tokens, slots = ray.get(done)
+                except ray.exceptions.WorkerCrashedError as error:
+                    raise DataError(
+                        f"unit {unit.index}: its worker was lost {1 + _RETRIES} times",
+                        "see Ray's logs for why; run the same command again to go on",
+                    ) from error
+                except ray.exceptions.RayTaskError as error:
+                    raise (error.cause if isinstance(error.cause, PackerError) else error) from None
+                except ray.exceptions.RayError as error:  # memory ran out, a machine was lost, ...
+                    raise DataError(
+                        f"unit {unit.index}: Ray could not run it: {str(error).splitlines()[0]}",
+                        "see Ray's logs for why; run the same command again to go on",
+                    ) from error
+                progress.read(sum(part.weight for part in unit.slices), documents)
+                progress.wrote(tokens, slots)
+
+
+@contextmanager
+def _cancelled_by_failure(ray: Any, running: Iterable[Any]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for task in running:
+            ray.cancel(task, force=True)
+        raise
+
+
+class _Told(NamedTuple):
+    """What a worker is to know of a run; `key` is the run's digest."""
+
+    key: str
+    folder: str
+    directory: str
+    tokenizer_backend: str
+    max_seconds_per_record: float
+
+
+_workers: dict[_Told, Worker] = {}
+
+
+def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
+    """In a Ray worker: (documents, tokens, places for tokens) of the unit it has packed.
+
+    The worker's process keeps the loaded tokenizer for the units to come.
+    """
+    folder = told.folder
+    if told not in _workers:
+        os.chdir(told.directory)  # the inputs are named from there
+        run = load_run(Path(folder) / RUN)
+        # nor that of an earlier run, which a network file system may still show
+        if run is None or hashlib.sha256(run.to_bytes()).hexdigest() != told.key:
+            raise DataError(
+                f"{folder}/{RUN}: cannot be read by this worker",
+                "the output must be a directory that all machines see, and their packer the same",
+            )
+        if run.packer_version != packer_cli.__version__:
+            raise DataError(
+                f"this worker has packer {packer_cli.__version__}, the run {run.packer_version}",
+                "install the same packer on all machines",
+            )
+        for old in list(_workers):
+            _workers.pop(old).close()
+        options = RunOptions(
+            workers=1, tokenizer_backend=told.tokenizer_backend, progress=False,
+            max_seconds_per_record=told.max_seconds_per_record,
+        )  # fmt: skip
+        _workers[told] = Worker(
+            run, chosen_for(run, Path(folder)), [unit], Path(folder), options,
+            lambda message: None, threading.Event(), Progress(0, show=False),
+        )  # fmt: skip
+    result = _workers[told].pack(unit)
+    _workers[told].commit(result)
+    counts = result.counts
+    return counts.documents, counts.tokens, counts.rows * _workers[told].max_length

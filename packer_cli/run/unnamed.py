@@ -1,0 +1,143 @@
+"""Inputs of an earlier result that an update does not name: refused, kept or dropped.
+
+Most often a user forgot them, or packs what one night has brought. So no document goes unless
+`--prune` says so; `--add` keeps them as they are packed, whether their files still exist or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from packer_cli import storage
+from packer_cli.config.options import PackConfig
+from packer_cli.errors import PackerError, UsageError
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.discovery import format_of, input_file
+from packer_cli.records import InputFile
+from packer_cli.result.layout import WORK
+from packer_cli.run.directory import work_of
+from packer_cli.run.identity import RUN, load_run, may_exist
+
+Unnamed = dict[int, dict[str, Any]]  # index -> what the manifest says of the input
+_MOST_NAMED = 3
+
+
+def find_unnamed(manifest: dict[str, Any], found: Iterable[InputFile]) -> Unnamed:
+    named = {file.path for file in found}
+    return {
+        index: one
+        for index, one in enumerate(manifest["inputs"])
+        if not one.get("removed") and one["path"] not in named
+    }
+
+
+def refuse_loss(directory: Path, unnamed: Unnamed) -> None:
+    """UsageError that names what an update would drop."""
+    if unnamed:
+        raise UsageError(
+            f"{directory}: the update would drop {described(unnamed)}",
+            "to keep what is not named as it is packed, --add; to drop its documents, --prune",
+        )
+
+
+def refuse_loss_of_stdin(manifest: dict[str, Any], found: Iterable[InputFile]) -> None:
+    """UsageError where stdin would replace what another stdin has brought."""
+    earlier = [one["path"] for one in manifest["inputs"] if not one.get("removed")]
+    if STDIN in earlier and any(file.path == STDIN for file in found):
+        raise UsageError(
+            "-: stdin would replace the documents that came by stdin before",
+            "write the data to a file, and name that; to drop the earlier ones, --prune",
+        )
+
+
+def refuse_other_names(unnamed: Unnamed, found: Iterable[InputFile]) -> None:
+    """UsageError for an input that is named in another way than the result names it."""
+    if not unnamed:
+        return
+    names = {storage.identity(file.path): file.path for file in found if file.path != STDIN}
+    for path in (one["path"] for one in unnamed.values()):
+        # no file has a null byte in its name, whatever a damaged manifest says
+        if path != STDIN and "\0" not in path and storage.identity(path) in names:
+            raise UsageError(
+                f"{names[storage.identity(path)]}: is {path} of the result by another name",
+                "name it as it was named then, from the same directory",
+            )
+
+
+def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
+    """UsageError for an unfinished run with inputs that are not among `files`: nobody would see
+    that they were never packed.
+    """
+    work = work_of(directory)
+    unfinished = load_run(work / RUN) if work else None
+    if unfinished is None:
+        return
+    there = {file.path for file in files}
+    lost = [file.path for file in unfinished.files if file.format and file.path not in there]
+    if lost:
+        raise UsageError(
+            f"{directory}: holds an unfinished run with other inputs: {_named(lost)}",
+            "run its command again first, which goes on with it; to give these inputs up, remove "
+            f"{directory / WORK}",
+        )
+
+
+def kept_file(index: int, one: dict[str, Any], config: PackConfig, mtime_ns: int) -> InputFile:
+    """An input as it was when it was packed."""
+    file_format, compression = format_of(one["path"])
+    file_format = config.input_format or file_format or "jsonl"
+    return InputFile(index, one["path"], file_format, compression, one["size"], mtime_ns)
+
+
+def read_again(unnamed: Unnamed, config: PackConfig) -> list[InputFile]:
+    """Kept inputs that must be packed anew. UsageError for those that cannot be read any more."""
+    files = []
+    for index, one in unnamed.items():
+        if one["path"] == STDIN:
+            raise _lost(one["path"], "came by stdin")
+        try:
+            files.append(input_file(index, one["path"], config))
+        except PackerError as error:
+            reason = "cannot be read" if may_exist(one["path"]) else "no longer exists"
+            raise _lost(one["path"], reason) from error
+    return files
+
+
+def refuse_changed(files: Iterable[InputFile], same: set[int], *, checksum: bool) -> None:
+    """UsageError for kept inputs to be packed anew that are not what they were."""
+    tip = "" if checksum else "to compare contents rather than times, --checksum; "
+    for file in files:
+        if file.index not in same:
+            raise _lost(file.path, "has changed", f"{tip}to pack it as it is now, name it; ")
+
+
+def described(unnamed: Unnamed) -> str:
+    """How many documents and inputs, and the first of these with why they are among them."""
+    documents = sum(one["documents"] for one in unnamed.values())
+    paths = (one["path"] for one in unnamed.values())
+    shown = [
+        f"{path} ({'not named' if may_exist(path) else 'no longer exists'})"
+        for path in islice(paths, _MOST_NAMED)
+    ]
+    plural = "s" * (len(unnamed) != 1)
+    return (
+        f"{documents:,} document{'s' * (documents != 1)} of {len(unnamed):,} input{plural}: "
+        + _named(shown, len(unnamed))
+    )
+
+
+def _lost(path: str, reason: str, tip: str = "") -> UsageError:
+    return UsageError(
+        f"{path}: is not named, {reason}, and would have to be packed anew: its unit holds "
+        "another input that has changed, or a shard that is lost",
+        f"{tip}to keep its documents, bring it back as it was, or name no changed input of that "
+        "unit; to drop all that is not named, --update --prune",
+    )
+
+
+def _named(shown: list[str], count: int | None = None) -> str:
+    rest = (len(shown) if count is None else count) - _MOST_NAMED
+    return ", ".join(shown[:_MOST_NAMED]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -1,0 +1,264 @@
+"""`--update`: which units of an earlier result still stand, and which are to be packed.
+
+    plan_update(...) -> Update(files, units, reused)
+
+A unit stands when all inputs that it reads are what they were, or are kept without being named
+(`unnamed.py`). Files and units keep their numbers, because rows name them; what is new gets
+numbers that are free. So an update may give other rows than packing everything anew, but holds
+the same documents, each once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import packer_cli
+from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape
+from packer_cli.errors import DataError, UsageError
+from packer_cli.inputs.discovery import plan_units
+from packer_cli.records import InputFile, WorkUnit
+from packer_cli.result.layout import UNITS
+from packer_cli.result.manifest_check import config_of
+from packer_cli.result.shards import digest
+from packer_cli.run import commits
+from packer_cli.run.commits import UnitRecord
+from packer_cli.run.identity import differing_options, differing_packers, differing_tokenizers
+from packer_cli.run.input_times import load_identities
+from packer_cli.run.unnamed import (
+    Unnamed,
+    find_unnamed,
+    kept_file,
+    read_again,
+    refuse_changed,
+    refuse_loss,
+    refuse_loss_of_stdin,
+    refuse_other_names,
+    refuse_to_forget,
+)
+
+_NOT_OF_TOKENIZER = {"state.json", "dataset_info.json", "rejected.jsonl", UNITS}
+_ANEW = "to pack everything anew, --overwrite"
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update consists of.
+
+    files    by index; what is gone has no format
+    units    all, by index
+    reused   records of those that stand
+    digests  of the inputs that these read
+    changed  whether anything is to be done
+    kept     inputs that are not named, and stay as they are
+    dropped  inputs that are not named, and go with their documents
+    """
+
+    files: list[InputFile]
+    units: list[WorkUnit]
+    reused: list[UnitRecord]
+    digests: dict[int, commits.Digest]
+    changed: bool
+    kept: Unnamed
+    dropped: Unnamed
+
+    def keep(self, work: Path) -> None:
+        """Have the units that stand recorded, but for those packed anew by a run before.
+
+        Not down to the disk, which would take a million units an hour: the records of the
+        result stay where they are, and a record that a power loss has cost counts as none.
+        """
+        for record in self.reused:
+            if commits.read_unit(work, record.work_unit) is None:
+                commits.write_unit(work, record, durable=False)
+        for index, found in self.digests.items():
+            commits.write_input(work, index, *found)
+
+
+def plan_update(
+    directory: Path,
+    manifest: dict[str, Any],
+    found: list[InputFile],
+    shape: Shape,
+    config: PackConfig,
+    tokenizer: str | None,
+    side_files: dict[str, str],
+    *,
+    checksum: bool,
+    unnamed: str,
+) -> Update:
+    """Compare an earlier result with the inputs `found` now.
+
+    An input is what it was when its size and time of change are, or with `checksum` its digest.
+    `unnamed`: what becomes of inputs that are not among `found`, as in `RunOptions`. Raises
+    UsageError when documents would be lost, or the options or the tokenizer are others; DataError
+    when the result lacks what is needed.
+    """
+    _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
+    others = find_unnamed(manifest, found)
+    if unnamed != "dropped":
+        refuse_loss_of_stdin(manifest, found)
+        refuse_other_names(others, found)
+    if unnamed == "refused":
+        refuse_loss(directory, others)
+    kept, dropped = (others, Unnamed()) if unnamed == "kept" else (Unnamed(), others)
+    same = _same_inputs(directory, manifest, found, checksum) | kept.keys()
+    records = _reusable(_records(directory, manifest), directory, same)
+    standing = {index for record in records for index in _inputs(record)}
+    kept_files = _kept_files(directory, manifest, kept, standing, config, checksum)
+    files = _numbered(manifest, [*found, *kept_files])
+    if unnamed != "dropped":
+        refuse_to_forget(directory, files)
+    rest = [file for file in files if file.format and file.index not in standing]
+    new: list[WorkUnit] = []
+    if rest:
+        free = _free({record.unit for record in records})
+        weight = sum(part[-1] for record in records for part in record.slices)
+        new = [replace(unit, index=next(free)) for unit in plan_units(rest, config, weight)]
+    units = sorted([*new, *(record.work_unit for record in records)], key=lambda unit: unit.index)
+    digests = {
+        index: (manifest["inputs"][index]["size"], manifest["inputs"][index]["sha256"])
+        for index in standing - {index for record in records for index, *_ in record.inputs}
+    }
+    return Update(files, units, records, digests, bool(new or dropped), kept, dropped)
+
+
+def _kept_files(
+    directory: Path,
+    manifest: dict[str, Any],
+    kept: Unnamed,
+    standing: set[int],
+    config: PackConfig,
+    checksum: bool,
+) -> list[InputFile]:
+    """The inputs that are kept: as they were, but for those whose units do not stand."""
+    if not kept:
+        return []
+    anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
+    if anew:
+        refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
+    times = _times(directory, manifest["inputs"])
+    return anew + [
+        kept_file(index, one, config, times[index])
+        for index, one in kept.items()
+        if index in standing
+    ]
+
+
+def _times(directory: Path, inputs: list[dict[str, Any]]) -> list[int]:
+    """When each input was changed; an input of an unknown time, 0, counts as changed later on."""
+    try:
+        return [file.mtime_ns for file in load_identities(directory, inputs)]
+    except DataError:
+        return [0] * len(inputs)
+
+
+def _refuse_other_options(
+    directory: Path,
+    manifest: dict[str, Any],
+    shape: Shape,
+    config: PackConfig,
+    tokenizer: str | None,
+    side_files: dict[str, str],
+) -> None:
+    try:
+        differ = differing_options(config_of(manifest), replace(config, shape=shape.kind))
+    except ValueError as error:
+        raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
+    differ = differing_packers(manifest["packer_version"], str(packer_cli.__version__)) + differ
+    kept = {n: s for n, s in manifest["side_files"].items() if n not in _NOT_OF_TOKENIZER}
+    said = manifest["tokenizer"]
+    differ += differing_tokenizers(said and said["source"], kept, tokenizer, side_files)
+    if differ:
+        raise UsageError(
+            f"{directory}: was packed with other options: {'; '.join(differ)}",
+            f"give those options again; {_ANEW}",
+        )
+
+
+def _same_inputs(
+    directory: Path, manifest: dict[str, Any], found: list[InputFile], checksum: bool
+) -> set[int]:
+    """The indices of the earlier inputs that are what they were."""
+    inputs = manifest["inputs"]
+    then = [] if checksum else load_identities(directory, inputs)
+    now = {file.path: file for file in found}
+
+    def is_same(index: int, file: InputFile) -> bool:
+        if file.size != inputs[index]["size"]:
+            return False
+        if not checksum and (then[index].has_changed(file) or then[index].is_surely(file)):
+            return not then[index].has_changed(file)
+        return digest(file.path)[1] == str(inputs[index]["sha256"])
+
+    named = {i: now[one["path"]] for i, one in enumerate(inputs) if one["path"] in now}
+    return {
+        index
+        for index, file in named.items()
+        if not inputs[index].get("removed") and is_same(index, file)
+    }
+
+
+def _numbered(manifest: dict[str, Any], found: list[InputFile]) -> list[InputFile]:
+    """The inputs with the numbers that they had; those that are gone without a format."""
+    earlier = {said["path"]: index for index, said in enumerate(manifest["inputs"])}
+    known = {earlier[file.path] for file in found if file.path in earlier}
+    free = _free(known)
+    files = [replace(file, index=earlier.get(file.path, -1)) for file in found]
+    files = [replace(file, index=next(free)) if file.index < 0 else file for file in files]
+    taken = {file.index: file for file in files}
+    return [
+        taken.get(index) or InputFile(index, manifest["inputs"][index]["path"], "", None, 0, 0)
+        for index in range(max(taken) + 1)
+    ]
+
+
+def _records(directory: Path, manifest: dict[str, Any]) -> Iterator[UnitRecord]:
+    """The records of the result's units, as parts of it."""
+    # a record more or less would be documents twice or never, and nothing else would tell
+    if digest(directory / UNITS)[1] != manifest["side_files"].get(UNITS):
+        raise DataError(f"{directory / UNITS}: damaged: not what the manifest says", _ANEW)
+    rejected_from = 0
+    try:
+        for record in commits.read_units(directory / UNITS):
+            yield msgspec.structs.replace(record, reused=True, rejected_from=rejected_from)
+            rejected_from += record.rejected
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{directory / UNITS}: damaged: {error}", _ANEW) from error
+
+
+def _reusable(records: Iterable[UnitRecord], directory: Path, same: set[int]) -> list[UnitRecord]:
+    """Those whose files are there, and that read nothing but inputs all of whose units stand."""
+    usable, left, stale = set(same), list[UnitRecord](), set[int]()
+    units_of = defaultdict[int, list[int]](list)  # input -> places in `left` of those that read it
+    for record in records:
+        if commits.files_are_there(record, directory):
+            for index in _inputs(record):
+                units_of[index].append(len(left))
+            left.append(record)
+        else:
+            usable -= _inputs(record)
+    lost = [index for index in units_of if index not in usable]
+    while lost:  # each unit is looked at once, however many small inputs it has
+        for place in units_of.pop(lost.pop(), ()):
+            if place not in stale:
+                stale.add(place)
+                inputs = _inputs(left[place]) & usable
+                usable -= inputs
+                lost += inputs
+    return [record for place, record in enumerate(left) if place not in stale]
+
+
+def _inputs(record: UnitRecord) -> set[int]:
+    return {part[0] for part in record.slices}
+
+
+def _free(taken: set[int]) -> Iterator[int]:
+    return (number for number in count() if number not in taken)

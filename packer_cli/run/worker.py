@@ -1,0 +1,240 @@
+"""Packing units of a run, one call each, and saying that they are done.
+
+    result = worker.pack(unit)     its shards lie in the work folder
+    worker.commit(result)          they are on the disk, hashed, and its record is written
+
+Who calls that, and how often at a time, is the engine's to decide. Nothing else needs to be told
+between two units, so a run is as safe as its records are.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from packer_cli.child_process import LostChildError
+from packer_cli.config.options import RunOptions
+from packer_cli.durable import sync
+from packer_cli.early import EarlyReference
+from packer_cli.errors import DataError, Interrupted, from_os_error
+from packer_cli.inputs.byte_streams import STDIN, stdin_digest
+from packer_cli.inputs.discovery import changed, check_unchanged
+from packer_cli.progress import Progress
+from packer_cli.records import InputFile, Stretch, WorkUnit
+from packer_cli.result.layout import shard_name
+from packer_cli.result.shard_writer import schema
+from packer_cli.result.shards import Shard, digest
+from packer_cli.run import commits
+from packer_cli.run.commits import UnitRecord
+from packer_cli.run.contents import digest_of, holds
+from packer_cli.run.encoder import Chosen, Notify, prepare
+from packer_cli.run.identity import Run
+from packer_cli.run.unit import Job, UnitResult, pack_unit
+
+_ATTEMPTS = 3
+_OTHER_BYTES = "what was packed is not what it holds now"
+
+
+class Worker:
+    """Safe to share between threads; `close` at the end."""
+
+    def __init__(
+        self,
+        run: Run,
+        chosen: Chosen,
+        units: Sequence[WorkUnit],
+        folder: Path,
+        options: RunOptions,
+        notify: Notify,
+        stop: threading.Event,
+        progress: Progress,
+        early: EarlyReference | None = None,
+    ) -> None:
+        """`units`: those that it will be asked for, at least one. Raises UsageError."""
+        self._source = prepare(run, chosen, units, options, early, notify)
+        self._rejected, self._counting = 0, threading.Lock()
+        self._resumable = run.resumable
+        tokenizer, self._notify = self._source.tokenizer, notify
+        self.max_length = run.config.max_length
+        pad = tokenizer.info.pad_token_id if tokenizer else 0
+        self._job = Job(
+            run.files,
+            run.config,
+            run.shape,
+            tokenizer,
+            pad,
+            self._source.read,
+            self._source.encode,
+            schema(run.config, pad, tokenizer.info.sha256 if tokenizer else ""),
+            folder,
+            progress,
+            stop,
+        )
+
+    def pack(self, unit: WorkUnit) -> UnitResult:
+        """Write the unit's shards. A process that is lost on the way is replaced, and the unit
+        packed again, before the run fails.
+        """
+        lost = 0
+        while True:
+            try:
+                return pack_unit(unit, self._job)
+            except LostChildError as error:
+                self._stop_if_asked()
+                lost += 1
+                what = f"unit {unit.index} ({_place(unit, self._job.files)}): {error.message}"
+                if not self._resumable:  # what was read of stdin is gone
+                    raise DataError(what, error.tip) from error
+                if lost == _ATTEMPTS:
+                    raise DataError(
+                        f"{what}, {_ATTEMPTS} times",
+                        "if memory ran out, use fewer --workers; run the same command to go on",
+                    ) from error
+                self._notify(f"{what}; packing it again")
+
+    def commit(self, result: UnitResult) -> UnitRecord:
+        """Bring the unit to the disk, its record last."""
+        job, unit = self._job, result.unit
+        for part, shard in enumerate(result.shards):
+            self._name(shard, part)
+        rejected = 0
+        if result.rejected is not None:
+            sync(result.rejected)
+            rejected = result.rejected.stat().st_size
+        alone, stopped = set(_alone(unit)), job.stop.is_set
+        inputs, shared = list[tuple[int, int, str]](), list[tuple[int, int, int, str]]()
+        for index, stretches in result.stretches.items():
+            if index in alone:
+                inputs.append((index, *_digest(job.files[index], stretches, stopped)))
+            else:
+                _hold(job.files[index], stretches, stopped)
+                shared += [(index, *astuple(stretch)) for stretch in stretches]
+        if job.tokenizer is not None:
+            job.tokenizer.finish()  # what the fast engine made is confirmed, or not committed
+        self._stop_if_asked()  # digests end early then
+        record = UnitRecord(
+            unit.index,
+            commits.slices_of(unit),
+            result.shards,
+            result.counts.as_json(),
+            job.tokenizer.info.as_json() if job.tokenizer else None,
+            rejected,
+            inputs,
+            stretches=shared,
+        )
+        commits.write_unit(job.folder, record)
+        self._count_rejected(result.counts.rejected_records)
+        return record
+
+    def _name(self, shard: Shard, part: int) -> None:
+        """Bring a shard to the disk, and call it by its digest."""
+        written, job = self._job.folder / shard.file, self._job
+        sync(written)
+        shard.bytes, shard.sha256 = digest(written, job.stop.is_set)
+        self._stop_if_asked()  # the digest ended early then
+        shard.file = shard_name(shard.unit, part, shard.sha256)
+        try:
+            os.rename(written, job.folder / shard.file)
+        except OSError as error:
+            raise from_os_error(error, written, "write") from error
+
+    def _count_rejected(self, count: int) -> None:
+        """DataError as soon as there are too many, not after a night; a share is known last."""
+        limit = self._job.config.max_errors
+        with self._counting:
+            self._rejected += count
+            if isinstance(limit, int) and self._rejected > limit:
+                raise DataError(
+                    f"{self._rejected:,} records are bad so far; --max-errors is {limit}",
+                    f"see {self._job.folder}/rejected-*.jsonl, or raise --max-errors",
+                )
+
+    def pack_and_commit(self, unit: WorkUnit) -> None:
+        self.commit(self.pack(unit))
+
+    def stop(self) -> None:
+        """End the processes that `pack` may wait for; `close` is still to be called."""
+        self._source.stop()
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _stop_if_asked(self) -> None:
+        _raise_if(self._job.stop)
+
+
+def commit_input(file: InputFile, folder: Path, stop: threading.Event) -> None:
+    """Record the digest of an input that several units read. Raises InputChangedError.
+
+    Where its identity cannot tell, what was packed of it is held against it: by now units that
+    have a record, by those to come.
+    """
+
+    def holding_all() -> commits.Digest | None:
+        return digest_of(file.path, commits.stretches_in(folder).get(file.index, ()), stop.is_set)
+
+    is_clear = check_unchanged(file) and not file.racy
+    found = digest_of(file.path, (), stop.is_set) if is_clear else holding_all()
+    if not check_unchanged(file) and is_clear:  # meanwhile
+        found = holding_all()
+    _raise_if(stop)
+    if found is None:
+        raise changed(file, _OTHER_BYTES)
+    commits.write_input(folder, file.index, *found)
+
+
+def _digest(
+    file: InputFile, stretches: Sequence[Stretch], stopped: Callable[[], bool]
+) -> commits.Digest:
+    """Of the very bytes that a unit has read. Raises InputChangedError."""
+    if file.path == STDIN:
+        return stdin_digest()
+    read = [(stretch.offset, stretch.size) for stretch in stretches]
+    whole = read == [(0, file.size)]
+    found = (file.size, stretches[0].sha256) if whole else digest_of(file.path, stretches, stopped)
+    if found is None or not (check_unchanged(file) or digest(file.path, stopped) == found):
+        raise changed(file, _OTHER_BYTES)
+    return found
+
+
+def _hold(file: InputFile, stretches: Sequence[Stretch], stopped: Callable[[], bool]) -> None:
+    """Raise InputChangedError when what was read of a file is not what is in it now."""
+    unclear = not check_unchanged(file) or file.racy
+    if unclear and not holds(file.path, stretches, stopped):
+        raise changed(file, _OTHER_BYTES)
+
+
+def _raise_if(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise Interrupted("stopped")
+
+
+def _alone(unit: WorkUnit) -> list[int]:
+    """The inputs that no other unit reads."""
+    return [part.file for part in unit.slices if part.is_whole]
+
+
+def shared_inputs(run: Run) -> list[InputFile]:
+    """The inputs that several units read: they are hashed by themselves."""
+    alone = {index for unit in run.units for index in _alone(unit)}
+    return [file for file in run.files if file.format and file.index not in alone]
+
+
+def left_to_do(
+    run: Run, work: Path, part: slice = slice(None)
+) -> tuple[list[WorkUnit], list[InputFile]]:
+    """The units, and the inputs to be hashed by themselves, that have no record yet. `part`: of
+    all such units and inputs.
+    """
+    units = [unit for unit in run.units[part] if commits.read_unit(work, unit) is None]
+    inputs = shared_inputs(run)[part]
+    return units, [file for file in inputs if commits.read_input(work, file.index) is None]
+
+
+def _place(unit: WorkUnit, files: Sequence[InputFile]) -> str:
+    first = unit.slices[0]
+    rest = f" and {len(unit.slices) - 1} more" if len(unit.slices) > 1 else ""
+    return f"{files[first.file].path} from {first.start:,}{rest}"

@@ -1,0 +1,1 @@
+"""Rows taken apart again, for people to look at."""

@@ -1,0 +1,254 @@
+"""`packer show`: rows found among all shards and taken apart again. Drawing: `show_text.py`.
+
+Reads the manifest and the mapped pages of the rows asked for, so it is instant on any size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from packer_cli.errors import DataError, UsageError
+from packer_cli.inputs.discovery import format_of
+from packer_cli.records import IGNORED, Int32
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, ragged_of, rows_of
+from packer_cli.tokenization.decoding import Decoder
+
+_ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a segment came from. `position` counts `unit`s: "byte" or "row"."""
+
+    file: str
+    position: int
+    unit: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment of a row.
+
+    source   None when the column segments was not written
+    ids      int32[tokens]
+    trained  bool[tokens], or None when the column labels was not written
+    """
+
+    index: int
+    source: Source | None
+    ids: Int32
+    trained: npt.NDArray[np.bool_] | None
+
+    def trained_tokens(self) -> int | None:
+        return None if self.trained is None else int(np.count_nonzero(self.trained))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row, its number over all shards and in its shard, and the places without a token."""
+
+    index: int
+    shard: str
+    shard_row: int
+    segments: list[Segment]
+    padding: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens next to each other that are all trained or all not, all special or all not."""
+
+    ids: list[int]
+    text: str
+    trained: bool | None
+    special: bool
+
+
+def parse_rows(texts: list[str], rows: int) -> Iterator[int]:
+    """Row numbers from "7", "-1" (the last) and "3-5". UsageError for what is none of `rows`."""
+    ranges = []
+    for text in texts:
+        match = _ROWS.fullmatch(text)
+        if not match:
+            raise UsageError(
+                f"ROW: {text!r} is not a row number",
+                "rows are written like 7, -1 (the last) or 3-5; options: packer show --help",
+            )
+        numbers = [int(number) for number in match.groups() if number is not None]
+        for number in numbers:
+            if not -rows <= number < rows:
+                raise UsageError(
+                    f"ROW: {text}: there is no row {number}, only 0 to {rows - 1}",
+                    "rows count from 0 over all shards, negative ones from the end",
+                )
+        first, last = numbers[0] % rows, numbers[-1] % rows
+        if first > last:
+            raise UsageError(f"ROW: {text}: ends before it begins", "write the lower row first")
+        ranges.append(range(first, last + 1))
+    return (row for rows_asked in ranges for row in rows_asked)
+
+
+def pick(row: Row, segment: int) -> Segment:
+    """One segment of a row, negative numbers from the end. UsageError when it has none such."""
+    count = len(row.segments)
+    if not -count <= segment < count:
+        raise UsageError(
+            f"--segment: {segment} is not in row {row.index}, which has 0 to {count - 1}",
+            "segments count from 0, negative ones from the end",
+        )
+    return row.segments[segment]
+
+
+def read_row(packed: PackedDirectory, index: int) -> Row:
+    """Find a row and take it apart. DataError when its shard is missing or damaged."""
+    shard, shard_row = packed.find(index)
+    packed.check_size(shard)
+    before = 0
+    for batch in packed.batches(shard):  # only their descriptions are read
+        if shard_row < before + batch.num_rows:
+            try:
+                segments = list(_segments(batch.slice(shard_row - before, 1), packed.manifest))
+            except (ValueError, KeyError, pa.ArrowException) as error:
+                place = f"{packed.path / shard['file']}: row {shard_row}"
+                raise DataError(f"{place}: is damaged: {error}", PACK_AGAIN) from error
+            used = sum(len(segment.ids) for segment in segments)
+            return Row(index, shard["file"], shard_row, segments, packed.max_length - used)
+        before += batch.num_rows
+    raise DataError(
+        f"{packed.path / shard['file']}: holds {before} rows, the manifest says {shard['rows']}",
+        PACK_AGAIN,
+    )
+
+
+def _segments(batch: Any, manifest: dict[str, Any]) -> Iterator[Segment]:
+    """The segments of a batch of one row. Raises ValueError for what cannot be."""
+    batch.validate(full=True)
+    names = batch.schema.names
+    ids = rows_of(batch.column("input_ids"))[0]
+    boundaries = _list(batch, "cu_seqlens")
+    starts = _list(batch, "cu_seqlens_padded") if "cu_seqlens_padded" in names else boundaries
+    lengths = np.diff(boundaries)
+    begins, ends = starts[:-1], starts[:-1] + lengths
+    if (
+        len(lengths) == 0
+        or len(starts) != len(boundaries)
+        or boundaries[0]
+        or (lengths < 1).any()
+        or (begins < 0).any()
+        or (ends > len(ids)).any()
+    ):
+        raise ValueError(f"its boundaries do not go up from 0 to {len(ids)}")
+    sources: list[Source] | list[None] = [None] * len(lengths)
+    if "segments" in names:
+        sources = [_source(one, manifest) for one in batch.column("segments")[0].as_py()]
+    if len(sources) != len(lengths):
+        raise ValueError("segments does not match cu_seqlens")
+    trained = _trained(batch)
+    for index, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        if trained is None:
+            flags = None
+        elif _label_shift(batch) == "pre":  # a label stands where its token is predicted
+            flags = np.concatenate([[False], trained[begin : end - 1]])
+        else:
+            flags = trained[begin:end]
+        yield Segment(index, sources[index], ids[begin:end], flags)
+
+
+def _list(batch: Any, name: str) -> Int32:
+    values, edges = ragged_of(batch.column(name))
+    row: Int32 = values[edges[0] : edges[1]]
+    return row
+
+
+def _trained(batch: Any) -> npt.NDArray[np.bool_] | None:
+    if "labels" not in batch.schema.names:
+        return None
+    trained: npt.NDArray[np.bool_] = rows_of(batch.column("labels"))[0] != IGNORED
+    return trained
+
+
+def _label_shift(batch: Any) -> str:
+    metadata = json.loads((batch.schema.metadata or {}).get(b"packer", b"{}"))
+    return str(metadata.get("label_shift", "none"))
+
+
+def _source(segment: dict[str, int], manifest: dict[str, Any]) -> Source:
+    if not 0 <= segment["file"] < len(manifest["inputs"]):
+        raise ValueError(f"segments names input {segment['file']}, which the manifest lacks")
+    path = manifest["inputs"][segment["file"]]["path"]
+    kind = manifest["config"].get("input_format") or format_of(path)[0]
+    unit = "row" if kind in ("parquet", "arrow") else "byte"
+    return Source(path, segment["position"], unit, segment["start"])
+
+
+def spans_of(segment: Segment, decoder: Decoder | None) -> list[Span]:
+    """The segment cut where trained or special changes; texts are "" without a decoder."""
+    ids = segment.ids
+    different, which = np.unique(ids, return_inverse=True)
+    names = [decoder.special(token) if decoder else None for token in different.tolist()]
+    special = np.array([name is not None for name in names])[which]
+    changes = special[1:] != special[:-1]
+    if segment.trained is not None:
+        changes = changes | (segment.trained[1:] != segment.trained[:-1])
+    name_of = dict(zip(different.tolist(), names, strict=True))
+    cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(ids)]
+    spans = []
+    for begin, end in pairwise(cuts):
+        tokens = ids[begin:end].tolist()
+        if decoder is None:
+            text = ""
+        elif special[begin]:
+            text = "".join(str(name_of[token]) for token in tokens)
+        else:
+            text = decoder.decode(tokens, int(ids[begin - 1]) if begin else None)
+        trained = None if segment.trained is None else bool(segment.trained[begin])
+        spans.append(Span(tokens, text, trained, bool(special[begin])))
+    return spans
+
+
+def row_as_json(row: Row, segments: list[Segment], decoder: Decoder | None) -> str:
+    """One JSON object on one line; without a decoder with ids in the place of text."""
+    return json.dumps(
+        {
+            "row": row.index,
+            "shard": row.shard,
+            "shard_row": row.shard_row,
+            "segments": [_segment_as_json(segment, decoder) for segment in segments],
+            "padding": row.padding,
+        }
+    )
+
+
+def _segment_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
+    source = segment.source
+    whole = spans_of(Segment(segment.index, None, segment.ids, None), decoder)
+    spans: list[dict[str, Any]] = []
+    for trained, group in groupby(spans_of(segment, decoder), key=lambda span: span.trained):
+        run = list(group)
+        content: dict[str, Any] = (
+            {"text": "".join(span.text for span in run)}
+            if decoder
+            else {"ids": [token for span in run for token in span.ids]}
+        )
+        spans.append(content | {"trained": trained})
+    return {
+        "segment": segment.index,
+        "file": source and source.file,
+        "position": source and source.position,
+        "position_unit": source and source.unit,
+        "start": source and source.start,
+        "tokens": len(segment.ids),
+        "trained_tokens": segment.trained_tokens(),
+        "text": "".join(span.text for span in whole) if decoder else None,
+        "spans": spans,
+    }

@@ -1,0 +1,1 @@
+"""What a result says of itself, as figures and as a table."""

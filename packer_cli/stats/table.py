@@ -1,0 +1,193 @@
+"""The figures and histograms of a manifest drawn in the terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from packer_cli.errors import one_line
+from packer_cli.result.layout import short_name
+from packer_cli.stats.origin import BUILT_IN, inputs_of, origin_lines
+from packer_cli.stats.report import figures
+
+_BAR = 40
+_TITLE = len("utilization")
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def print_report(
+    directory: Path | str,
+    manifest: dict[str, Any],
+    *,
+    detail: bool,
+    by: str | None = None,
+    deep: bool = False,
+) -> None:
+    """Print to stdout. `detail`: histograms too; `deep`: say that a recount agreed."""
+    # a pipe has no width: a line is a line, without the spaces that fill up a table's
+    piped = None if sys.stdout.isatty() else io.StringIO()
+    width = None if piped is None else 10_000
+    console = Console(file=piped, highlight=False, soft_wrap=True, width=width)
+    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+    times = "x" if plain else "×"
+    f = figures(manifest)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="left", style="dim")
+    table.add_column(justify="right", style="bold")
+    table.add_column()
+    size = f"{f['bytes'] / 1e6:,.1f} MB in {f['shards']} shard{'s' * (f['shards'] != 1)}"
+    table.add_row("utilization", f"{f['utilization']:.2%}", "of all places hold real tokens")
+    table.add_row(
+        "rows", f"{f['rows']:,}", f"of {f['max_length']:,} tokens, {f['strategy']}; {size}"
+    )
+    over = f["rows"] - f["lower_bound_rows"]
+    table.add_row(
+        "lower bound", f"{f['lower_bound_rows']:,}",
+        "rows; no packer can do better" if not over
+        else f"rows; at most {over:,} ({over / f['lower_bound_rows']:.2%}) could be saved",
+    )  # fmt: skip
+    table.add_row(
+        "unpacked", f"{f['unpacked_rows']:,}",
+        f"rows if each were padded alone: {f['unpacked_ratio']:.1f}{times} fewer rows",
+    )  # fmt: skip
+    table.add_row("documents", f"{f['documents']:,}", f"in {f['segments']:,} segments")
+    share = f["trained_tokens"] / max(f["tokens"], 1)
+    table.add_row("tokens", f"{f['tokens']:,}", f"{f['trained_tokens']:,} trained on ({share:.2%})")
+    if f["trained_turns"]:
+        table.add_row(
+            "turns", f"{f['trained_turns']:,}", "of the assistant to train on, in all that was read"
+        )
+    table.add_row("padding", f"{f['padding_tokens']:,}", "places without a token")
+    if "attention_cost" in f:
+        before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]
+        for name, title, meaning in (
+            ("cv", "attention", "variation of cost between rows"),
+            ("max_over_mean", "", "costliest row / mean"),
+        ):
+            was = f"{meaning}; {before[name]:.3f} without --balance"
+            table.add_row(title, f"{after[name]:.3f}", was)
+    for name, count, rest in _losses(f, manifest["config"].get("train_on", "all")):
+        table.add_row(name, f"{count:,}", rest, style="yellow")
+    console.print(f"[bold]{escape(one_line(str(directory)))}[/bold]")
+    _print_origin(console, manifest)
+    console.print()
+    console.print(table)
+    if detail:
+        _histograms(console, manifest, plain)
+    if by:
+        _breakdown(console, manifest, by)
+    if deep:
+        console.print("\nrecounted from the shards: all figures agree")
+    if piped is not None:
+        sys.stdout.write("\n".join(line.rstrip() for line in piped.getvalue().split("\n")))
+
+
+def _print_origin(console: Console, manifest: dict[str, Any]) -> None:
+    width = max(console.width - _TITLE - 2, _TITLE)
+    for name, text in origin_lines(manifest):
+        lines = wrap(text, width, replace_whitespace=False, break_on_hyphens=False)
+        for title, line in zip([name, *[""] * len(lines)], lines, strict=False):
+            style = "yellow" if text.startswith(BUILT_IN) else ""
+            console.print(Text.assemble((f"{title:<{_TITLE}}  ", "dim"), (line, style)))
+
+
+def _losses(f: dict[str, Any], train_on: str) -> list[tuple[str, int, str]]:
+    def trained(what: str) -> str:
+        return f", {f[f'{what}_trained_tokens']:,} of them trained" if train_on != "all" else ""
+
+    untrained = f["untrained_documents"]
+    rows = [
+        ("truncated", f["truncated_documents"],
+         f"documents, {f['truncated_tokens']:,} tokens cut off{trained('truncated')}"),
+        ("dropped", f["dropped_documents"],
+         f"documents, {f['dropped_tokens']:,} tokens{trained('dropped')}"),
+        ("untrained", untrained, "of the dropped documents, without a token to train on"),
+        ("empty", f["empty_documents"], "documents without a token, not packed"),
+        ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
+        ("no end", f["turns_without_end"], f"of {f['trained_turns']:,} trained turns end in no "
+         "special token: the model may not learn to stop"),
+        ("not shown", f["unshown_tools"], "conversations have tool calls or tools, which the chat "
+         "template leaves out"),
+        ("special", f.get("special_tokens_in_text", 0), "special tokens that the content of "
+         "records spells out, see --special-tokens-in-text"),
+        ("double BOS", f["double_bos_documents"], "documents begin with BOS twice"),
+    ]  # fmt: skip
+    return [row for row in rows if row[1]]
+
+
+def _bar(share: float, plain: bool) -> str:
+    if plain:
+        return "#" * round(share * _BAR)
+    eighths = round(share * _BAR * 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip() or ("▏" if share else "")
+
+
+def _histograms(console: Console, manifest: dict[str, Any], plain: bool) -> None:
+    counts = manifest["histograms"]
+    fill = [
+        (f"{5 * i}-{5 * i + 5}%" if i < len(counts["row_fill"]) - 1 else "full", count)
+        for i, count in enumerate(counts["row_fill"])
+    ]
+    _histogram(console, "row fill (rows)", fill, plain)
+    for title, name in (
+        ("document length in tokens (documents)", "document_length"),
+        ("segments per row (rows)", "segments_per_row"),
+    ):
+        bins = [
+            (f"{2**i:,}" if i == 0 else f"{2**i:,}-{2 ** (i + 1) - 1:,}", count)
+            for i, count in enumerate(counts[name])
+        ]
+        _histogram(console, title, bins, plain)
+
+
+def _histogram(console: Console, title: str, bins: list[tuple[str, int]], plain: bool) -> None:
+    bins = [(label, count) for label, count in bins if count]
+    if not bins:
+        return
+    console.print(f"\n[dim]{title}[/dim]")
+    highest = max(count for _, count in bins)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    table.add_column(style="cyan")
+    for label, count in bins:
+        table.add_row(label, f"{count:,}", _bar(count / highest, plain))
+    console.print(table)
+
+
+def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    if by == "shard":
+        max_length = manifest["config"]["max_length"]
+        _add_columns(table, "shard", "rows", "segments", "tokens", "utilization", "bytes")
+        for s in manifest["shards"]:
+            share = s["tokens"] / (s["rows"] * max_length)
+            table.add_row(
+                escape(one_line(short_name(s["file"]))),
+                f"{s['rows']:,}", f"{s['segments']:,}", f"{s['tokens']:,}",
+                f"{share:.2%}", f"{s['bytes']:,}",
+            )  # fmt: skip
+    else:
+        _add_columns(table, "input", "documents", "tokens", "empty", "rejected", "bytes")
+        for i in inputs_of(manifest):
+            table.add_row(
+                escape(one_line(i["path"])), f"{i['documents']:,}", f"{i['tokens']:,}",
+                f"{i['empty_documents']:,}", f"{i['rejected_records']:,}", f"{i['size']:,}",
+            )  # fmt: skip
+    console.print()
+    console.print(table)
+
+
+def _add_columns(table: Table, name: str, *figures: str) -> None:
+    """A name that is cut short names nothing: it goes on in the next line, and no figure does."""
+    table.add_column(name, overflow="fold")
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)

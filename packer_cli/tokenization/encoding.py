@@ -1,0 +1,96 @@
+"""Records to tokens: texts through the tokenizer, token records as they are.
+
+Records of messages and the like come from `supervised/encoder.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from packer_cli.errors import DataError, InternalError
+from packer_cli.inputs.formats import reader_for
+from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch
+from packer_cli.result.counts import Counts
+from packer_cli.tokenization.specials import NO_SPECIALS, SPELLED_OUT_TIP, Specials, spelled_out
+from packer_cli.tokenization.tokenizer import Tokenizer
+
+# The records of a slice, in batches.
+Read = Callable[[InputFile, Slice], Iterator[Records]]
+# Records of a file to their tokens and the bad records, those of the reader included.
+Encode = Callable[[Records, InputFile, Counts], tuple[TokenBatch, list[BadRecord]]]
+
+
+def plain_encoder(
+    tokenizer: Tokenizer | None, highest_id: int | None = None, specials: Specials = NO_SPECIALS
+) -> Encode:
+    """For texts, and for token ids of a tokenizer whose `highest_id` is known."""
+
+    def encode(
+        records: Records, file: InputFile, counts: Counts
+    ) -> tuple[TokenBatch, list[BadRecord]]:
+        records = _without_specials(records, specials)
+        batch = token_batch(records, file, tokenizer, counts)
+        if highest_id is not None:
+            _refuse_ids_above(highest_id, batch, file)
+        return batch, records.bad
+
+    return encode
+
+
+def _without_specials(records: Records, specials: Specials) -> Records:
+    """Texts with special tokens are bad records, or have none as `controls`, by the policy."""
+    if records.texts is None or specials.policy == "keep" or not specials.tokens:
+        return records
+    found = {i: name for i, text in enumerate(records.texts) if (name := specials.in_text(text))}
+    if specials.policy == "text":
+        number = sum(len(list(specials.in_record(records.texts[i]))) for i in found)
+        return replace(records, controls={i: [] for i in found}, specials=number)
+    bad = [
+        BadRecord(int(records.positions[i]), spelled_out(name), SPELLED_OUT_TIP)
+        for i, name in found.items()
+    ]
+    kept = [i for i in range(len(records.texts)) if i not in found]
+    return replace(
+        records,
+        positions=records.positions[kept],
+        texts=[records.texts[i] for i in kept],
+        bad=sorted([*records.bad, *bad], key=lambda record: record.position),
+        specials=len(found),
+    )
+
+
+def _refuse_ids_above(highest: int, batch: TokenBatch, file: InputFile) -> None:
+    above = np.flatnonzero(batch.ids > highest)
+    if len(above):
+        document = int(np.searchsorted(batch.offsets, above[0], side="right")) - 1
+        place = reader_for(file.format).describe(file, int(batch.position[document]))
+        raise DataError(
+            f"{file.path}, {place}: input_ids holds {batch.ids[above[0]]}, the tokenizer's highest "
+            f"id is {highest}",
+            "name the tokenizer that made the ids, or none",
+        )
+
+
+def token_batch(
+    records: Records, file: InputFile, tokenizer: Tokenizer | None, counts: Counts
+) -> TokenBatch:
+    """The documents of texts or ids, all of one file; special tokens in their texts are counted."""
+    counts.special_tokens_in_text += records.specials or 0
+    if records.tokens is not None:
+        ids, offsets, trained = records.tokens
+    elif tokenizer is not None and records.texts is not None:
+        bare = tokenizer.encode_bare(records.texts, records.spans, records.controls)
+        if records.specials is None:
+            counts.special_tokens_in_text += tokenizer.count_special(bare[0])
+        ids, offsets, trained = tokenizer.surrounded(*bare)
+    elif not len(records.positions):
+        ids, offsets, trained = np.empty(0, np.uint32), np.zeros(1, np.int64), None
+    else:
+        raise InternalError("texts reached the encoder without a tokenizer")
+    if len(offsets) != len(records.positions) + 1:
+        raise InternalError(f"{len(records.positions)} records became {len(offsets) - 1} documents")
+    files = np.full(len(records.positions), file.index, np.int32)
+    return TokenBatch(ids, offsets, trained, files, records.positions)

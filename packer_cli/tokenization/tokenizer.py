@@ -1,0 +1,398 @@
+"""Texts to tokens: one `Tokenizer`, whose output never depends on the engine inside it.
+
+    files = locate(name)  ->  load_tokenizer(files, ...)  ->  Tokenizer.encode(texts)
+
+Engines encode without special tokens. What the tokenizer's post-processor adds (BOS for
+llama3_1, EOS for t5) is found once, as a prefix and a suffix, and put around every document
+that does not have it already; EOS joins a suffix that lacks it, or leaves it with --no-eos.
+So neither is ever there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import count, pairwise
+
+import numpy as np
+
+from packer_cli._kernels import filling
+from packer_cli.early import EarlyReference
+from packer_cli.errors import UsageError
+from packer_cli.records import Int64, Spans, UInt8, UInt32
+from packer_cli.tokenization.agreement import characters_of, differs_at_start, sample_of
+from packer_cli.tokenization.engines import (
+    BytesEngine,
+    Engine,
+    FastEngine,
+    OrdinaryTextEngine,
+    ReferenceEngine,
+)
+from packer_cli.tokenization.locate import TokenizerFiles
+from packer_cli.tokenization.reference_process import ReferenceProcess
+from packer_cli.tokenization.specials import Span, Specials
+from packer_cli.tokenization.token_bytes import (
+    TokenBytes,
+    by_places,
+    mark_trained,
+    no_bytes,
+    plain_bytes,
+    token_bytes,
+)
+from packer_cli.tokenization.unsettled import with_unsettled
+
+Tokens = tuple[UInt32, Int64, UInt8 | None]
+
+
+@dataclass(frozen=True)
+class TokenizerInfo:
+    """What the manifest says of a tokenizer. Ids are None where it has no such token.
+
+    `prefix` and `suffix`: the ids that are put around every document.
+    """
+
+    source: str
+    sha256: str
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_id: int | None
+    pad_token_id: int
+    bos_token: str | None
+    eos_token: str | None
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+
+    def as_json(self) -> dict[str, object]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Framing:
+    """What goes around every document; None: as the tokenizer's post-processor does.
+
+    `separator` is a text after every document, never trained on.
+    """
+
+    bos: bool | None = None
+    eos: bool = True
+    eos_token: str | None = None
+    separator: str | None = None
+
+
+@dataclass(frozen=True)
+class _Frame:
+    prefix: UInt32
+    suffix: UInt32
+    separator: UInt32
+
+
+class Tokenizer:
+    """Encodes documents, special tokens included. Safe to share between threads.
+
+    `finish` confirms all that was encoded; `close` must be called at the end.
+    """
+
+    def __init__(
+        self,
+        info: TokenizerInfo,
+        engine: Engine,
+        frame: _Frame,
+        pieces: Callable[[], TokenBytes],
+        reference: ReferenceProcess | None = None,
+        ordinary: Callable[[], OrdinaryTextEngine] | None = None,
+        special_ids: UInt32 | None = None,
+    ) -> None:
+        """`reference` is what samples of the engine are checked against.
+
+        ordinary     makes the engine for texts whose `controls` are given
+        special_ids  uint32, of the special tokens
+        """
+        self.info = info
+        self.engine = engine
+        self._frame = frame
+        self._pieces = cache(pieces)
+        self._reference = reference
+        self._ordinary = None if ordinary is None else cache(ordinary)
+        self._special_runs = _runs([] if special_ids is None else special_ids.tolist())
+        self._samples = count()  # its next() is atomic
+
+    def encode(
+        self, texts: list[str], spans: Spans | None = None,
+        controls: dict[int, list[Span]] | None = None,
+    ) -> Tokens:  # fmt: skip
+        """As `encode_bare`, special tokens around the documents included."""
+        return self.surrounded(*self.encode_bare(texts, spans, controls))
+
+    def count_special(self, ids: UInt32) -> int:
+        """How many of the ids are special tokens."""
+        if not len(ids):
+            return 0
+        lowest, highest = int(ids.min()), int(ids.max())  # most batches have none, and end here
+        return sum(
+            int(np.count_nonzero(ids - begin < size))
+            for begin, size in self._special_runs
+            if begin <= highest and begin + size > lowest
+        )
+
+    def encode_bare(
+        self, texts: list[str], spans: Spans | None = None,
+        controls: dict[int, list[Span]] | None = None,
+    ) -> Tokens:  # fmt: skip
+        """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all).
+
+        A text without any token stays empty. A token is trained when it holds at least one
+        byte of its text's `spans`; EOS when the token before it is. `controls`: of some texts,
+        the characters where special tokens are; others in those texts are just text. Raises
+        InternalError when an earlier sample of the engine differed from the reference.
+        """
+        ids, offsets, trained = self._encode_marked(texts, spans)
+        for text in sorted(controls or {}):
+            ids, offsets, trained = self._ordinarily(
+                text, texts[text], (controls or {})[text], spans, (ids, offsets, trained)
+            )
+        return ids, offsets, trained
+
+    def _ordinarily(
+        self, number: int, text: str, controls: list[Span], spans: Spans | None, tokens: Tokens
+    ) -> Tokens:
+        """The tokens with those of one text replaced."""
+        if self._ordinary is None:
+            return tokens
+        ids, offsets, trained = tokens
+        new, places = self._ordinary().places(text, controls)
+        begin, end = offsets[number], offsets[number + 1]
+        if trained is not None and spans is not None:
+            own = slice(spans.offsets[number], spans.offsets[number + 1])
+            flags = by_places(places, text, spans.begin[own], spans.end[own])
+            trained = np.concatenate([trained[:begin], flags, trained[end:]])
+        offsets = offsets.copy()
+        offsets[number + 1 :] += len(new) - (end - begin)
+        return np.concatenate([ids[:begin], new, ids[end:]]), offsets, trained
+
+    def _encode_marked(self, texts: list[str], spans: Spans | None) -> Tokens:
+        if spans is not None and isinstance(self.engine, ReferenceEngine):
+            ids, offsets, places = self.engine.places(texts)
+            return ids, offsets, _by_places(texts, offsets, spans, places)
+        ids, offsets = self._encode(texts)
+        trained: UInt8 | None = None
+        if spans is not None:
+            trained = mark_trained(self._pieces(), texts, ids, offsets, spans, self._reference)
+        return ids, offsets, trained
+
+    def _encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        """The tokens of the texts themselves, as the reference would give them."""
+        reference = self._reference
+        if reference is None or not texts:
+            return self.engine.encode(texts)
+        unsettled = np.flatnonzero(with_unsettled(texts)).tolist()
+        others = set(unsettled)
+        alike = [text for i, text in enumerate(texts) if i not in others] if others else texts
+        sample = f"{sample_of(alike)}\n{characters_of(next(self._samples))}"
+        # one more text in the same call, rather than a call for so little
+        ids, offsets = self.engine.encode([*texts, sample])
+        reference.check(sample, ids[offsets[-2] :].copy())
+        ids, offsets = ids[: offsets[-2]], offsets[:-1]
+        if unsettled:
+            exact = reference.encode([texts[i] for i in unsettled])
+            ids, offsets = _with_others(ids, offsets, unsettled, *exact)
+        return ids, offsets
+
+    def surrounded(self, ids: UInt32, offsets: Int64, trained: UInt8 | None) -> Tokens:
+        """With what goes around every document."""
+        frame = self._frame
+        ids, offsets, trained = _framed(ids, offsets, trained, frame.prefix, frame.suffix)
+        if len(frame.separator):
+            if trained is None:
+                trained = np.ones(len(ids), np.uint8)
+            nothing = frame.separator[:0]
+            return _framed(ids, offsets, trained, nothing, frame.separator, train_suffix=False)
+        return ids, offsets, trained
+
+    def finish(self) -> None:
+        """Wait for the last sample. Raises InternalError when it differed."""
+        if self._reference is not None:
+            self._reference.finish()
+
+    def close(self) -> None:
+        if self._reference is not None:
+            self._reference.close()
+
+
+def _with_others(
+    ids: UInt32, offsets: Int64, which: list[int], other_ids: UInt32, other_offsets: Int64
+) -> tuple[UInt32, Int64]:
+    """The documents, with other tokens for those of `which`."""
+    parts, lengths, done = [], np.diff(offsets), 0
+    for document, (a, b) in zip(which, pairwise(other_offsets.tolist()), strict=True):
+        parts += [ids[done : offsets[document]], other_ids[a:b]]
+        lengths[document], done = b - a, offsets[document + 1]
+    flat = np.concatenate([*parts, ids[done:]])
+    return flat, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _by_places(texts: list[str], offsets: Int64, spans: Spans, places: Int64) -> UInt8:
+    """As `mark_trained`, from what the reference says of each token."""
+    parts = [np.empty(0, np.uint8)]
+    for i, text in enumerate(texts):
+        own = slice(spans.offsets[i], spans.offsets[i + 1])
+        of_text = places[offsets[i] : offsets[i + 1]]
+        parts.append(by_places(of_text, text, spans.begin[own], spans.end[own]))
+    return np.concatenate(parts)
+
+
+def _framed(
+    ids: UInt32, offsets: Int64, trained: UInt8 | None, prefix: UInt32, suffix: UInt32,
+    *, train_suffix: bool = True,
+) -> Tokens:  # fmt: skip
+    count = len(offsets) - 1
+    room = len(ids) + (len(prefix) + len(suffix)) * count
+    if room == len(ids):
+        return ids, offsets, trained
+    out, out_offsets = np.empty(room, np.uint32), np.empty(count + 1, np.int64)
+    out_trained = None if trained is None else np.empty(room, np.uint8)
+    used = filling.frame_documents(
+        ids, offsets, prefix, suffix, out, out_offsets, trained, out_trained, train_suffix
+    )
+    return out[:used], out_offsets, None if out_trained is None else out_trained[:used]
+
+
+_Describe = Callable[[ReferenceEngine | ReferenceProcess], tuple[TokenizerInfo, _Frame]]
+
+
+def bytes_tokenizer(framing: Framing) -> Tokenizer:
+    """The built-in tokenizer: UTF-8 bytes, EOS 256, padding 257."""
+    engine = BytesEngine()
+    if framing.bos:
+        raise UsageError("--bos: the bytes tokenizer has no BOS", "name a --tokenizer that has one")
+    if framing.eos_token is not None:
+        raise UsageError(
+            f"--eos-token: {framing.eos_token!r} is not used: the bytes tokenizer has its own",
+            "leave it out, or name a --tokenizer",
+        )
+    separator, _ = engine.encode([framing.separator or ""])
+    suffix = (engine.EOS,) if framing.eos else ()
+    info = TokenizerInfo(
+        "bytes", "", engine.VOCAB_SIZE, None, engine.EOS, engine.PAD, None, "<eos>", (), suffix
+    )
+    frame = _Frame(np.array([], np.uint32), np.array(suffix, np.uint32), separator)
+    return Tokenizer(info, engine, frame, plain_bytes)
+
+
+def load_tokenizer(
+    files: TokenizerFiles,
+    *,
+    backend: str = "auto",
+    framing: Framing = Framing(),
+    first_documents: Iterable[str] = (),
+    early: EarlyReference | None = None,
+    notify: Callable[[str], None] = lambda message: None,
+) -> Tokenizer:
+    """A tokenizer with the engine that `backend` names, "auto" meaning gigatoken if it agrees.
+
+    `notify` hears why the reference is used instead. Raises UsageError when the files cannot
+    be loaded, or when there is no EOS to append.
+    """
+    describe = partial(_describe, files, framing)
+    try:
+        if backend == "tokenizers":
+            return _on_reference(files, describe)
+        tokenizer, problem = _on_fast(files, describe, first_documents, early)
+        if tokenizer is not None:
+            return tokenizer
+        if backend == "gigatoken":
+            raise UsageError(problem, "use --tokenizer-backend tokenizers or auto")
+        tokenizer = _on_reference(files, describe)
+        notify(f"using the slower tokenizers engine: {problem}")
+        return tokenizer
+    except UsageError as error:
+        raise UsageError(f"tokenizer {files.source}: {error.message}", error.tip) from error
+
+
+def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
+    reference = ReferenceEngine(files.json)
+    info, frame = describe(reference)
+    return Tokenizer(info, reference, frame, no_bytes, None, *_special(files))
+
+
+def _special(files: TokenizerFiles) -> tuple[Callable[[], OrdinaryTextEngine], UInt32]:
+    """As `Tokenizer` takes them."""
+    ids = np.array([token.id for token in files.specials], np.uint32)
+    return partial(OrdinaryTextEngine, files.json, Specials(files.specials)), ids
+
+
+def _runs(ids: list[int]) -> list[tuple[np.uint32, int]]:
+    """The ids as (first, how many) of each run of them: most tokenizers have one or two."""
+    found: list[list[int]] = []
+    for token in sorted(set(ids)):
+        if found and token == sum(found[-1]):
+            found[-1][1] += 1
+        else:
+            found.append([token, 1])
+    return [(np.uint32(begin), size) for begin, size in found]
+
+
+def _on_fast(
+    files: TokenizerFiles,
+    describe: _Describe,
+    documents: Iterable[str],
+    early: EarlyReference | None,
+) -> tuple[Tokenizer | None, str]:
+    """(tokenizer, "") or (None, why the fast engine cannot be used)."""
+    reference = ReferenceProcess(files.json, early)  # it loads while the fast engine does
+    try:
+        fast = FastEngine(files.json)
+        info, frame = describe(reference)
+        difference = differs_at_start(fast, reference, files.added_tokens, documents)
+        if difference is None:
+            pieces = partial(token_bytes, files.json)
+            return Tokenizer(info, fast, frame, pieces, reference, *_special(files)), ""
+        problem = f"gigatoken differs from tokenizers on {difference}"
+    except ValueError as error:
+        problem = str(error).splitlines()[0]
+    except BaseException:
+        reference.close()
+        raise
+    reference.close()
+    return None, problem
+
+
+def _describe(
+    files: TokenizerFiles, framing: Framing, reference: ReferenceEngine | ReferenceProcess
+) -> tuple[TokenizerInfo, _Frame]:
+    """What the tokenizer is, and what goes around every document."""
+    eos_name = files.eos if framing.eos_token is None else framing.eos_token
+    names = [name for name in (files.bos, eos_name, files.pad) if name is not None]
+    about = reference.describe(names)
+    if about.prefix is None:
+        raise UsageError("its post-processor rewrites the text's own tokens")
+    # a configured token that the vocabulary lacks only matters where it is needed
+    bos, eos, pad = (about.token_ids.get(name or "") for name in (files.bos, eos_name, files.pad))
+    if eos is None and (framing.eos or framing.eos_token is not None):
+        problem = "no configuration names its EOS token"
+        if eos_name is not None:
+            problem = f"its EOS token {eos_name!r} is not in the vocabulary"
+        raise UsageError(
+            problem,
+            "name one that exists with --eos-token, or leave it out with --no-eos",
+        )
+    prefix, suffix = about.prefix, about.suffix
+    if framing.bos is False:
+        prefix = []
+    elif framing.bos and bos not in prefix:
+        if bos is None:
+            raise UsageError("--bos: no configuration names a BOS token that it has")
+        prefix = [bos, *prefix]
+    if suffix[-1:] == [eos]:
+        suffix = suffix[:-1]  # with --no-eos, not even the post-processor's own
+    if framing.eos and eos is not None:
+        suffix = [*suffix, eos]
+    if pad is None:
+        pad = 0 if eos is None else eos  # masked by position, never by its id: any id will do
+    separator, _ = reference.encode([framing.separator or ""])
+    info = TokenizerInfo(
+        files.source, files.sha256, about.vocab_size, bos, eos, pad,
+        None if bos is None else files.bos, None if eos is None else eos_name,
+        tuple(prefix), tuple(suffix),
+    )  # fmt: skip
+    return info, _Frame(np.array(prefix, np.uint32), np.array(suffix, np.uint32), separator)
