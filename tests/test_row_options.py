@@ -15,7 +15,7 @@ from conftest import assert_error, check_directory, jsonl, pack, packer, recover
 from packer_cli import open_packed
 from packer_cli.config.options import COLUMNS, PackConfig, RunOptions
 from packer_cli.config.strategies import NAMES
-from packer_cli.result.counts import AttentionCost
+from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.result.reader import rows_of, segments_of
 from packer_cli.run import pipeline
 

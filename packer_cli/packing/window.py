@@ -17,10 +17,10 @@ import numpy.typing as npt
 from packer_cli._kernels import filling
 from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
+from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.planning import balanced, plan_rows, shuffled
 from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8
-from packer_cli.result.counts import AttentionCost
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
 # rows are carried: where documents just do not pair up, waiting would not help.

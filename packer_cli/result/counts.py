@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import zlib
 from dataclasses import asdict, dataclass, field, fields
-from operator import mul
 from typing import Any
 
 import numpy as np
 
 from packer_cli.config.options import MAX_LENGTH_LIMIT
+from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import Loss
 from packer_cli.records import Int32, Int64
 
@@ -31,44 +31,6 @@ def fill_histogram(row_tokens: Int64, max_length: int) -> Int64:
     """int64[21]: rows by fill in steps of five percent, full rows last."""
     bucket = row_tokens * (ROW_FILL_BUCKETS - 1) // max_length
     return np.bincount(bucket, minlength=ROW_FILL_BUCKETS).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class AttentionCost:
-    """Sums over rows of what attention costs in each: the sum of its squared segment lengths.
-
-    Exact, so that those of units add up and those of a recount compare.
-    """
-
-    rows: int = 0
-    total: int = 0
-    squares: int = 0  # the sum of the rows' squared costs
-    most: int = 0
-
-    @classmethod
-    def of(cls, lengths: Int32 | Int64, row_offsets: Int64) -> AttentionCost:
-        """Of segments row after row: row r has those of row_offsets[r]..row_offsets[r + 1]."""
-        sums = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(np.square(lengths, dtype=np.int64), out=sums[1:])
-        costs = np.diff(sums[row_offsets]).tolist()
-        squares = sum(map(mul, costs, costs))  # beyond 64 bits for long rows
-        return cls(len(costs), sum(costs), squares, max(costs, default=0))
-
-    def __add__(self, other: AttentionCost) -> AttentionCost:
-        return AttentionCost(
-            self.rows + other.rows,
-            self.total + other.total,
-            self.squares + other.squares,
-            max(self.most, other.most),
-        )
-
-    def as_json(self) -> dict[str, int]:
-        return {
-            "rows": self.rows,
-            "sum": self.total,
-            "sum_of_squares": self.squares,
-            "max": self.most,
-        }
 
 
 def _packed(counts: Int64) -> str:
@@ -137,8 +99,8 @@ class Counts:
     row_fill: Int64 = field(default_factory=lambda: np.zeros(ROW_FILL_BUCKETS, np.int64))
     segments_per_row: Int64 = field(default_factory=_powers)
     piece_length: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
-    attention_before: AttentionCost = AttentionCost()
-    attention_after: AttentionCost = AttentionCost()
+    attention_before: AttentionCost = field(default_factory=AttentionCost)
+    attention_after: AttentionCost = field(default_factory=AttentionCost)
     files: dict[int, FileCounts] = field(default_factory=dict)
 
     def file(self, index: int) -> FileCounts:

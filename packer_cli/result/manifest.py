@@ -12,17 +12,11 @@ from typing import Any
 
 import msgspec
 
-import packer_cli
 from packer_cli import storage
-from packer_cli.config.options import PackConfig
 from packer_cli.errors import DataError, from_os_error
-from packer_cli.packing.lower_bound import lower_bound_rows
-from packer_cli.records import InputFile
-from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
-from packer_cli.result.manifest_check import misfit, why_incomplete
-from packer_cli.result.shards import FORMAT_VERSION, Shard
-from packer_cli.run.identity import Run
+from packer_cli.result.manifest_check import misfit
+from packer_cli.result.shards import FORMAT_VERSION
 
 _FETCHED_BYTES = 4 << 20
 TOTALS = (
@@ -33,62 +27,6 @@ TOTALS = (
     "trained_turns", "turns_without_end", "double_bos_documents", "unshown_tools",
     "special_tokens_in_text",
 )  # fmt: skip
-
-
-def build(
-    run: Run,
-    tokenizer: dict[str, Any] | None,
-    digests: dict[int, tuple[int, str]],
-    shards: list[Shard],
-    counts: Counts,
-    side_files: dict[str, str],
-) -> dict[str, Any]:
-    """The manifest of a finished run, ready for JSON. `side_files`: name -> sha256."""
-    config = run.config
-    slots = counts.rows * config.max_length
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "packer_version": packer_cli.__version__,
-        "config": config.as_json() | {"shape": run.shape.kind},
-        "tokenizer": tokenizer,
-        "rows": counts.rows,
-        **{name: getattr(counts, name) for name in TOTALS},
-        "padding_tokens": slots - counts.tokens,
-        "utilization": counts.tokens / slots if slots else 0.0,
-        "lower_bound_rows": lower_bound_rows(
-            counts.piece_length,
-            config.max_length,
-            max_segments=config.max_segments_per_row,
-            segment_multiple=config.segment_multiple,
-        ),
-        "histograms": {
-            name: getattr(counts, name).tolist()
-            for name in ("document_length", "row_fill", "segments_per_row")
-        },
-        **_attention_cost(config, counts),
-        "inputs": [_input(file, *digests[file.index], counts) for file in run.files],
-        "units": [
-            {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
-            for unit in run.units
-        ],
-        "shards": [shard.as_json() for shard in shards],
-        "side_files": side_files,
-    }
-    if incomplete := why_incomplete(config.max_loss, manifest):
-        manifest["incomplete"] = incomplete
-    return manifest
-
-
-def _input(file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:
-    found = {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
-    return found if file.format else found | {"removed": True}
-
-
-def _attention_cost(config: PackConfig, counts: Counts) -> dict[str, Any]:
-    if config.balance == "none":
-        return {}
-    before, after = counts.attention_before.as_json(), counts.attention_after.as_json()
-    return {"attention_cost": {"before": before, "after": after}}
 
 
 def to_bytes(manifest: dict[str, Any]) -> bytes:

@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from packer_cli.config.options import PADDED_BOUNDARIES
 from packer_cli.errors import DataError
+from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.records import IGNORED, Int64
-from packer_cli.result.counts import AttentionCost, Counts, fill_histogram, powers_histogram
+from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.reader import PackedDirectory, open_packed, ragged_of, rows_of, segments_of
 
 

@@ -11,13 +11,18 @@ from typing import IO, Any
 
 import numpy as np
 
+import packer_cli
+from packer_cli.config.options import PackConfig
 from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
+from packer_cli.packing.lower_bound import lower_bound_rows
+from packer_cli.records import InputFile
 from packer_cli.result import manifest
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INPUT_TIMES, MANIFEST, REJECTED, UNITS
+from packer_cli.result.manifest_check import why_incomplete
 from packer_cli.result.saved_dataset import saved_dataset
-from packer_cli.result.shards import Shard, digest
+from packer_cli.result.shards import FORMAT_VERSION, Shard, digest
 from packer_cli.run import commits
 from packer_cli.run import directory as output
 from packer_cli.run.commits import UnitRecord
@@ -62,7 +67,7 @@ def finalize(run: Run, claim: Claim) -> dict[str, Any]:
         _join(rejected, claim)
         hashes[REJECTED] = digest(work / REJECTED)[1]
     hashes[UNITS] = digest(work / UNITS)[1]
-    content = manifest.build(run, tokenizer, digests, shards, total, hashes)
+    content = _manifest(run, tokenizer, digests, shards, total, hashes)
     # not among the result's own bytes: it is only for --update on this machine
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, manifest.to_bytes(content))
@@ -146,3 +151,59 @@ def _join(rejected: list[UnitRecord], claim: Claim) -> None:
                     f"{claim.output}: the rejected records of unit {record.unit} are cut short",
                     "to pack everything anew, --overwrite",
                 )
+
+
+def _manifest(
+    run: Run,
+    tokenizer: dict[str, Any] | None,
+    digests: dict[int, tuple[int, str]],
+    shards: list[Shard],
+    counts: Counts,
+    side_files: dict[str, str],
+) -> dict[str, Any]:
+    """The manifest of a finished run, ready for JSON. `side_files`: name -> sha256."""
+    config = run.config
+    slots = counts.rows * config.max_length
+    content = {
+        "format_version": FORMAT_VERSION,
+        "packer_version": packer_cli.__version__,
+        "config": config.as_json() | {"shape": run.shape.kind},
+        "tokenizer": tokenizer,
+        "rows": counts.rows,
+        **{name: getattr(counts, name) for name in manifest.TOTALS},
+        "padding_tokens": slots - counts.tokens,
+        "utilization": counts.tokens / slots if slots else 0.0,
+        "lower_bound_rows": lower_bound_rows(
+            counts.piece_length,
+            config.max_length,
+            max_segments=config.max_segments_per_row,
+            segment_multiple=config.segment_multiple,
+        ),
+        "histograms": {
+            name: getattr(counts, name).tolist()
+            for name in ("document_length", "row_fill", "segments_per_row")
+        },
+        **_attention_cost(config, counts),
+        "inputs": [_input(file, *digests[file.index], counts) for file in run.files],
+        "units": [
+            {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
+            for unit in run.units
+        ],
+        "shards": [shard.as_json() for shard in shards],
+        "side_files": side_files,
+    }
+    if incomplete := why_incomplete(config.max_loss, content):
+        content["incomplete"] = incomplete
+    return content
+
+
+def _input(file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:
+    found = {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
+    return found if file.format else found | {"removed": True}
+
+
+def _attention_cost(config: PackConfig, counts: Counts) -> dict[str, Any]:
+    if config.balance == "none":
+        return {}
+    before, after = counts.attention_before.as_json(), counts.attention_after.as_json()
+    return {"attention_cost": {"before": before, "after": after}}

@@ -16,6 +16,7 @@ from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
+from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
     Loss,
@@ -39,7 +40,7 @@ from packer_cli.records import (
     TokenBatch,
     WorkUnit,
 )
-from packer_cli.result.counts import AttentionCost, Counts, fill_histogram, powers_histogram
+from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.shard_writer import ShardWriter
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import rejected_name
