@@ -1,4 +1,6 @@
-"""How far a run is, on stderr: a tqdm bar on a terminal, one line every 30 seconds otherwise."""
+"""How far a run is, on stderr: a tqdm bar on a terminal; otherwise one line every 30 seconds, and
+one at the end with the time that it took.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,17 @@ import os
 import sys
 import threading
 import time
+from types import TracebackType
 
 from tqdm import tqdm
 
 _EVERY_SECONDS = 30.0
-_NARROW_COLUMNS = 100  # fewer have no room for a bar beside all figures
+_NARROW_COLUMNS = 100  # with fewer, a bar has no room beside all figures
 _NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 class Progress:
-    """Thread-safe. `total`: bytes of all inputs as stored, 0 when unknown (stdin)."""
+    """Thread-safe; a context. `total`: bytes of all inputs as stored, 0 when unknown (stdin)."""
 
     def __init__(self, total: int, *, show: bool, doing: str = "packing") -> None:
         self._doing = doing
@@ -57,9 +60,20 @@ class Progress:
             self._slots += slots
             self._say()
 
-    def close(self) -> None:
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             self._bar.close()
+        elif self._show and kind is None:
+            seconds = time.monotonic() - self._begun
+            self._print(f"done in {seconds:.1f} s: {_size(self._bytes)}, {self._figures()}")
 
     def _say(self) -> None:
         if self._bar is not None:
@@ -67,7 +81,10 @@ class Progress:
         elif self._show and time.monotonic() - self._said >= _EVERY_SECONDS:
             self._said = time.monotonic()
             share = f" of {_size(self._total)}" if self._total else ""
-            print(f"{self._doing}: {_size(self._bytes)}{share}, {self._figures()}", file=sys.stderr)  # noqa: T201
+            self._print(f"{_size(self._bytes)}{share}, {self._figures()}")
+
+    def _print(self, text: str) -> None:
+        print(f"{self._doing}: {text}", file=sys.stderr)  # noqa: T201
 
     def _figures(self) -> str:
         seconds = max(time.monotonic() - self._begun, 1e-9)
@@ -75,7 +92,7 @@ class Progress:
         if not self._tokens:  # none of what reads or uploads whole files
             return f"{documents}{_size(self._bytes / seconds)}/s"
         figures = f"{documents}{_count(self._tokens / seconds)} tokens/s"
-        if self._slots:
+        if self._slots and not self._narrow:
             figures += f", {self._tokens / self._slots:.2%} used"
         return figures
 

@@ -202,7 +202,7 @@ class _Job:
             run_all(tasks, options.workers, stop)
             return
         with ExitStack() as stack:
-            progress = stack.enter_context(closing(_progress(run, units, options)))
+            progress = stack.enter_context(_progress(run, units, options))
             if options.engine == "ray":
                 from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
 
