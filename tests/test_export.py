@@ -15,7 +15,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import termios
 from collections.abc import Callable
 from itertools import pairwise
@@ -26,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from altered import altered
 from conftest import (
     assert_error,
     check_directory,
@@ -636,9 +636,7 @@ def test_an_export_that_was_being_replaced_comes_back(small: Path, made: bool) -
     command = ["export", str(small), "-o", "out", "--overwrite", "--to"]
     assert packer(*command, "numpy").exit_code == 0
     before = contents("out")
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED_BETWEEN, *command, "trl"], check=False, timeout=60
-    )
+    killed = altered(KILLED_BETWEEN, *command, "trl")
     assert killed.returncode == -signal.SIGKILL
     assert not Path("out").exists()
     if made:

@@ -11,13 +11,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tiny_tokenizers as tiny
+from altered import altered
 from conftest import (
     KILLED_WHILE_REPLACING,
     assert_error,
@@ -122,16 +122,18 @@ def test_killed_at_every_step_to_the_disk(inputs: Path) -> None:
         code = CRASHING.format(step=step, failure=failure)
         # one worker, and few units, so that every step has a number
         packing = ["pack", "a.jsonl", "b.jsonl", *OPTIONS, "--unit-bytes", "500k", "--workers", "1"]
-        return [sys.executable, "-c", code, *packing, "-o", out]
+        return [code, *packing, "-o", out]
 
-    steps = int(run(*command("whole", -1)).split()[-1])
+    counted = altered(*command("whole", -1))
+    assert counted.returncode == 0, counted.stderr
+    steps = int(counted.stderr.split()[-1])
     whole = contents("whole")
     assert steps > 20
     for step in range(1, steps + 1):
         out = f"out{step}"
-        killed = subprocess.run(command(out, step), capture_output=True, check=False, timeout=60)
+        killed = altered(*command(out, step))
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        done = packer(*command(out, 0)[3:])
+        done = packer(*command(out, 0)[1:])
         finished = "holds a finished result" in done.stderr  # it was killed while cleaning up
         assert done.exit_code == 0 or finished, (step, done.stderr)
         assert {n: c for n, c in contents(out).items() if ".packer" not in n} == whole, step
@@ -148,8 +150,7 @@ def test_the_bytes_do_not_depend_on_workers(inputs: Path) -> None:
 def interrupted(inputs: Path) -> Path:
     """An output in which a run was killed when some of its units were packed."""
     code = CRASHING.format(step=60, failure="os.kill(os.getpid(), 9)")
-    command = [sys.executable, "-c", code, *arguments("out", "--workers", "1")]
-    killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    killed = altered(code, *arguments("out", "--workers", "1"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert 3 < len(records(inputs / "out")) < UNITS
     return inputs / "out"
@@ -258,8 +259,7 @@ IN_PLACE = """
 def changing(name: str, change: str) -> subprocess.CompletedProcess[str]:
     """A run during which `change` is done as soon as a unit has read an input, or some of it."""
     code = CHANGING.format(change=change.strip(), name=name)
-    command = [sys.executable, "-c", code, *arguments("out", "--workers", "1")]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return altered(code, *arguments("out", "--workers", "1"))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])
@@ -306,8 +306,8 @@ def test_another_tokenizer_is_refused(inputs: Path) -> None:
     tiny.save(inputs / "two", tiny.byte_level(), tokenizer_config={"pad_token": "<pad>"})
     stopping = CRASHING.format(step=60, failure="os.kill(os.getpid(), 9)")
     options = ["--workers", "1", "--no-eos", "--tokenizer-backend", "tokenizers", "-t"]
-    command = [sys.executable, "-c", stopping, *arguments("out", *options, "one")]
-    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    killed = altered(stopping, *arguments("out", *options, "one"))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     done = packer(*arguments("out", *options, "two"))
     assert_error(done, 2, "another tokenizer: tokenizer_config.json differ")
     assert packer(*arguments("out", *options, "one")).exit_code == 0
@@ -387,8 +387,7 @@ def test_a_disk_that_fails(inputs: Path, call: str) -> None:
         out = f"out{step}"
         code = CRASHING.format(step=step, failure=failure)
         code = code.replace('("rename", "fsync", "unlink")', f"({call!r},)")
-        command = [sys.executable, "-c", code, *arguments(out, "--workers", "1")]
-        failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        failed = altered(code, *arguments(out, "--workers", "1"))
         assert failed.returncode == 1, failed.stderr
         assert failed.stderr.startswith("error: out"), failed.stderr
         assert "Input/output error" in failed.stderr
@@ -416,8 +415,7 @@ def test_too_many_bad_records(inputs: Path) -> None:
 @pytest.fixture
 def replacing(inputs: Path) -> Path:
     """An output whose run was killed when all was packed and about to be put in place."""
-    command = [sys.executable, "-c", KILLED_WHILE_REPLACING, *arguments("out")]
-    killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    killed = altered(KILLED_WHILE_REPLACING, *arguments("out"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (work_folder() / "replacing.json").exists()
     return inputs / "out"
@@ -469,8 +467,7 @@ def renamed(a, b, **at):
 os.rename = renamed
 cli.main()
 """
-    command = [sys.executable, "-c", changing, *arguments("out", "--workers", "1")]
-    failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    failed = altered(changing, *arguments("out", "--workers", "1"))
     assert failed.returncode == 1
     message, tip = failed.stderr.splitlines()
     assert message.startswith("error: a.jsonl: changed while it was read (")
