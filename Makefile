@@ -45,7 +45,7 @@ test-slow: $(VENV)/.testing ## every text file of ../shared/data with every toke
 FUZZ ?= 10000
 
 test-fuzz: $(VENV)/.testing ## read FUZZ damaged results, none may crash (minutes)
-	PACKER_FUZZ=$(FUZZ) $(BIN)/pytest tests/test_fuzz.py $(ARGS)
+	PACKER_FUZZ=$(FUZZ) $(BIN)/pytest tests/test_fuzz.py $(SHARED) $(ARGS)
 
 PLACES ?= 1000000
 
@@ -57,7 +57,7 @@ TREES ?= 10000
 FAULTS = resume update add ranks publish ownership
 
 test-faults: $(VENV)/.testing ## kill KILLS runs, and try TREES trees of foreign files (half an hour)
-	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/test_%.py) $(ARGS)
+	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/test_%.py) $(SHARED) $(ARGS)
 
 $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt tests/extras/readers.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
 	$(PYTHON) -m venv $(EXTRAS)

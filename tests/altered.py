@@ -19,7 +19,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-_SECONDS = 120
+_SECONDS = 300
 
 
 def altered(program: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

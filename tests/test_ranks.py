@@ -63,7 +63,7 @@ def four_at_once(out: str) -> None:
         )
         for number in range(4)
     ]
-    said = [process.communicate(timeout=60)[1] for process in ranks]
+    said = [process.communicate(timeout=300)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0] * 4, said
 
 
