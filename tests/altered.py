@@ -1,6 +1,7 @@
-"""Programs that are packer with a fault, each in a process of its own that begins at once.
+"""Programs that are packer, or packer with a fault, in processes that begin at once.
 
     done = altered(PROGRAM, "pack", "a.jsonl", ...)      as subprocess.run([python, "-c", PROGRAM])
+    done = unaltered("pack", "a.jsonl", ...)             as subprocess.run([packer, ...])
 
 A new interpreter would import for half a second. So one imports what packer does, and is copied
 (forked) for each program, before it has threads or open files.
@@ -41,6 +42,11 @@ def altered(program: str, *arguments: str, stdin: str = "") -> subprocess.Comple
         status = int(server.stdout.readline())
         output, error = (Path(stream).read_text() for stream in streams[1:])
     return subprocess.CompletedProcess(program, status, output, error)
+
+
+def unaltered(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run packer where a process, and all that it prints, is what is tested."""
+    return altered("from packer_cli.__main__ import main; main()", *map(str, arguments))
 
 
 @functools.cache

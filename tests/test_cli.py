@@ -20,6 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from altered import unaltered
 from conftest import (
     assert_error,
     check_directory,
@@ -226,9 +227,9 @@ def test_an_output_whose_name_is_not_utf8(data: Path) -> None:
         ["verify", named],
         ["finalize", named],
     ):
-        result = packer_process(*command)
+        result = unaltered(*command)
         assert result.returncode == 2, result.stderr
-        assert b"out\\xff': the name is not UTF-8\ntip: " in result.stderr
+        assert "out\\xff': the name is not UTF-8\ntip: " in result.stderr
     assert not os.path.exists(named)
 
 
@@ -267,8 +268,8 @@ def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str
         [ESCAPE],
     ]
     for command in commands:
-        done = packer_process(*command)
-        said = (done.stdout + done.stderr).decode()
+        done = unaltered(*command)
+        said = done.stdout + done.stderr
         assert "title" in said, command
         for character in "\x1b\x07\x9b\u202e":
             assert character not in said, command

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from altered import altered, unaltered
 from conftest import (
     assert_error,
     contents,
     jsonl,
     pack,
     packer,
-    packer_process,
     packer_script,
     recover_texts,
     work_folder,
@@ -451,8 +451,8 @@ def test_readers_never_mix_two_results(data: Path) -> None:
 
     def replace() -> None:
         for name in ("y.jsonl", "x.jsonl") * 4:
-            done = packer_process("pack", name, *options)
-            failures.extend([done.stderr.decode()] * bool(done.returncode))
+            done = unaltered("pack", name, *options)
+            failures.extend([done.stderr] * bool(done.returncode))
 
     thread = threading.Thread(target=replace)
     thread.start()
@@ -519,6 +519,8 @@ def counted(call):
     return count
 for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
+from packer_cli import cli
+cli.main()
 """
 
 
@@ -536,24 +538,20 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert packer("pack", "in/a.jsonl", *options, "-o", "source").exit_code == 0
         command = ["export", "source", "--to", "numpy", "-q", "-o", "export"]
         assert packer(*command).exit_code == 0
-        for step in (60, 110):
+        for step in (30, 50):  # amid units, and while the result is put in place
             killed(["pack", "in/a.jsonl", *options, "-o", f"killed{step}"], step)
         remote = ["-o", f"file://{folder}/remote", "--staging", "staging"]
-        killed(["pack", "in/a.jsonl", *options, *remote], 190)
+        killed(["pack", "in/a.jsonl", *options, *remote], 90)
+        for unfinished in ("killed30/.packer", "killed50/.packer", "staging/result"):
+            assert Path(unfinished).exists()
     finally:
         os.chdir(before)
     return folder
 
 
 def killed(command: list[str], step: int) -> None:
-    """Run it in a process of its own, which is a copy of this one, and quick to begin."""
-    if (child := os.fork()) == 0:
-        try:
-            exec(CRASHING.format(step=step))  # noqa: S102 written above
-            packer(*command)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+    """Run it in a process of its own."""
+    altered(CRASHING.format(step=step), *command)
 
 
 def tree(random_: random.Random, prepared: Path) -> None:
@@ -561,7 +559,7 @@ def tree(random_: random.Random, prepared: Path) -> None:
     shutil.copytree(prepared / "in", "in")
     shutil.copytree(prepared / "source", "source")
     made = {
-        "out": ("source", "killed60", "killed110"),
+        "out": ("source", "killed30", "killed50"),
         "exported": ("export",),
         "staging": ("staging",),
         "remote": ("remote", "source"),

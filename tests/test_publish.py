@@ -41,7 +41,7 @@ from packer_cli import open_packed, publish, storage
 from packer_cli.manifest import is_manifest
 from packer_cli.shards import digest
 
-KILLS = int(os.environ.get("PACKER_KILLS", "30"))
+KILLS = int(os.environ.get("PACKER_KILLS", "16"))
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(400)]
 OTHERS = [text.replace("text", "TEXT") for text in TEXTS]  # of the same sizes
 OPTIONS = ("-l", 64, "-t", "bytes", "--unit-bytes", 6000, "--workers", 1)

@@ -30,7 +30,7 @@ from conftest import (
     work_folder,
 )
 
-KILLS = int(os.environ.get("PACKER_KILLS", "30"))
+KILLS = int(os.environ.get("PACKER_KILLS", "16"))
 OPTIONS = ["-l", "256", "-t", "bytes", "-q"]
 UNITS = 40  # of the inputs below
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import tiny_tokenizers
+from altered import altered
 from conftest import (
     check_directory,
     jsonl,
@@ -67,9 +68,8 @@ cli.main()
 def test_interrupted_in_a_destructor(folder: Path) -> None:
     Path("a.jsonl").write_bytes(jsonl("some text"))
     options = ["pack", "a.jsonl", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
-    command = [sys.executable, "-c", IN_A_DESTRUCTOR, *options]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=300)
-    assert (done.returncode, done.stderr[:20]) == (130, b"stopped: interrupted"), done.stderr
+    done = altered(IN_A_DESTRUCTOR, *options)
+    assert (done.returncode, done.stderr[:20]) == (130, "stopped: interrupted"), done.stderr
     assert not Path("out/manifest.json").exists()
 
 
@@ -78,9 +78,8 @@ def test_interrupted_with_locks_taken(folder: Path, workers: int) -> None:
     Path("a.jsonl").write_bytes(jsonl(*["some text"] * 40))
     options = ["a.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out", "--unit-bytes", 1]
     options += ["--workers", workers]
-    command = [sys.executable, "-c", AMID_LOCKS, "pack", *map(str, options)]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=300)
-    assert (done.returncode, done.stderr[:20]) == (130, b"stopped: interrupted"), done.stderr
+    done = altered(AMID_LOCKS, "pack", *map(str, options))
+    assert (done.returncode, done.stderr[:20]) == (130, "stopped: interrupted"), done.stderr
     assert packer("pack", *options).exit_code == 0
     check_directory("out")
 
