@@ -41,7 +41,7 @@ from packer_cli.ownership import Folder, claim, remove_leftovers
 from packer_cli.run import sealed
 
 pytestmark = pytest.mark.usefixtures("folder")
-TREES = int(os.environ.get("PACKER_TREES", "200"))
+TREES = int(os.environ.get("PACKER_TREES", "100"))
 EACH = 1 if TREES > 1000 else 4  # of the steps at which two runs are stopped
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
 TEXTS = ["first", "second"]
