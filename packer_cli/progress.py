@@ -1,6 +1,4 @@
-"""How far a run is, on stderr: a tqdm bar on a terminal; otherwise one line every 30 seconds, and
-one at the end with the time that it took.
-"""
+"""How far a run is, on stderr: a tqdm bar on a terminal, one line every 30 seconds otherwise."""
 
 from __future__ import annotations
 
@@ -71,9 +69,6 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif self._show and kind is None:
-            seconds = time.monotonic() - self._begun
-            self._print(f"done in {seconds:.1f} s: {_size(self._bytes)}, {self._figures()}")
 
     def _say(self) -> None:
         if self._bar is not None:
@@ -81,10 +76,7 @@ class Progress:
         elif self._show and time.monotonic() - self._said >= _EVERY_SECONDS:
             self._said = time.monotonic()
             share = f" of {_size(self._total)}" if self._total else ""
-            self._print(f"{_size(self._bytes)}{share}, {self._figures()}")
-
-    def _print(self, text: str) -> None:
-        print(f"{self._doing}: {text}", file=sys.stderr)  # noqa: T201
+            print(f"{self._doing}: {_size(self._bytes)}{share}, {self._figures()}", file=sys.stderr)  # noqa: T201
 
     def _figures(self) -> str:
         seconds = max(time.monotonic() - self._begun, 1e-9)
