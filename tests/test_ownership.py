@@ -240,7 +240,15 @@ def test_a_directory_copied_after_a_kill_is_gone_on_with(data: Path) -> None:
 
 def test_a_manifest_of_somebody_else_beside_an_unfinished_run(data: Path) -> None:
     Path("bad.jsonl").write_bytes(jsonl("x" * 100) * 20 + b"{")
-    command = ["pack", "bad.jsonl", *OPTIONS, "--unit-bytes", 500, "--workers", 1]  # units before it
+    command = [
+        "pack",
+        "bad.jsonl",
+        *OPTIONS,
+        "--unit-bytes",
+        500,
+        "--workers",
+        1,
+    ]  # units before it
     assert packer(*command).exit_code == 1
     assert work_folder().exists()
     Path("out/manifest.json").write_bytes(b"mine")
