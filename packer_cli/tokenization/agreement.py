@@ -22,8 +22,8 @@ from packer_cli.tokenization.unsettled import settled, with_unsettled
 
 FIRST_DOCUMENTS_CHARACTERS = 32 << 10
 _EXCERPT_CHARACTERS = 512
-_ALWAYS = 64  # the first so many batches have an excerpt
-_CHARACTERS_PER_EXCERPT = 4 << 20  # later: the reference is a hundred times slower
+_ALWAYS = 4  # the first so many batches have an excerpt
+_CHARACTERS_PER_EXCERPT = 8 << 20  # later: the reference is a hundred times slower
 _CONTEXTS = "x{0}'s {0}1{0} \n{0}{0}"
 LATIN_1 = "".join(map(chr, range(0x100)))
 _SURROGATES, _PRIVATE = (0xD800, 0xE000), (0xE010, 0xF900)  # of private ones, the first few
