@@ -90,7 +90,7 @@ class Composer:
                 begin(int(records.positions[i]))
                 conversation = self._conversation(fields)  # parsed: JSON text may escape anything
                 content = fields if conversation is None else _content(conversation)
-                found = list(self.specials.in_record(content))
+                found = self.specials.in_record(content)
                 specials += len(found)
                 self._check_allowed(content, found)
                 documents.append(self._document(fields, conversation, marked=bool(found)))

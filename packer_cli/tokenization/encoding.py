@@ -46,7 +46,7 @@ def _without_specials(records: Records, specials: Specials) -> Records:
         return records
     found = {i: name for i, text in enumerate(records.texts) if (name := specials.in_text(text))}
     if specials.policy == "text":
-        number = sum(len(list(specials.in_record(records.texts[i]))) for i in found)
+        number = sum(len(specials.in_record(records.texts[i])) for i in found)
         return replace(records, controls={i: [] for i in found}, specials=number)
     if not found:
         return replace(records, specials=0)
