@@ -359,6 +359,17 @@ def test_a_named_end_that_is_no_token_is_a_warning(folder: Path) -> None:
         assert ("is no token of its own" in result.stderr) == warned
 
 
+def test_prompts_through_a_template_have_ends_of_turns_too(folder: Path) -> None:
+    record = {"prompt": "Hi", "completion": "Hello"}
+    how: Json = {"template": OPEN, "tokenizer": chat_tokenizer(folder / "t", None)}
+    assert run([record], "--prompt-template", "chat", **how).exit_code == 2
+    options = ["--prompt-template", "chat", "--turn-end", "<|user|>"]
+    expected = "<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧"
+    assert pack_marked([record], *options, **how) == [expected]
+    Path("out").rename("kept")
+    refused([record], 2, "--turn-end: records of", options=["--turn-end", "<|user|>"], **how)
+
+
 def test_ends_are_found_behind_white_space(folder: Path) -> None:
     """Which is learned, too: it is written before the end."""
     how: Json = {"tokenizer": chat_tokenizer(folder / "t", None)}
