@@ -124,11 +124,6 @@ def is_marked(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(is_marked, value))
 
 
-def is_escaped(text: str) -> bool:
-    """Whether a template wrote a mark as JSON does in ASCII, from where it cannot be taken out."""
-    return "\\ufdd0" in text
-
-
 def unmarked(text: str, spans: list[Span] | None) -> tuple[str, list[Span] | None]:
     """The text without marks, and the spans of characters where they are then."""
     marks = [i for i, character in enumerate(text) if character == _MARK]
