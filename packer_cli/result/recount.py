@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import UNSET
+from msgspec.structs import asdict
 
 from packer_cli.config.options import PADDED_BOUNDARIES
 from packer_cli.errors import DataError
@@ -19,19 +20,19 @@ from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.reader import PackedDirectory, open_packed, ragged_of, rows_of, segments_of
+from packer_cli.result.shards import Shard
 
 
-def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
+def check_recount(directory: Path) -> None:
     """Raise DataError naming every figure in which shards and manifest differ.
 
     Figures that need a column which was not written (labels, segments) are left out.
     """
     packed = open_packed(directory)
     counts = Counts()
-    for _, shards in groupby(manifest["shards"], key=lambda shard: shard["unit"]):
-        # a document's pieces lie in one unit, perhaps in several of its shards
+    for shards in packed.facts.shards_of_units():
         parts = [part for shard in shards for part in _count_shard(packed, shard, counts)]
-        if parts and "segments" in manifest["config"]["columns"]:
+        if parts and "segments" in packed.facts.config.columns:
             count_documents(np.concatenate(parts, axis=1), counts, packed.max_length)
     wrong = differences(counts, packed)
     if wrong:
@@ -43,8 +44,8 @@ def check_recount(directory: Path, manifest: dict[str, Any]) -> None:
 
 def differences(counts: Counts, packed: PackedDirectory) -> list[str]:
     """Every figure in which what was counted and the manifest differ."""
-    manifest = packed.manifest
-    names = manifest["config"]["columns"]
+    facts = packed.facts
+    names = facts.config.columns
     found: dict[str, Any] = {
         "rows": counts.rows,
         "segments": counts.segments,
@@ -66,23 +67,23 @@ def differences(counts: Counts, packed: PackedDirectory) -> list[str]:
         found["documents"] = counts.documents
         found["unpacked_rows"] = counts.unpacked_rows
         found["document_length"] = counts.document_length.tolist()
-    said = manifest | manifest["histograms"]
-    if "attention_cost" in manifest:
+    expected = asdict(facts) | asdict(facts.histograms)
+    if facts.attention_cost is not UNSET:
         found["attention_cost"] = counts.attention_after.as_json()
-        said["attention_cost"] = manifest["attention_cost"]["after"]
+        expected["attention_cost"] = asdict(facts.attention_cost.after)
     return [
-        f"{name}: {value} in the shards, {said[name]} in the manifest"
+        f"{name}: {value} in the shards, {expected[name]} in the manifest"
         for name, value in found.items()
-        if said[name] != value
+        if expected[name] != value
     ]
 
 
-def _count_shard(packed: PackedDirectory, shard: dict[str, Any], counts: Counts) -> Iterator[Int64]:
+def _count_shard(packed: PackedDirectory, shard: Shard, counts: Counts) -> Iterator[Int64]:
     """Add a shard's rows to `counts`; gives int64[3, segments]: file, position, length."""
     for batch in packed.batches(shard):
         if problem := damage(batch, packed):
             raise DataError(
-                f"{packed.path / shard['file']}: {problem}",
+                f"{packed.path / shard.file}: {problem}",
                 "copy the directory again, or pack the data again with --overwrite",
             )
         _, length, _ = segments_of(batch)
@@ -114,7 +115,7 @@ def count_rows(batch: Any, max_length: int) -> Counts:
 
 def damage(batch: Any, packed: PackedDirectory) -> str:
     """What makes a batch impossible to count; "" for nothing."""
-    names = packed.manifest["config"]["columns"]
+    names = packed.facts.config.columns
     if batch.schema.names != names:
         return f"has the columns {', '.join(batch.schema.names)}, not {', '.join(names)}"
     try:

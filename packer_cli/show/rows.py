@@ -19,6 +19,7 @@ import pyarrow as pa
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.discovery import format_of
 from packer_cli.records import IGNORED, Int32
+from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, ragged_of, rows_of
 from packer_cli.tokenization.decoding import Decoder
 
@@ -117,20 +118,20 @@ def read_row(packed: PackedDirectory, index: int) -> Row:
     for batch in packed.batches(shard):  # only their descriptions are read
         if shard_row < before + batch.num_rows:
             try:
-                segments = list(_segments(batch.slice(shard_row - before, 1), packed.manifest))
+                segments = list(_segments(batch.slice(shard_row - before, 1), packed.facts))
             except (ValueError, KeyError, pa.ArrowException) as error:
-                place = f"{packed.path / shard['file']}: row {shard_row}"
+                place = f"{packed.path / shard.file}: row {shard_row}"
                 raise DataError(f"{place}: is damaged: {error}", PACK_AGAIN) from error
             used = sum(len(segment.ids) for segment in segments)
-            return Row(index, shard["file"], shard_row, segments, packed.max_length - used)
+            return Row(index, shard.file, shard_row, segments, packed.max_length - used)
         before += batch.num_rows
     raise DataError(
-        f"{packed.path / shard['file']}: holds {before} rows, the manifest says {shard['rows']}",
+        f"{packed.path / shard.file}: holds {before} rows, the manifest says {shard.rows}",
         PACK_AGAIN,
     )
 
 
-def _segments(batch: Any, manifest: dict[str, Any]) -> Iterator[Segment]:
+def _segments(batch: Any, manifest: Manifest) -> Iterator[Segment]:
     """The segments of a batch of one row. Raises ValueError for what cannot be."""
     batch.validate(full=True)
     names = batch.schema.names
@@ -182,11 +183,11 @@ def _label_shift(batch: Any) -> str:
     return str(metadata.get("label_shift", "none"))
 
 
-def _source(segment: dict[str, int], manifest: dict[str, Any]) -> Source:
-    if not 0 <= segment["file"] < len(manifest["inputs"]):
+def _source(segment: dict[str, int], manifest: Manifest) -> Source:
+    if not 0 <= segment["file"] < len(manifest.inputs):
         raise ValueError(f"segments names input {segment['file']}, which the manifest lacks")
-    path = manifest["inputs"][segment["file"]]["path"]
-    kind = manifest["config"].get("input_format") or format_of(path)[0]
+    path = manifest.inputs[segment["file"]].path
+    kind = manifest.config.input_format or format_of(path)[0]
     unit = "row" if kind in ("parquet", "arrow") else "byte"
     return Source(path, segment["position"], unit, segment["start"])
 

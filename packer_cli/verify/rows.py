@@ -11,6 +11,7 @@ import numpy as np
 
 from packer_cli.records import Int32, Int64
 from packer_cli.result.reader import PackedDirectory, rows_of, segments_of
+from packer_cli.result.shards import Shard
 from packer_cli.verify.reading import batches_of
 
 
@@ -59,7 +60,7 @@ class UnitRows(NamedTuple):
         raise IndexError(row)
 
 
-def load_rows(packed: PackedDirectory, shards: list[dict[str, Any]]) -> UnitRows:
+def load_rows(packed: PackedDirectory, shards: list[Shard]) -> UnitRows:
     """The rows of one unit's shards, which are known to be sound."""
     parts = [np.empty((7, 0), np.int64)]  # a unit may have lost all its documents
     batches: list[Batch] = []
@@ -74,9 +75,7 @@ def load_rows(packed: PackedDirectory, shards: list[dict[str, Any]]) -> UnitRows
             parts.append(np.stack([*places, length, number, row, begin]))
             sizes.append(np.diff(offsets))
             labels = rows_of(batch.column("labels")) if "labels" in batch.schema.names else None
-            batches.append(
-                Batch(shard["file"], first_row, rows_of(batch.column("input_ids")), labels)
-            )
+            batches.append(Batch(shard.file, first_row, rows_of(batch.column("input_ids")), labels))
             first_row += batch.num_rows
     found = np.concatenate(parts, axis=1)
     file, position, start = found[:3]
@@ -84,7 +83,7 @@ def load_rows(packed: PackedDirectory, shards: list[dict[str, Any]]) -> UnitRows
     file, position, start, length, number, row, begin = found[:, by_place]
     return UnitRows(
         file, position, start, length, number, row, begin, batches, found[:4],
-        np.concatenate(sizes), "segments" in packed.manifest["config"]["columns"],
+        np.concatenate(sizes), "segments" in packed.facts.config.columns,
     )  # fmt: skip
 
 

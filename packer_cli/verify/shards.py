@@ -6,7 +6,6 @@ Shards are hashed while their rows are checked, units on threads.
 from __future__ import annotations
 
 import threading
-from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from packer_cli.result.reader import PackedDirectory, first_line, metadata_of
 from packer_cli.result.recount import count_documents, count_rows, differences
 from packer_cli.result.rules import Broken, broken_rules
 from packer_cli.result.shard_writer import schema
+from packer_cli.result.shards import Shard
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
 from packer_cli.verify.findings import Findings
@@ -44,29 +44,23 @@ class ShardChecks:
         progress: Progress,
         stop: threading.Event,
     ) -> None:
-        manifest = packed.manifest
-        tokenizer = manifest["tokenizer"]
+        facts, tokenizer = packed.facts, packed.facts.tokenizer
         self._packed = packed
         self._config = config
         self._findings = findings
         self._progress = progress
         self._stop = stop
-        self._pad = tokenizer["pad_token_id"] if tokenizer else 0
-        self._schema = schema(config, self._pad, tokenizer["sha256"] if tokenizer else "")
+        self._pad = facts.pad_token_id
+        self._schema = schema(config, self._pad, tokenizer.sha256 if tokenizer else "")
         self._highest = _highest(packed, findings)
         self._files = {
-            unit["unit"]: np.unique([part[0] for part in unit["slices"]]).astype(np.int64)
-            for unit in manifest["units"]
+            unit.unit: np.unique([part[0] for part in unit.slices]).astype(np.int64)
+            for unit in facts.units
         }
         self._counts = Counts()
         self._complete = True  # whether every row was counted
 
-    def units(self) -> list[list[dict[str, Any]]]:
-        """The shards of each unit."""
-        shards = self._packed.manifest["shards"]
-        return [list(group) for _, group in groupby(shards, lambda shard: shard["unit"])]
-
-    def check_unit(self, shards: list[dict[str, Any]]) -> None:
+    def check_unit(self, shards: list[Shard]) -> None:
         """The shards of one unit, and its documents, whose pieces lie in any of them."""
         counts = Counts()
         found = [self._check_shard(shard, counts) for shard in shards]
@@ -77,21 +71,21 @@ class ShardChecks:
             file, position, length, start = segments
             order = np.lexsort((start, position, file))
             _count_inputs(file[order], position[order], length[order], counts)
-            where = shards[0]["file"] if len(shards) == 1 else f"unit {shards[0]['unit']}"
+            where = shards[0].file if len(shards) == 1 else f"unit {shards[0].unit}"
             self._findings.add(where, *self._gaps(segments[:, order]))
         with self._findings.lock:
             self._counts.add(counts)
 
-    def _check_shard(self, shard: dict[str, Any], counts: Counts) -> list[Int64] | None:
+    def _check_shard(self, shard: Shard, counts: Counts) -> list[Int64] | None:
         """int64[4, segments] of each batch (file, position, length, start); None if not sound."""
-        path, name = path_of(self._packed, shard["file"]), shard["file"]
+        path, name = path_of(self._packed, shard.file), shard.file
         rules: dict[str, Broken] = {}
         texts: list[str] = []
         parts: list[Int64] = []
         mine = Counts()
         try:
             with open_shard(self._packed, shard) as file:
-                hashed = Hashed(file, shard["bytes"], self._stop)
+                hashed = Hashed(file, shard.bytes, self._stop)
                 try:
                     for batch in self._packed.read_batches(pa.PythonFile(hashed, mode="r")):
                         if not mine.rows:
@@ -101,13 +95,13 @@ class ShardChecks:
                         if batch.schema.names != list(self._config.columns):
                             self._complete = False
                             break
-                        self._check_batch(batch, first_row, shard["unit"], rules, mine, parts)
+                        self._check_batch(batch, first_row, shard.unit, rules, mine, parts)
                 except (pa.ArrowException, OSError) as error:
                     if isinstance(error, OSError) and error.errno:
                         raise
                     texts.append(f"not a readable shard: {first_line(error)}")
-                if (found := hashed.digest()) != shard["sha256"]:
-                    texts.append(f"its sha256 is {found}, the manifest says {shard['sha256']}")
+                if (found := hashed.digest()) != shard.sha256:
+                    texts.append(f"its sha256 is {found}, the manifest says {shard.sha256}")
                 if hashed.end != _STREAM_END:
                     texts.append("does not end with the end marker of an Arrow stream")
         except Interrupted:
@@ -121,15 +115,15 @@ class ShardChecks:
         figures += ["trained_tokens"] if "labels" in self._config.columns else []
         if not texts:
             texts += [
-                f"holds {value} {figure}, the manifest says {shard[figure]}"
+                f"holds {value} {figure}, the manifest says {said}"
                 for figure in figures
-                if (value := getattr(mine, figure)) != shard[figure]
+                if (value := getattr(mine, figure)) != (said := getattr(shard, figure))
             ]
         self._findings.add(name, *texts)
         with self._findings.lock:
             self._complete = self._complete and not texts
             self._findings.shards += 1
-            self._findings.bytes += shard["bytes"]
+            self._findings.bytes += shard.bytes
             self._findings.rows += mine.rows
             self._findings.tokens += mine.tokens
         counts.add(mine)
@@ -204,7 +198,7 @@ class ShardChecks:
         if not wrong.any():
             return []
         at = int(np.argmax(wrong))
-        source = self._packed.manifest["inputs"][file[at]]["path"]
+        source = self._packed.facts.inputs[file[at]].path
         return [
             f"the document at position {position[at]} of {source} has a piece from token "
             f"{start[at]}, expected from {expected[at]} ({np.count_nonzero(wrong)} pieces)"
@@ -216,13 +210,12 @@ class ShardChecks:
             return
         wrong = differences(self._counts, self._packed)
         if "segments" in self._config.columns:
-            for index, one in enumerate(self._packed.manifest["inputs"]):
+            for index, one in enumerate(self._packed.facts.inputs):
                 found = self._counts.file(index)
                 wrong += [
-                    f"{name} of the input {one['path']}: {value} in the shards, {one[name]} "
-                    "in the manifest"
+                    f"{name} of the input {one.path}: {value} in the shards, {said} in the manifest"
                     for name in ("documents", "tokens")
-                    if (value := getattr(found, name)) != one[name]
+                    if (value := getattr(found, name)) != (said := getattr(one, name))
                 ]
         self._findings.add(MANIFEST, *wrong)
 
@@ -270,13 +263,13 @@ def _count_inputs(file: Int64, position: Int64, length: Int64, counts: Counts) -
 
 def _highest(packed: PackedDirectory, findings: Findings) -> int | None:
     """The highest id that the tokenizer gives; None when that is not known."""
-    tokenizer = packed.manifest["tokenizer"]
+    tokenizer = packed.facts.tokenizer
     if tokenizer is None:
         return None
-    if not tokenizer["sha256"]:
+    if not tokenizer.sha256:
         return BytesEngine.VOCAB_SIZE - 1
     try:
-        if not is_file(packed, TOKENIZER) or digest_of(packed, TOKENIZER)[1] != tokenizer["sha256"]:
+        if not is_file(packed, TOKENIZER) or digest_of(packed, TOKENIZER)[1] != tokenizer.sha256:
             return None  # told already
         return highest_id(content_of(packed, TOKENIZER))
     except (PackerError, OSError):
