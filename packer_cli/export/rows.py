@@ -12,6 +12,7 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
 from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.result.documents import documents_of, segments_in
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segments_of
 from packer_cli.result.recount import damage
 from packer_cli.result.shards import Shard
@@ -100,7 +101,7 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
     """Whole documents, each as a row of one segment, in the order of the inputs.
 
     A document's pieces lie in one unit, so what is kept at a time is where a unit's segments are,
-    29 bytes each, and about a million tokens. The first token of a piece has no label.
+    and about a million tokens. The first token of a piece has no label.
     """
     found, expected = 0, packed.facts.documents
     for shards in packed.facts.shards_of_units():
@@ -119,24 +120,20 @@ def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
     for number, batch in enumerate(unit):
         begin, length, first = segments_of(batch)
         begin += np.repeat(np.arange(batch.num_rows), np.diff(first)) * packed.max_length
-        source = batch.column("segments").flatten().flatten()
         which = np.full(len(begin), number)
-        parts.append((which, begin, length, *(column.to_numpy() for column in source)))
-    which, begin, length, file, position, start = map(np.concatenate, zip(*parts, strict=True))
-    order = np.lexsort((start, position, file))
-    which, begin, length, start = (values[order] for values in (which, begin, length, start))
-    new = np.ones(len(order), bool)  # where a document begins
-    new[1:] = (np.diff(file[order]) != 0) | (np.diff(position[order]) != 0)
-    joins = start[1:] == start[:-1] + length[:-1]
-    if not (joins | new[1:]).all():
-        at = order[1:][~(joins | new[1:])][0]
+        parts.append(np.concatenate([np.stack([which, begin]), segments_in(batch)]))
+    segments = np.concatenate(parts, axis=1)
+    order, (file, position, start, length), first = found = documents_of(segments[2:])
+    which, begin = segments[:2, order]
+    wrong = start != found.expected_starts(whole=False)
+    if wrong.any():
+        at = np.argmax(wrong)
         raise DataError(
             f"{packed.path}: is damaged: the pieces of the document at {position[at]} of "
             f"{packed.facts.inputs[file[at]].path} do not join up",
             PACK_AGAIN,
         )
-    first = np.append(np.flatnonzero(new), len(order))  # of each document's pieces
-    tokens = np.diff(_ends(length)[first])
+    tokens = found.tokens
     cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
     for some in np.split(np.arange(len(tokens)), cuts):
         pieces = slice(first[some[0]], first[some[-1] + 1])
