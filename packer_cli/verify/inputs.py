@@ -29,7 +29,7 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
 from packer_cli.inputs.formats import detect_shape, groups_of, reader_for
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Records, Slice
+from packer_cli.records import InputFile, Int64, Records, Slice
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import MANIFEST, REJECTED
 from packer_cli.result.manifest import Input, Manifest, Unit
@@ -41,7 +41,14 @@ from packer_cli.threads import run_all
 from packer_cli.tokenization.encoding import Encode
 from packer_cli.tokenization.locate import TEMPLATE, TOOL_TEMPLATE
 from packer_cli.verify.documents import Documents
-from packer_cli.verify.drawing import drawn_records, draws, records_at, shares
+from packer_cli.verify.drawing import (
+    are_among,
+    drawn_records,
+    draws,
+    records_at,
+    shares,
+    together,
+)
 from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings
 from packer_cli.verify.kept_tokenizer import kept_tokenizer, other_tokenizer
 from packer_cli.verify.packed_again import compare_packed
@@ -254,25 +261,31 @@ class _Comparison:
         """As many documents of each file as `wanted` says, and records `drawn` from it."""
         number = about.unit
         rows, documents = self._documents(number)
-        compared = records_drawn = 0
+        compared = 0
         for index in sorted({part[0] for part in about.slices} & self._files.keys()):
             file, positions = self._files[index], rows.positions(index)
             rng = np.random.default_rng([seed, number, index])
             count = min(wanted.get((number, index), 0), len(positions))
             chosen = np.sort(rng.choice(positions, count, replace=False))
             if count:
-                for records in records_at(self._read, file, chosen):
+                for records in together(records_at(self._read, file, chosen)):
                     documents.encode(records, file, Counts())
                 documents.expect(file, chosen)
             compared += count
             slices, number_drawn = _slices(about, index), drawn.get((number, index), 0)
-            for records in drawn_records(self._read, file, slices, number_drawn, rng):
-                records_drawn += 1
-                if not np.isin(records.positions, positions).any():  # dropped, or lost
-                    documents.encode(records, file, Counts())
+            drawn_here = drawn_records(self._read, file, slices, number_drawn, rng)
+            for unknown in together(self._unknown(drawn_here, positions)):
+                documents.encode(unknown, file, Counts())
         documents.finish()
         self._findings.count("documents_compared", compared)
-        self._findings.count("records_drawn", records_drawn)
+
+    def _unknown(self, drawn: Iterator[Records], positions: Int64) -> Iterator[Records]:
+        """Those of the drawn records, all counted, that are not in the rows: dropped, or lost."""
+        self._findings.count("records_drawn", 0)
+        for records in drawn:
+            self._findings.count("records_drawn", 1)
+            if not are_among(records.positions, positions).any():
+                yield records
 
     def _read(self, file: InputFile, part: Slice) -> Iterator[Records]:
         return reader_for(file.format).read(file, part, self._shape, self._config)
