@@ -7,7 +7,6 @@ reads more of a file than its format makes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from packer_cli.config.formats import format_named
 from packer_cli.inputs.formats import groups_of
 from packer_cli.records import InputFile, Int64, Records, Slice
+from packer_cli.result.manifest import Manifest
 
 Read = Callable[[InputFile, Slice], Iterator[Records]]
 _FIRST_BYTES = 1 << 12  # of a line format; most records begin within so many
@@ -22,20 +22,20 @@ _TOGETHER = 1 << 20  # characters of texts that are encoded at once
 
 
 def shares(
-    manifest: dict[str, Any], files: set[int], sample: int, seed: int
+    manifest: Manifest, files: set[int], sample: int, seed: int
 ) -> dict[tuple[int, int], int]:
     """How many documents to take of which (unit, file): even over files, then over its units."""
     rng = np.random.default_rng(seed)
     units: dict[int, list[int]] = {}
-    for unit in manifest["units"]:
-        for file in {part[0] for part in unit["slices"]} & files:
-            units.setdefault(file, []).append(unit["unit"])
+    for unit in manifest.units:
+        for file in {part[0] for part in unit.slices} & files:
+            units.setdefault(file, []).append(unit.unit)
     order = rng.permutation(sorted(units)).tolist()
-    order.sort(key=lambda file: manifest["inputs"][file]["documents"])  # the least first
+    order.sort(key=lambda file: manifest.inputs[file].documents)  # the least first
     found: dict[tuple[int, int], int] = {}
     left = sample
     for number, file in enumerate(order):
-        documents = manifest["inputs"][file]["documents"]
+        documents = manifest.inputs[file].documents
         share = min(documents, -(-left // (len(order) - number)))
         left -= share
         among = rng.permutation(units[file]).tolist()
@@ -47,7 +47,7 @@ def shares(
 
 
 def draws(
-    manifest: dict[str, Any],
+    manifest: Manifest,
     files: set[int],
     found: dict[tuple[int, int], int],
     sample: int,
@@ -60,9 +60,9 @@ def draws(
     rng = np.random.default_rng([seed, len(without)])
     chosen = set(rng.permutation(without)[:sample].tolist())
     more = {}
-    for unit in manifest["units"]:
-        for file in {part[0] for part in unit["slices"]} & chosen:
-            more[unit["unit"], file] = 1
+    for unit in manifest.units:
+        for file in {part[0] for part in unit.slices} & chosen:
+            more[unit.unit, file] = 1
             chosen.remove(file)
     return found | more
 
