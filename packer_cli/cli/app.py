@@ -6,7 +6,7 @@ Heavy modules are imported inside the commands, so that --help answers at once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -14,17 +14,21 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from packer_cli.cli import startup
+from packer_cli.cli.declared import command, other_names
 from packer_cli.cli.export import export
 from packer_cli.cli.finalize import finalize
+from packer_cli.cli.help import write_parameters, write_rows
 from packer_cli.cli.pack import pack
 from packer_cli.cli.show import show
 from packer_cli.cli.stats import stats
+from packer_cli.cli.suggestions import suggested
 from packer_cli.cli.tokenizer import tokenizer
 from packer_cli.cli.verify import verify
 from packer_cli.errors import (
     InternalError,
     Interrupted,
     PackerError,
+    UsageError,
     from_os_error,
     one_line,
     visible,
@@ -40,22 +44,35 @@ _ClickException: Any = next(
 class _Commands(TyperGroup):
     """Errors of the parser look like all others."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        *rest: Any,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        given = sys.argv[1:] if args is None else args
         try:
-            code = super().main(*args, standalone_mode=False, **extra)  # type: ignore[misc]
+            code = super().main(args, *rest, standalone_mode=False, **extra)  # type: ignore[misc]
         except _ClickException as error:
             if type(error).__name__ == "NoArgsIsHelpError":
                 error.show()
                 sys.exit(2)
-            command = getattr(getattr(error, "ctx", None), "command_path", "packer")
-            message = error.format_message().replace("\n", " ")
-            _two_lines("error", message, f"see {command} --help")
+            _report(_of_parser(error), as_json="--json" in given)
             sys.exit(2)
         except typer.Abort:
             sys.exit(130)
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)
         return code
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_parameters(ctx, formatter)
+        with formatter.section("Commands"):
+            commands = ((name, self.commands[name]) for name in self.list_commands(ctx))
+            write_rows(
+                formatter, ((name, (one.help or "").partition("\n")[0]) for name, one in commands)
+            )
 
 
 class _Command(TyperCommand):
@@ -69,12 +86,37 @@ class _Command(TyperCommand):
             import traceback
 
             print(visible("".join(traceback.format_exception(problem))), end="", file=sys.stderr)
-        kind = "bug" if isinstance(problem, InternalError) else "error"
-        if isinstance(problem, Interrupted):
-            kind = "stopped"
-        tip = problem.tip or "see packer --help, and packer COMMAND --help"
-        _two_lines(kind, problem.message, tip)
+        problem.tip = problem.tip or f"see {ctx.command_path} --help"
+        _report(problem, as_json=ctx.params["as_json"])
         raise typer.Exit(problem.exit_code)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write_parameters(ctx, formatter)
+
+
+def _of_parser(error: Any) -> PackerError:
+    """An error of the parser as one of ours, with what may have been meant."""
+    command = getattr(getattr(error, "ctx", None), "command_path", "packer")
+    name = command.split()[-1]
+    meant = suggested(error, other_names(_RUNS[name]) if name in _RUNS else {})
+    message = getattr(error, "message", "") if meant else error.format_message()
+    tip = f"did you mean {meant}?" if meant else f"see {command} --help"
+    return UsageError(message.replace("\n", " "), tip)
+
+
+def _report(problem: PackerError, *, as_json: bool) -> None:
+    """The one place where errors are printed."""
+    if as_json:
+        import json
+
+        found = {"error": problem.message, "tip": problem.tip, "exit_code": problem.exit_code}
+        print(json.dumps(found), file=sys.stderr)
+        return
+    kind = "bug" if isinstance(problem, InternalError) else "error"
+    if isinstance(problem, Interrupted):
+        kind = "stopped"
+    for title, text in ((kind, problem.message), ("tip", problem.tip)):
+        print(one_line(f"{title}: {text}"), file=sys.stderr)
 
 
 def _problem_of(run: Callable[[], object]) -> PackerError | None:
@@ -107,24 +149,22 @@ def _problem_of(run: Callable[[], object]) -> PackerError | None:
     return None
 
 
-def _two_lines(kind: str, message: str, tip: str) -> None:
-    for title, text in ((kind, message), ("tip", tip)):
-        print(one_line(f"{title}: {text}"), file=sys.stderr)
-
-
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
+    suggest_commands=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Pack training data for language models into memory-mappable shards.",
     epilog="Exit codes: 0 done; 1 bad data or a missed threshold; 2 bad usage; "
     "3 a bug in packer; 130 interrupted.",
 )
-for _run in (pack, finalize, stats, show, verify, export, tokenizer):
+_RUNS: dict[str, Callable[..., None]] = {
+    one.__name__: one for one in (pack, finalize, stats, show, verify, export, tokenizer)
+}
+for _run in _RUNS.values():
     # rows from the end, such as -1, are no options
     _settings = {"ignore_unknown_options": True} if _run is show else None
-    app.command(cls=_Command, no_args_is_help=True, context_settings=_settings)(_run)
+    app.command(cls=_Command, no_args_is_help=True, context_settings=_settings)(command(_run))
 
 
 def _version(wanted: bool) -> None:

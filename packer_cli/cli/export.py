@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.shared import UNREAD, AsJson, Debug, NoLock
+from packer_cli.cli.shared import UNREAD, AsJson, Debug, NoLock, Quiet
 from packer_cli.cli.values import refuse_name
+from packer_cli.config.export_formats import EXPORT_FORMATS
+from packer_cli.config.option import Option, plain
 from packer_cli.errors import UsageError, one_line
 
 
@@ -16,20 +18,12 @@ def export(
     name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
     to: Annotated[
         str,
-        typer.Option(
-            metavar="FORMAT",
-            help="trl, llamafactory, axolotl, megatron, megatron-bridge, nanotron, numpy, parquet "
-            "or unpacked.",
-        ),
+        Option("What to write:", metavar="FORMAT", choices=plain(EXPORT_FORMATS)),
     ],
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="OUT", help="A new or empty directory.")
-    ],
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier export in the output.")
-    ] = False,
+    output: Annotated[str, Option("A new or empty directory.", short="-o", metavar="OUT")],
+    overwrite: Annotated[bool, Option("Replace an earlier export in the output.")] = False,
     no_lock: NoLock = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

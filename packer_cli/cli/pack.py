@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,15 +10,10 @@ import typer
 
 from packer_cli.cli import startup
 from packer_cli.cli.reports import print_packed
-from packer_cli.cli.shared import AsJson, Debug, NoLock, Quiet, say
-from packer_cli.cli.values import (
-    parse_fields,
-    parse_list,
-    parse_max_errors,
-    parse_share,
-    parse_size,
-    refuse_name,
-)
+from packer_cli.cli.shared import AsJson, Debug, Quiet, say
+from packer_cli.cli.values import refuse_name
+from packer_cli.config.option import DOCUMENTS, INPUT, OUTPUT, RUNNING, Option
+from packer_cli.config.options import PackConfig, RunOptions
 from packer_cli.errors import UsageError
 
 
@@ -44,254 +40,62 @@ def pack(
             metavar="INPUT", help="Files, directories, globs, URLs of these, or - for stdin."
         ),
     ],
-    max_length: Annotated[int, typer.Option("--max-length", "-l", help="Tokens in a packed row.")],
+    config: PackConfig,
+    *,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            "--tokenizer",
-            "-t",
-            help="Folder, tokenizer.json, hub name, or bytes. Default: $PACKER_TOKENIZER, "
-            "then bytes.",
+        Option(
+            "Folder, tokenizer.json, hub name, or bytes. Default: $PACKER_TOKENIZER, then bytes.",
+            DOCUMENTS,
+            first=2,
+            short="-t",
+            metavar="NAME",
+            elsewhere=("--model", "--tokenizer-path", "--tokenizer-name", "--tokenizer-model"),
         ),
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output", "-o", help="Directory to write, or a URL. Default: INPUT-packed-MAX_LENGTH."
-        ),
-    ] = None,
-    staging: Annotated[
-        str | None,
-        typer.Option(
+        Option(
+            "Directory to write, or a URL. Default: INPUT-packed-MAX_LENGTH.",
+            OUTPUT,
+            first=3,
+            short="-o",
             metavar="DIR",
-            help="Where a result for a URL is packed first. Default: in the temporary directory.",
+            elsewhere=("--out", "--output-dir", "--save-dir", "--output-path", "--output-prefix"),
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier result in the output.")
-    ] = False,
-    no_lock: NoLock = False,
-    add: Annotated[
-        bool,
-        typer.Option(
-            "--add",
-            help="Add these inputs to the result, if there is one; those that it has already and "
-            "that are not named stay as they are packed, even if their files are gone.",
-        ),
-    ] = False,
-    update: Annotated[
-        bool,
-        typer.Option(
-            "--update",
-            help="Pack only inputs that are new or have changed. All others must be named, too: "
-            "see --add and --prune.",
-        ),
-    ] = False,
-    prune: Annotated[
-        bool,
-        typer.Option(
-            "--prune", help="With --update: drop the documents of inputs that are not named."
-        ),
-    ] = False,
-    checksum: Annotated[
-        bool,
-        typer.Option(
-            "--checksum", help="With --update or --add: compare contents, not times of change."
-        ),
-    ] = False,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|NAME", help="Template for messages. Default: the tokenizer's own."
-        ),
-    ] = None,
-    prompt_template: Annotated[
-        str | None,
-        typer.Option(help="Prompts as they are (none), or as alpaca or chat. Default: by shape."),
-    ] = None,
-    train_on: Annotated[
-        str | None,
-        typer.Option(
-            help="assistant, last-assistant, completion or all. Default: assistant for messages, "
-            "completion for prompts, all for text."
-        ),
-    ] = None,
-    turn_end: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOKEN",
-            help="Ends the assistant's turns: trained on where it follows one. May be repeated.",
-        ),
-    ] = None,
-    allow_open_turns: Annotated[
-        bool,
-        typer.Option(
-            "--allow-open-turns", help="Train on turns that the chat template ends in nothing."
-        ),
-    ] = False,
-    keep_untrained: Annotated[
-        bool, typer.Option("--keep-untrained", help="Keep documents without a trained token.")
-    ] = False,
-    overlong: Annotated[
-        str | None,
-        typer.Option(
-            help="Documents longer than a row: split, truncate, truncate-turns (drop the oldest "
-            "turns), drop or error. Default: split for text, drop for messages and prompts."
-        ),
-    ] = None,
-    truncate_side: Annotated[
-        str, typer.Option(help="Where truncate cuts: right keeps the beginning, left the end.")
-    ] = "right",
-    force_split: Annotated[
-        bool, typer.Option("--force-split", help="Let split cut messages and prompts, too.")
-    ] = False,
-    max_loss: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%.",
-        ),
-    ] = None,
-    strategy: Annotated[
-        str,
-        typer.Option(
-            help="best-fit, first-fit, online-best-fit, online-first-fit, worst-fit, "
-            "first-fit-shuffle, next-fit, harmonic, mffd or wrap."
-        ),
-    ] = "best-fit",
-    columns: Annotated[
-        str,
-        typer.Option(help="Columns to write, comma-separated; position_ids is the optional one."),
-    ] = "input_ids,labels,attention_mask,cu_seqlens,segments",
-    position_ids: Annotated[
-        bool, typer.Option("--position-ids", help="Also write the column position_ids.")
-    ] = False,
-    label_shift: Annotated[
-        str,
-        typer.Option(help="none: the model shifts labels; pre: shifted here, inside segments."),
-    ] = "none",
-    max_segments_per_row: Annotated[
-        int | None, typer.Option(metavar="K", help="Close a row that has K segments.")
-    ] = None,
-    segment_multiple: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Pad every segment, inside its row, to a multiple of N tokens."
-        ),
-    ] = 1,
-    balance: Annotated[
-        str,
-        typer.Option(help="attention: even out the rows' sums of squared segment lengths; none."),
-    ] = "none",
     text_field: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help="Field or column that holds the text. Default: text."),
+        Option(
+            "Field or column that holds the text. Default: text.",
+            INPUT,
+            first=4,
+            metavar="COLUMN",
+            elsewhere=("--text-column", "--text-key", "--json-keys"),
+        ),
     ] = None,
-    shape: Annotated[
+    position_ids: Annotated[bool, Option("Also write the column position_ids.", OUTPUT)] = False,
+    staging: Annotated[
         str | None,
-        typer.Option(
-            help="messages, conversations, prompt-completion, alpaca, text or tokens. "
-            "Default: by the fields of the first record."
+        Option(
+            "Where a result for a URL is packed first. Default: in the temporary directory.",
+            OUTPUT,
+            metavar="DIR",
         ),
     ] = None,
-    field: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=COLUMN",
-            help="Where a field of the shape is: messages=chosen. May be repeated.",
-        ),
-    ] = None,
-    input_format: Annotated[
-        str | None,
-        typer.Option(help="jsonl, parquet, arrow, text, csv or tsv. Default: by file name."),
-    ] = None,
-    sample_by: Annotated[
-        str, typer.Option(help="A document of a plain text file: line, paragraph or document.")
-    ] = "line",
-    bos: Annotated[
-        bool | None,
-        typer.Option(
-            "--bos/--no-bos", help="Begin each document with BOS. Default: as the tokenizer does."
-        ),
-    ] = None,
-    eos: Annotated[
-        bool | None,
-        typer.Option(
-            "--eos/--no-eos",
-            help="End each document with EOS. Default: yes, but chat templates end turns.",
-        ),
-    ] = None,
-    separator: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Text after each document, never trained on."),
-    ] = None,
-    eos_token: Annotated[
-        str | None, typer.Option(help="The EOS, where the tokenizer does not name one.")
-    ] = None,
-    special_tokens_in_text: Annotated[
-        str,
-        typer.Option(
-            metavar="POLICY",
-            help="Special tokens that a record's content spells out: keep them, make ordinary text "
-            "of them, or error: a bad record.",
-        ),
-    ] = "keep",
-    on_error: Annotated[
-        str,
-        typer.Option(help="A bad record: fail, or skip it into rejected.jsonl."),
-    ] = "fail",
-    max_errors: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|SHARE", help="Fail when more records are bad: 100, or 0.01 of all."
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Of the shuffle of rows, and of segments in a row.")
-    ] = 0,
-    shuffle: Annotated[
-        bool | None,
-        typer.Option(
-            "--shuffle/--no-shuffle",
-            help="Default: on, except for next-fit and wrap, which keep the input order.",
-        ),
-    ] = None,
-    max_seconds_per_record: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="Of processor time to render a record; one that needs more is bad.",
-        ),
-    ] = 60.0,
-    workers: Annotated[int, typer.Option(help="Work units at a time. Default: cores.")] = 0,
-    engine: Annotated[
-        str, typer.Option(help="local, or ray: a task per work unit on a Ray cluster.")
-    ] = "local",
-    ray_address: Annotated[
-        str | None, typer.Option(help="Of a running cluster. Default: Ray's own choice.")
-    ] = None,
+    options: RunOptions,
     rank: Annotated[
         str | None,
-        typer.Option(
+        Option(
+            "Pack only every WORLD_SIZE-th unit, from the R-th on; the last rank finishes. auto: "
+            "from SLURM and the like.",
+            RUNNING,
             metavar="R|auto",
-            help="Pack only every WORLD_SIZE-th unit, from the R-th on; the last rank finishes. "
-            "auto: from SLURM and the like.",
         ),
     ] = None,
     world_size: Annotated[
-        str | None, typer.Option(metavar="W|auto", help="How many ranks there are.")
+        str | None, Option("How many ranks there are.", RUNNING, metavar="W|auto")
     ] = None,
-    tokenizer_backend: Annotated[
-        str, typer.Option(help="auto, gigatoken or tokenizers. Never changes the result.")
-    ] = "auto",
-    max_line_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Longest line, cell or text document accepted.")
-    ] = "256M",
-    unit_bytes: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Input bytes in a work unit. Default: by input size."),
-    ] = None,
-    shard_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Longest shard, about.")] = "1G",
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -305,38 +109,20 @@ def pack(
     Example: packer pack data.jsonl --max-length 4096 --tokenizer ./my-model
     """
     startup.prepare_run()
-    from packer_cli.config.options import PackConfig, RunOptions
     from packer_cli.run import pipeline
+    from packer_cli.run.ranks import find_rank
     from packer_cli.run.upload import default_staging
     from packer_cli.storage import is_url
 
-    config = PackConfig(
-        max_length=max_length, strategy=strategy, seed=seed, shuffle=shuffle,
-        overlong=overlong, force_split=force_split, truncate_side=truncate_side,
-        max_loss=parse_share("--max-loss", max_loss),
-        columns=parse_list(columns) + (("position_ids",) if position_ids else ()),
-        label_shift=label_shift, max_segments_per_row=max_segments_per_row,
-        segment_multiple=segment_multiple, balance=balance, shape=shape,
-        fields=parse_fields(field or [], text_field), chat_template=chat_template,
-        prompt_template=prompt_template, train_on=train_on, turn_end=tuple(turn_end or ()),
-        allow_open_turns=allow_open_turns, keep_untrained=keep_untrained,
-        input_format=input_format, sample_by=sample_by,
-        add_bos=bos, add_eos=eos, eos_token=eos_token, separator=separator,
-        special_tokens_in_text=special_tokens_in_text,
-        on_error=on_error, max_errors=parse_max_errors(max_errors),
-        max_line_bytes=parse_size("--max-line-bytes", max_line_bytes),
-        unit_bytes=None if unit_bytes is None else parse_size("--unit-bytes", unit_bytes),
-        shard_bytes=parse_size("--shard-bytes", shard_bytes),
-    )  # fmt: skip
-    from packer_cli.run.ranks import find_rank
-
-    options = RunOptions(
-        engine=engine, ray_address=ray_address, **find_rank(rank, world_size),
-        workers=workers, tokenizer_backend=tokenizer_backend, overwrite=overwrite,
-        update=update, add=add, prune=prune, checksum=checksum, no_lock=no_lock,
-        progress=not quiet,
-        max_seconds_per_record=max_seconds_per_record,
-    )  # fmt: skip
+    if position_ids:
+        config = replace(config, columns=(*config.columns, "position_ids"))
+    if text_field is not None:
+        fields = {"text": text_field} | config.renamed
+        config = replace(config, fields=tuple(sorted(fields.items())))
+    ranks = find_rank(rank, world_size)
+    options = replace(
+        options, progress=not quiet, rank=ranks["rank"], world_size=ranks["world_size"]
+    )
     if tokenizer == "":
         raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
     refuse_name("--output", output)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
+from packer_cli.config.option import RUNNING, Option
 from packer_cli.errors import one_line
 
 UNREAD = "shards are only read from local directories"
-Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
+Debug = Annotated[bool, Option("Show a traceback with an error.", RUNNING)]
 NoLock = Annotated[
     bool,
-    typer.Option(
-        "--no-lock",
-        help="Go on where the file system has no locks; let no other run write there.",
-    ),
+    Option("Go on where the file system has no locks; let no other run write there.", RUNNING),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
+AsJson = Annotated[
+    bool, Option("Print JSON instead of a table, errors too.", RUNNING, flag="--json")
+]
+Quiet = Annotated[bool, Option("No progress, no notes.", RUNNING, short="-q")]
 
 
 def say(message: str) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from packer_cli.cli.shared import UNREAD, Debug, say
+from packer_cli.config.option import Option
 
 
 def show(
@@ -19,10 +20,10 @@ def show(
         ),
     ] = None,
     segment: Annotated[
-        int | None, typer.Option(metavar="K", help="Only this segment of each row.")
+        int | None, Option("Only this segment of each row.", metavar="K", value="count")
     ] = None,
-    ids: Annotated[bool, typer.Option("--ids", help="Token ids in the place of text.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object per row.")] = False,
+    ids: Annotated[bool, Option("Token ids in the place of text.")] = False,
+    as_json: Annotated[bool, Option("A JSON object for each row.", flag="--json")] = False,
     debug: Debug = False,
 ) -> None:
     """Show rows as text: segments, where they came from, and which tokens are trained on.

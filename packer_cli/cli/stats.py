@@ -10,20 +10,31 @@ import typer
 from packer_cli.cli.reports import print_report
 from packer_cli.cli.shared import UNREAD, AsJson, Debug, say
 from packer_cli.cli.values import refuse_name
-from packer_cli.errors import ThresholdMissed, UsageError
+from packer_cli.config.option import Option, plain
+from packer_cli.errors import ThresholdMissed
 
 
 def stats(
     name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory, or its URL.")],
     min_utilization: Annotated[
-        float | None, typer.Option(help="Exit 1 when less than this share of the rows is tokens.")
+        float | None,
+        Option(
+            "Exit 1 when less than this share of the rows is tokens: 0.95 or 95%.",
+            value="share",
+            least=0,
+            most=1,
+        ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option(metavar="shard|input", help="Also a line per shard or per input.")
+        str | None,
+        Option(
+            "Also a line for each",
+            metavar="WHAT",
+            choices=plain(("shard", "input")),
+            aliases={"shards": "shard", "inputs": "input", "file": "input"},
+        ),
     ] = None,
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Recount from the shards; exit 1 on any difference.")
-    ] = False,
+    deep: Annotated[bool, Option("Recount from the shards; exit 1 on any difference.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -34,13 +45,6 @@ def stats(
     from packer_cli.result.manifest import load
     from packer_cli.storage import is_url, local
 
-    if by not in (None, "shard", "input"):
-        raise UsageError(f"--by: {by!r} is not shard or input")
-    if min_utilization is not None and not 0 <= min_utilization <= 1:
-        raise UsageError(
-            f"--min-utilization: {min_utilization} is not between 0 and 1",
-            "95% is 0.95",
-        )
     directory = name if is_url(name) else Path(name)
     refuse_name("DIR", name)
     if deep:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from packer_cli.cli.shared import AsJson, Debug
+from packer_cli.config.option import Option
 from packer_cli.errors import DataError, UsageError
 
 
@@ -18,9 +19,7 @@ def tokenizer(
     inputs: Annotated[
         list[str] | None, typer.Argument(metavar="INPUT", help="Compare texts of these, too.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare with AutoTokenizer of transformers.")
-    ] = False,
+    check: Annotated[bool, Option("Compare with AutoTokenizer of transformers.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

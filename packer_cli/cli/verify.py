@@ -7,26 +7,27 @@ from typing import Annotated
 import typer
 
 from packer_cli.cli.shared import UNREAD, AsJson, Debug, Quiet, say
+from packer_cli.cli.values import parse_count
+from packer_cli.config.option import Option
 from packer_cli.errors import DataError, UsageError, one_line
 
 
 def verify(
     name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
     against_inputs: Annotated[
-        bool,
-        typer.Option(
-            "--against-inputs", help="Also read and encode documents of the inputs again."
-        ),
+        bool, Option("Also read and encode documents of the inputs again.")
     ] = False,
     sample: Annotated[
         str,
-        typer.Option(
+        Option(
+            "How many documents --against-inputs compares; all: packs every unit again.",
             metavar="N|all",
-            help="How many documents --against-inputs compares; all: packs every unit again.",
         ),
     ] = "1000",
-    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
-    workers: Annotated[int, typer.Option(help="Units checked at a time. Default: cores.")] = 0,
+    seed: Annotated[int, Option("Of the sample.", value="count", least=0)] = 0,
+    workers: Annotated[
+        int, Option("Units checked at a time. Default: as many as cores.", value="count", least=0)
+    ] = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -42,16 +43,14 @@ def verify(
     from packer_cli.verify import verify as check
 
     directory = local(name, UNREAD)
-    if sample != "all" and not (sample.isdecimal() and int(sample)):
+    if sample != "all" and parse_count("--sample", sample) < 1:
         raise UsageError(f"--sample: {sample!r} is not a positive number, nor all")
-    if seed < 0:
-        raise UsageError(f"--seed: {seed} is negative")
     findings = check(
         directory,
         workers=RunOptions(workers=workers).workers,
         show_progress=not quiet,
         against_inputs=against_inputs,
-        sample=None if sample == "all" else int(sample),
+        sample=None if sample == "all" else parse_count("--sample", sample),
         seed=seed,
         notify=(lambda message: None) if quiet else say,
     )
