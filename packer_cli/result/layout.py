@@ -16,19 +16,24 @@ WORK = ".packer"  # in the output, while a run writes, and after one that failed
 REJECTED = "rejected.jsonl"
 UNITS = "units.jsonl"
 INPUT_TIMES = "input_times.json"
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-    "chat_template.tool_use.jinja",
-)  # fmt: skip
+STATE, INFO = "state.json", "dataset_info.json"  # what makes it one that `datasets` loads
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "chat_template.tool_use.jinja"
+TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE, TOOL_TEMPLATE)
 # All but shards and manifests. Only these, and only as a manifest lists them, are ever replaced.
-SIDE_FILES = frozenset(
-    {"state.json", "dataset_info.json", REJECTED, UNITS, INPUT_TIMES, *TOKENIZER_FILES}
-)
+SIDE_FILES = frozenset({STATE, INFO, REJECTED, UNITS, INPUT_TIMES, *TOKENIZER_FILES})
 
 # Packers before 0.2 wrote names without the digest.
-SHARD_PATTERN = r"^shard-[0-9]{5,20}-[0-9]{3,20}(-[0-9a-f]{16})?\.arrow\Z"
+SHARD_NAME = r"shard-[0-9]{5,20}-[0-9]{3,20}(-[0-9a-f]{16})?\.arrow"
+SHARD_PATTERN = rf"^{SHARD_NAME}\Z"
 SIDE_FILE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z"
 _SHARD = re.compile(SHARD_PATTERN)
+
+
+def unnamed_shard(unit: int, part: int) -> str:
+    """What a shard is called until it has a digest, and was called before 0.2."""
+    return f"shard-{unit:05d}-{part:03d}.arrow"
 
 
 def shard_name(unit: int, part: int, sha256: str) -> str:
@@ -42,7 +47,7 @@ def short_name(shard: str) -> str:
 
 def is_shard_of(name: str, unit: int, part: int, sha256: str) -> bool:
     """Whether a shard may be called so: by this packer, or by one before 0.2."""
-    return name in (shard_name(unit, part, sha256), f"shard-{unit:05d}-{part:03d}.arrow")
+    return name in (shard_name(unit, part, sha256), unnamed_shard(unit, part))
 
 
 def is_result_file(name: str) -> bool:

@@ -6,6 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterable
 
+from packer_cli.result.layout import INFO, STATE
+
 
 def saved_dataset(files: Iterable[str], identity: str) -> dict[str, bytes]:
     """The files to add, by name. `files`: the streams, in their order.
@@ -24,6 +26,6 @@ def saved_dataset(files: Iterable[str], identity: str) -> dict[str, bytes]:
     }
     info = {"description": "", "features": None}
     return {
-        "state.json": json.dumps(state, indent=1).encode(),
-        "dataset_info.json": json.dumps(info, indent=1).encode(),
+        STATE: json.dumps(state, indent=1).encode(),
+        INFO: json.dumps(info, indent=1).encode(),
     }

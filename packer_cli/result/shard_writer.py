@@ -17,6 +17,7 @@ from packer_cli._kernels import filling
 from packer_cli.config.options import PADDED_BOUNDARIES, PackConfig
 from packer_cli.errors import from_os_error
 from packer_cli.records import Int32, Int64, Stock
+from packer_cli.result.layout import unnamed_shard
 from packer_cli.result.shards import FORMAT_VERSION, Shard
 
 _BATCH_TOKENS = 1 << 20  # a record batch of about 9 MB: small buffers, still cheap to index
@@ -133,7 +134,7 @@ class ShardWriter:
         return _ragged(self._schema.field("segments").type, offsets, parts)
 
     def _start_part(self) -> None:
-        name = f"shard-{self._unit:05d}-{len(self.shards):03d}.arrow.part"  # until it has a digest
+        name = f"{unnamed_shard(self._unit, len(self.shards))}.part"
         self.shards.append(Shard.begun(name, self._unit))
         self._sink = pa.OSFile(str(self._folder / name), "wb")
         self._stream = pa.ipc.new_stream(self._sink, self._schema)

@@ -34,6 +34,7 @@ from packer_cli.result.layout import (
     INPUT_TIMES,
     MANIFEST,
     REJECTED,
+    SHARD_NAME,
     SIDE_FILES,
     TOKENIZER_FILES,
     WORK,
@@ -56,7 +57,7 @@ _TRIES = 100  # to join other ranks: who ends one keeps all out for a moment
 _WORK_FILES = re.compile(
     r"(lock|begin\.lock|rank-[0-9]{1,9}-of-[0-9]{1,9}\.lock|(run|replacing|earlier|manifest)\.json"
     r"|(unit|input)-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl"
-    r"|shard-[0-9]{5,20}-[0-9]{3,20}(-[0-9a-f]{16})?\.arrow"
+    rf"|{SHARD_NAME}"
     rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES)))})(\.part)?"
 )
 

@@ -22,18 +22,11 @@ from packer_cli.errors import UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.records import InputFile, Records, Slice, WorkUnit
+from packer_cli.result.layout import TEMPLATE, TOKENIZER, TOOL_TEMPLATE
 from packer_cli.run.identity import Run
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
-from packer_cli.tokenization.locate import (
-    BYTES,
-    TEMPLATE,
-    TOOL_TEMPLATE,
-    TokenizerFiles,
-    choose,
-    highest_id,
-    locate,
-)
+from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
 from packer_cli.tokenization.rebuilt import rebuilt_otherwise
 from packer_cli.tokenization.specials import Specials
 from packer_cli.tokenization.tokenizer import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
@@ -65,7 +58,7 @@ class Chosen:
         """What a result keeps of them, so that it explains itself."""
         found: dict[str, bytes] = {}
         if self.files is not None:
-            found = {"tokenizer.json": self.files.json, **self.files.companions}
+            found = {TOKENIZER: self.files.json, **self.files.companions}
         if self.template is not None:
             found[TEMPLATE] = self.template.source.encode()
             found.pop(TOOL_TEMPLATE, None)
@@ -76,7 +69,7 @@ class Chosen:
     @cached_property
     def hashes(self) -> dict[str, str]:
         """The sha256 of each side file; that of tokenizer.json, megabytes, is known already."""
-        known = {} if self.files is None else {"tokenizer.json": self.files.sha256}
+        known = {} if self.files is None else {TOKENIZER: self.files.sha256}
         return {
             name: known.get(name) or hashlib.sha256(content).hexdigest()
             for name, content in self.side_files.items()

@@ -22,6 +22,7 @@ from packer_cli.config.shapes import Shape
 from packer_cli.errors import UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.records import InputFile, WorkUnit
+from packer_cli.result.layout import TOKENIZER
 
 RUN = "run.json"
 IsSame = Callable[[InputFile, InputFile], bool]
@@ -123,7 +124,7 @@ def differing_tokenizers(
     if differ:
         return [f"another tokenizer: {' and '.join(differ)} differ"]
     # with no files of its own, it is known by its name
-    if old != new and "tokenizer.json" not in new_files:
+    if old != new and TOKENIZER not in new_files:
         return [f"the tokenizer was {_shown(old)}, is now {_shown(new)}"]
     return []
 

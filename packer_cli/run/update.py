@@ -24,7 +24,7 @@ from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.discovery import plan_units
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.result.layout import UNITS
+from packer_cli.result.layout import INFO, REJECTED, STATE, UNITS
 from packer_cli.result.manifest import Input, Manifest
 from packer_cli.result.manifest_check import config_of
 from packer_cli.result.shards import digest
@@ -44,7 +44,7 @@ from packer_cli.run.unnamed import (
     refuse_to_forget,
 )
 
-_NOT_OF_TOKENIZER = {"state.json", "dataset_info.json", "rejected.jsonl", UNITS}
+_NOT_OF_TOKENIZER = {STATE, INFO, REJECTED, UNITS}
 _ANEW = "to pack everything anew, --overwrite"
 
 

@@ -13,11 +13,11 @@ from msgspec import UNSET
 
 from packer_cli.config.options import DEFAULT_COLUMNS, PADDED_BOUNDARIES, PackConfig
 from packer_cli.config.strategies import keeps_order
+from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import Manifest, Tokenizer
 
 BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _DIGITS = 12  # of a digest: enough to tell tokenizers apart
-_TEMPLATE = "chat_template.jinja"
 _ALWAYS = ("max_length", "strategy", "overlong")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
                 "columns", "fields", "turn_end", "shuffle", "window_tokens"}  # fmt: skip
@@ -81,7 +81,7 @@ def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[s
 def _template(manifest: Manifest) -> _Template | None:
     config = manifest.config
     chat = config.shape in ("messages", "conversations") or config.prompt_template == "chat"
-    sha256 = manifest.side_files.get(_TEMPLATE)
+    sha256 = manifest.side_files.get(TEMPLATE)
     return None if sha256 is None or not chat else _Template(config.chat_template, sha256)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from packer_cli.errors import UsageError, from_os_error
-from packer_cli.tokenization.locate import TEMPLATE, TOOL_TEMPLATE, TokenizerFiles
+from packer_cli.result.layout import TEMPLATE, TOKENIZER_CONFIG, TOOL_TEMPLATE
+from packer_cli.tokenization.locate import TokenizerFiles
 
-_CONFIG = "tokenizer_config.json"
 _DEFAULT, _TOOL_USE = "default", "tool_use"
 
 
@@ -89,9 +89,9 @@ def _own(files: TokenizerFiles | None) -> dict[str, str]:
 
 def configuration(files: TokenizerFiles) -> dict[str, Any]:
     """tokenizer_config.json, {} when there is none."""
-    if _CONFIG not in files.companions:
+    if TOKENIZER_CONFIG not in files.companions:
         return {}
-    content: dict[str, Any] = msgspec.json.decode(files.companions[_CONFIG])
+    content: dict[str, Any] = msgspec.json.decode(files.companions[TOKENIZER_CONFIG])
     return content
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from packer_cli.errors import DataError, UsageError
+from packer_cli.result.layout import TOKENIZER
 from packer_cli.result.manifest import Tokenizer
 from packer_cli.tokenization.engines import BytesEngine, ReferenceEngine
 
@@ -36,7 +37,7 @@ def load_decoder(directory: Path, tokenizer: Tokenizer | None) -> Decoder | str:
         return "the data came as input_ids, without a tokenizer"
     if not tokenizer.sha256:
         return BytesDecoder()
-    path = directory / "tokenizer.json"
+    path = directory / TOKENIZER
     try:
         if path.exists() and not path.is_file():
             return f"{path}: is not a regular file"

@@ -19,14 +19,20 @@ import msgspec
 
 from packer_cli.early import ENVIRONMENT_VARIABLE
 from packer_cli.errors import UsageError, from_os_error
+from packer_cli.result.layout import (
+    SPECIAL_TOKENS,
+    TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TOOL_TEMPLATE,
+)
 from packer_cli.tokenization.specials import SpecialToken
 
 BYTES = "bytes"
-TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "chat_template.tool_use.jinja"
 # Where each of them lies beside tokenizer.json; the last one is what results of packer keep of it.
 _COMPANIONS = {
-    "tokenizer_config.json": ("tokenizer_config.json",),
-    "special_tokens_map.json": ("special_tokens_map.json",),
+    TOKENIZER_CONFIG: (TOKENIZER_CONFIG,),
+    SPECIAL_TOKENS: (SPECIAL_TOKENS,),
     TEMPLATE: (TEMPLATE,),
     TOOL_TEMPLATE: ("additional_chat_templates/tool_use.jinja", TOOL_TEMPLATE),
 }
@@ -76,7 +82,7 @@ def locate(source: str) -> TokenizerFiles:
         raise UsageError("tokenizer bytes: is built into packer, and has no files", _TIP)
     path = Path(source).expanduser()
     if path.is_dir():
-        path = path / "tokenizer.json"
+        path = path / TOKENIZER
         if not path.is_file():
             raise UsageError(f"tokenizer {source}: the folder has no tokenizer.json", _TIP)
     elif not path.is_file():
@@ -178,7 +184,7 @@ def _parse(content: bytes, path: Path) -> dict[str, Any]:
 
 def _special_tokens(companions: dict[str, bytes], folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+    for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
         if name not in companions:
             continue
         config = _parse(companions[name], folder / name)
@@ -216,10 +222,10 @@ def _from_hub(name: str) -> Path:
     )
 
     try:
-        cached = try_to_load_from_cache(name, "tokenizer.json")
+        cached = try_to_load_from_cache(name, TOKENIZER)
         if not (isinstance(cached, str) or constants.HF_HUB_OFFLINE):
             _refuse_out_of_reach(constants.ENDPOINT)
-        path = Path(cached if isinstance(cached, str) else hf_hub_download(name, "tokenizer.json"))
+        path = Path(cached if isinstance(cached, str) else hf_hub_download(name, TOKENIZER))
         commit = path.parent.name
         for name_here, (companion, *_) in _COMPANIONS.items():
             if name_here == TOOL_TEMPLATE and isinstance(cached, str):

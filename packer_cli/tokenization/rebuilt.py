@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from packer_cli.result.layout import TOKENIZER_CONFIG
 from packer_cli.tokenization.locate import TokenizerFiles
 
 Json = dict[str, Any]
@@ -45,7 +46,7 @@ _BUILT = {"LlamaTokenizer": _is_llama, "GPT2Tokenizer": _is_gpt2}
 
 def rebuilt_otherwise(files: TokenizerFiles) -> str:
     """Why AutoTokenizer gives other tokens for some texts; "" where nothing says so."""
-    content = files.companions.get("tokenizer_config.json")
+    content = files.companions.get(TOKENIZER_CONFIG)
     try:
         config = msgspec.json.decode(content or b"{}", type=_Config)
         parts = msgspec.json.decode(files.json, type=_Parts)

@@ -9,10 +9,13 @@ from packer_cli.errors import PackerError
 from packer_cli.ownership import is_leftover
 from packer_cli.result.layout import (
     INCOMPLETE,
+    INFO,
     INPUT_TIMES,
     MANIFEST,
     REJECTED,
     SIDE_FILES,
+    STATE,
+    TOKENIZER,
     UNITS,
     WORK,
 )
@@ -28,7 +31,6 @@ from packer_cli.verify.reading import (
     names_in,
     path_of,
 )
-from packer_cli.verify.shards import TOKENIZER
 
 
 def check_files(packed: PackedDirectory, findings: Findings, notify: Callable[[str], None]) -> None:
@@ -66,7 +68,7 @@ def _side_files(manifest: Manifest, findings: Findings) -> dict[str, str]:
     said = dict(manifest.side_files)
     for name in sorted(said.keys() - SIDE_FILES | said.keys() & {INPUT_TIMES}):
         findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
-    for name in ("state.json", "dataset_info.json", UNITS):
+    for name in (STATE, INFO, UNITS):
         if name not in said:
             findings.add(MANIFEST, f"does not list {name}, which every result has")
     if manifest.tokenizer and manifest.tokenizer.sha256:

@@ -30,7 +30,7 @@ from packer_cli.inputs.discovery import input_file
 from packer_cli.inputs.formats import detect_shape, groups_of, reader_for
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Int64, Records, Slice
-from packer_cli.result.layout import MANIFEST, REJECTED
+from packer_cli.result.layout import MANIFEST, REJECTED, TEMPLATE, TOOL_TEMPLATE
 from packer_cli.result.manifest import Input, Manifest, Unit
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import digest
@@ -38,7 +38,6 @@ from packer_cli.run.encoder import source_again
 from packer_cli.run.unit import Job
 from packer_cli.threads import run_all
 from packer_cli.tokenization.encoding import Encode
-from packer_cli.tokenization.locate import TEMPLATE, TOOL_TEMPLATE
 from packer_cli.verify.documents import Documents
 from packer_cli.verify.drawing import (
     are_among,

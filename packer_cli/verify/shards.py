@@ -18,7 +18,7 @@ from packer_cli.progress import Progress
 from packer_cli.records import Int64
 from packer_cli.result.counts import Counts
 from packer_cli.result.documents import Documents, documents_of, segments_in
-from packer_cli.result.layout import MANIFEST
+from packer_cli.result.layout import MANIFEST, TOKENIZER
 from packer_cli.result.reader import PackedDirectory, first_line, metadata_of
 from packer_cli.result.recount import count_documents, count_rows, differences
 from packer_cli.result.rules import Broken, RowLimits, broken_rules, broken_sources
@@ -29,7 +29,6 @@ from packer_cli.tokenization.locate import highest_id
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import Hashed, content_of, digest_of, is_file, open_shard, path_of
 
-TOKENIZER = "tokenizer.json"
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CHUNK_TOKENS = 1 << 16  # what the rules look at together: it stays in the cache
 
