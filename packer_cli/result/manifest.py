@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from packer_cli import storage
-from packer_cli.errors import DataError, from_os_error
+from packer_cli.errors import DataError, NoSuchDirectoryError, from_os_error
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
 from packer_cli.result.manifest_check import misfit
 from packer_cli.result.shards import FORMAT_VERSION
@@ -100,7 +100,7 @@ def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> 
     if not storage.is_file(path):
         if storage.kind(name) != "folder":
             what = "not a directory" if storage.kind(name) else "no such directory"
-            raise DataError(f"{name}: {what}", "give the --output of a packer pack run")
+            raise NoSuchDirectoryError(f"{name}: {what}", "give the --output of a packer pack run")
         if not storage.is_file(incomplete):
             unfinished = storage.kind(storage.join(name, WORK)) == "folder"
             why = (
