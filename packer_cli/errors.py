@@ -42,6 +42,12 @@ class DataError(PackerError):
     exit_code = 1
 
 
+class NoSuchDirectoryError(DataError):
+    """No result is where one was named: nothing is there, or a file (exit 2)."""
+
+    exit_code = 2
+
+
 class InputChangedError(DataError):
     """An input is not what it was when the run began: what is packed of it is of no use."""
 

@@ -84,8 +84,25 @@ def template_options(template: str | None) -> list[str]:
     return ["--chat-template", "template.jinja"]
 
 
+def _is_rendered(record: Any, options: Sequence[Any]) -> bool:
+    """Whether a chat template makes the record's text."""
+    if "chat" in options or not isinstance(record, dict):
+        return True
+    if "instruction" in record:
+        return False
+    fields = {"messages", "conversations", "conversation"} & record.keys()
+    return bool(fields) or any(
+        isinstance(v, list) and (not v or isinstance(v[0], dict)) for v in record.values()
+    )
+
+
 def run(data: Any, *options: Any, template: str | None = TAGS, tokenizer: Any = "bytes") -> Any:
-    """Pack records, or a file, into `out`: the result of the command, whatever it is."""
+    """Pack records, or a file, into `out`: the result of the command, whatever it is.
+
+    The template is for records that one renders; with others it would be refused.
+    """
+    if isinstance(data, list) and not any(_is_rendered(one, options) for one in data):
+        template = None
     path = write(data) if isinstance(data, list) else data
     length = [] if "-l" in options else ["-l", LENGTH]
     return packer(

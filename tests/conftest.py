@@ -153,9 +153,16 @@ cli.main()
 
 
 def assert_error(result: Result, code: int, *parts: str, kind: str = "error") -> None:
-    """One line that says what is wrong, with all of `parts`, and one that says what to do."""
+    """One line that says what is wrong, with all of `parts`, and one that says what to do.
+
+    With --json, both in an object.
+    """
     assert result.exit_code == code, result.stderr
     lines = result.stderr.splitlines()
+    if lines[-1].startswith("{"):
+        problem = json.loads(lines[-1])
+        assert problem["exit_code"] == code
+        lines[-1:] = [f"{kind}: {problem['error']}", f"tip: {problem['tip']}"]
     assert [line.split(":")[0] for line in lines] == [kind, "tip"], result.stderr
     for part in parts:
         assert part in lines[0]

@@ -19,9 +19,9 @@ from conftest import contents, packer_script, processor_seconds, started, wait_f
 
 from packer_cli.child_process import Child, LostChildError
 from packer_cli.errors import DataError
+from packer_cli.tokenization import reference_process
 from packer_cli.tokenization.engines import ReferenceEngine
 from packer_cli.tokenization.reference_process import ReferenceProcess
-from packer_cli.tokenization.tokenizer import reference_process
 
 SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
 

@@ -418,7 +418,7 @@ def test_an_empty_directory_is_taken_and_its_parents_are_made(small: Path) -> No
     ("arguments", "code", "part"),
     [
         pytest.param(["packed", "--to", "tlr"], 2, "--to: 'tlr' is not one of trl", id="format"),
-        pytest.param(["nowhere", "--to", "trl"], 1, "nowhere: no such directory", id="nowhere"),
+        pytest.param(["nowhere", "--to", "trl"], 2, "nowhere: no such directory", id="nowhere"),
         pytest.param([".", "--to", "trl"], 1, "has no manifest.json", id="not packed"),
     ],
 )

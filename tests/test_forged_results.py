@@ -764,7 +764,7 @@ def test_each_kind_of_problem_has_its_tip(copied: Callable[[str], Result]) -> No
     )
     (result.path / "state.json").unlink()
     found = packer("verify", "out", "-q", "--json")
-    assert found.stderr.splitlines()[1].startswith("tip: a damaged result: copy the directory")
+    assert json.loads(found.stderr)["tip"].startswith("a damaged result: copy the directory")
     assert "; foreign files: move them elsewhere" in found.stderr
     tips = {one["file"]: one["tip"] for one in json.loads(found.stdout)["problems"]}
     assert tips["state.json"].startswith("copy the directory again")

@@ -187,7 +187,7 @@ def test_stats_of_a_url() -> None:
         result = packer(*command)
         assert_error(result, 2, f"{OUT}: a URL, ")
         assert "copy it to a local path" in result.stderr
-    assert_error(packer("stats", OUT + "/no"), 1, f"{OUT}/no: no such directory")
+    assert_error(packer("stats", OUT + "/no"), 2, f"{OUT}/no: no such directory")
     assert_error(packer("stats", "shop://bucket/deep"), 1, "has no manifest.json: not packed")
 
 

@@ -110,9 +110,9 @@ def test_ids_with_labels(folder: Path) -> None:
 def test_what_was_detected_is_said_and_stored(folder: Path, record: Any, shape: str) -> None:
     write([record])
     Path("tags.jinja").write_text(TAGS)
-    result = packer(
-        "pack", "data.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "--chat-template", "tags.jinja"
-    )
+    is_chat = shape.startswith(("messages", "conversations")) or "of messages" in shape
+    template = ["--chat-template", "tags.jinja"] if is_chat else []
+    result = packer("pack", "data.jsonl", "-l", 512, "-t", "bytes", "-o", "out", *template)
     assert result.exit_code == 0
     assert f"packer: records: {shape}" in result.stderr.splitlines()
     manifest = json.loads(Path("out/manifest.json").read_text())
@@ -122,8 +122,9 @@ def test_what_was_detected_is_said_and_stored(folder: Path, record: Any, shape: 
 def test_shape_overrides_detection(folder: Path) -> None:
     record = {"messages": HI, "text": "Plain", "prompt": "Say hi.", "completion": "Hello"}
     assert pack_marked([record]) == [HI_MARKED]
-    assert pack_marked([record], "--shape", "text") == ["P⟦lain<eos>⟧"]
-    assert pack_marked([record], "--shape", "prompt-completion") == [PAIR]
+    assert pack_marked([record], "--shape", "text", template=None) == ["P⟦lain<eos>⟧"]
+    shape = ("--shape", "prompt-completion")
+    assert pack_marked([record], *shape, template=None) == [PAIR]
     both = {"instruction": "Say hi.", "input": "Hi", "output": "Hello"}
     assert pack_marked([both], "--shape", "prompt-completion") == ["Hi⟦Hello<eos>⟧"]
 
@@ -206,20 +207,20 @@ def test_parquet_gives_what_json_lines_give(folder: Path) -> None:
 
 def test_parquet_columns_of_pairs_and_instructions(folder: Path) -> None:
     pairs = {"question": ["Say hi."], "answer": ["Hello"], "id": [1]}
-    assert pack_marked(parquet(pairs)) == [PAIR]
+    assert pack_marked(parquet(pairs), template=None) == [PAIR]
     alpaca = {
         "instruction": ["Say hi."] * 2,
         "input": ["In French.", None],
         "output": ["Salut"] * 2,
     }
-    assert pack_marked(parquet(alpaca)) == [WITH_INPUT, WITHOUT_INPUT]
+    assert pack_marked(parquet(alpaca), template=None) == [WITH_INPUT, WITHOUT_INPUT]
 
 
 @pytest.mark.parametrize(("name", "comma"), [("data.csv", ","), ("data.tsv", "\t")])
 def test_csv_of_prompts_and_completions(folder: Path, name: str, comma: str) -> None:
     lines = [["id", "completion", "prompt"], ["1", "Hello", "Say hi."], ["2", '"a\nb"', "Say hi."]]
     Path(name).write_text("".join(comma.join(line) + "\n" for line in lines))
-    assert pack_marked(Path(name)) == [PAIR, "Say hi.⟦a\nb<eos>⟧"]
+    assert pack_marked(Path(name), template=None) == [PAIR, "Say hi.⟦a\nb<eos>⟧"]
 
 
 @pytest.mark.parametrize("column", ["messages", "conversations"])
@@ -461,7 +462,7 @@ def test_the_first_pair_tells_whether_prompts_are_messages(folder: Path) -> None
     messages = {"prompt": HI[:1], "completion": HI[1:]}
     assert pack_marked([messages, texts]) == [HI_MARKED] * 2
     wrong = "field 'prompt' is list, expected a string"
-    assert_error(run([texts, messages]), 1, "data.jsonl, line 2 (byte ", wrong)
+    assert_error(run([texts, messages], template=None), 1, "data.jsonl, line 2 (byte ", wrong)
     columns = {"prompt": [HI[:1]], "completion": [HI[1:]]}
     assert pack_marked(parquet(columns)) == [HI_MARKED]
     lines = b"".join(json.dumps(one).encode() + b"\n" for one in (messages, texts))

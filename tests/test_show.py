@@ -260,7 +260,7 @@ def test_a_total_that_is_more_than_the_shards_hold(packed: Path) -> None:
 
 
 def test_directories_without_a_result(packed: Path) -> None:
-    assert_error(packer("show", "nowhere"), 1, "nowhere: no such directory")
+    assert_error(packer("show", "nowhere"), 2, "nowhere: no such directory")
     (packed / "manifest.json").unlink()
     assert_error(packer("show", "out"), 1, "out: has no manifest.json")
 

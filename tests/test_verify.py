@@ -498,7 +498,7 @@ def test_options_that_cannot_be(packed: Path) -> None:
     assert_error(packer("verify", "out", "--sample", "0"), 2, "--sample: '0' is not a positive")
     assert_error(packer("verify", "out", "--sample", "some"), 2, "--sample: 'some' is not")
     assert_error(packer("verify", "out", "--seed", "-1"), 2, "--seed: -1 is negative")
-    assert_error(packer("verify", "elsewhere"), 1, "elsewhere: no such directory")
+    assert_error(packer("verify", "elsewhere"), 2, "elsewhere: no such directory")
 
 
 # --- the inputs

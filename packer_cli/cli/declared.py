@@ -22,7 +22,15 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from packer_cli.cli.values import read, written
-from packer_cli.config.option import FIRST, Option, as_option, options_of
+from packer_cli.config.option import (
+    FIRST,
+    Option,
+    as_option,
+    declarations_of,
+    declared_in,
+    is_declared,
+    options_of,
+)
 
 _METAVARS = {"count": "N", "size": "SIZE", "share": "SHARE", "list": "NAMES"}
 _REQUIRED = inspect.Parameter.empty
@@ -38,10 +46,10 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(hint):
             parameters += _of_fields(hint)
             readers[name] = partial(_configuration, hint)
-        elif option := _declared(hint):
-            default = parameter.default
-            parameters.append((_place(option), _parameter(name, hint, option, default)))
-            readers[name] = partial(_own, name, option, parameter.default)
+        elif is_declared(hint):
+            option, default = declared_in(hint), parameter.default
+            parameters.append((_place(option), _parameter(name, hint, default)))
+            readers[name] = partial(_own, name, option, default)
         else:
             parameters.append((0, _keyword(name, hint, parameter.default)))
             readers[name] = itemgetter(name)
@@ -57,18 +65,14 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
     return filled
 
 
-def _declared(hint: Any) -> Option | None:
-    """The declaration in an annotation."""
-    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Option)), None)
-
-
 def other_names(run: Callable[..., None]) -> dict[str, str]:
     """What other tools call the options of a command -> their names here."""
     found: dict[str, str] = {}
     for name, hint in get_type_hints(run, include_extras=True).items():
-        options = options_of(hint) if is_dataclass(hint) else {name: _declared(hint)}
-        for own, option in options.items():
-            if option:
+        hints = declarations_of(hint) if is_dataclass(hint) else {name: hint}
+        for own, one in hints.items():
+            if is_declared(one):
+                option = declared_in(one)
                 found |= dict.fromkeys(option.elsewhere, option.name(own))
     return found
 
@@ -79,13 +83,10 @@ def _place(option: Option) -> int:
 
 
 def _of_fields(configuration: Any) -> Iterator[tuple[int, inspect.Parameter]]:
-    hints = get_type_hints(configuration, include_extras=True)
-    options = options_of(configuration)
-    for one in fields(configuration):
-        if one.name in options:
-            default = _REQUIRED if one.default is MISSING else one.default
-            option = options[one.name]
-            yield _place(option), _parameter(one.name, hints[one.name], option, default)
+    defaults = {one.name: one.default for one in fields(configuration)}
+    for name, hint in declarations_of(configuration).items():
+        default = _REQUIRED if defaults[name] is MISSING else defaults[name]
+        yield _place(declared_in(hint)), _parameter(name, hint, default)
 
 
 def _configuration(kind: Any, given: dict[str, Any]) -> Any:
@@ -112,8 +113,9 @@ def _own(name: str, option: Option, default: Any, given: dict[str, Any]) -> Any:
     return value
 
 
-def _parameter(name: str, hint: Any, option: Option, default: Any) -> inspect.Parameter:
+def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
     """What Typer makes an option of. Numbers come as text, what is not given as None."""
+    option = declared_in(hint)
     kinds = {one for one in _members(get_args(hint)[0]) if one is not NoneType}
     flags = [option.flag or as_option(name), *([option.short] if option.short else [])]
     is_flag, many = bool in kinds, any(get_origin(one) is tuple for one in kinds)

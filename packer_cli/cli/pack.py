@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,8 @@ from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import DOCUMENTS, INPUT, OUTPUT, RUNNING, Option
 from packer_cli.config.options import PackConfig, RunOptions
 from packer_cli.errors import UsageError
+
+_MOSTLY = 0.5  # of the places hold tokens; packing alone reaches more, whatever the documents
 
 
 def default_output(inputs: list[str], max_length: int) -> Path:
@@ -143,4 +145,21 @@ def pack(
     )
     if manifest is None:  # there is more for other ranks to do
         return
+    if concern := _concern_of(config.max_length, manifest):
+        notify(concern)
     print_packed(destination, manifest, as_json=as_json, kept=kept)
+
+
+def _concern_of(max_length: int, manifest: dict[str, Any]) -> str:
+    """What speaks against the length of rows that was chosen, or ""."""
+    if max_length == 1:
+        return (
+            "--max-length is 1: in a row of one token there is no next one to predict; use the "
+            "context length of the model that will train"
+        )
+    if manifest["utilization"] >= _MOSTLY:
+        return ""
+    return (
+        f"{1 - manifest['utilization']:.0%} of the rows is padding: a row has {max_length:,} "
+        f"tokens, all documents have {manifest['tokens']:,}; a shorter --max-length wastes less"
+    )

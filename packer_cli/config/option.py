@@ -108,18 +108,29 @@ def _figure(number: float) -> str:
 
 def options_of(configuration: Any) -> dict[str, Option]:
     """Field -> its declaration, in the order of the fields."""
-    return _options_of(configuration)
+    return {name: declared_in(hint) for name, hint in declarations_of(configuration).items()}
+
+
+def declarations_of(configuration: Any) -> dict[str, Any]:
+    """Field -> its Annotated type, of those that are declared, in the order of the fields."""
+    return _declarations_of(configuration)
 
 
 @lru_cache
-def _options_of(configuration: Any) -> dict[str, Option]:
+def _declarations_of(configuration: Any) -> dict[str, Any]:
     hints = get_type_hints(configuration, include_extras=True)
-    found = {}
-    for one in fields(configuration):
-        for extra in getattr(hints[one.name], "__metadata__", ()):
-            if isinstance(extra, Option):
-                found[one.name] = extra
-    return found
+    names = (one.name for one in fields(configuration))
+    return {name: hints[name] for name in names if is_declared(hints[name])}
+
+
+def is_declared(hint: Any) -> bool:
+    """Whether an annotation has an `Option`."""
+    return any(isinstance(one, Option) for one in getattr(hint, "__metadata__", ()))
+
+
+def declared_in(hint: Any) -> Option:
+    """The `Option` of an annotation that has one."""
+    return next(one for one in hint.__metadata__ if isinstance(one, Option))
 
 
 def settle(configuration: Any) -> None:

@@ -213,6 +213,7 @@ class PackConfig:
             OUTPUT,
             metavar="NAMES",
             choices=plain(COLUMNS),
+            unset="all but position_ids",
             value="list",
         ),
     ] = DEFAULT_COLUMNS

@@ -93,7 +93,6 @@ KINDS = {
 OTHER_NAMES = {
     "openai": "messages",
     "chatml": "messages",
-    "chat": "messages",
     "sharegpt": "conversations",
     "prompt": "prompt-completion",
     "completion": "prompt-completion",

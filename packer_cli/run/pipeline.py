@@ -82,6 +82,7 @@ def pack(
     files = find_inputs(inputs, config, notify)
     _refuse_shared_stdin(files, options)
     shape = detect_shape(files, config)
+    config.refuse_idle(shape)
     config = config.for_shape(shape)
     chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
