@@ -63,9 +63,7 @@ def print_report(
     share = f["trained_tokens"] / max(f["tokens"], 1)
     table.add_row("tokens", f"{f['tokens']:,}", f"{f['trained_tokens']:,} trained on ({share:.2%})")
     if f["trained_turns"]:
-        table.add_row(
-            "turns", f"{f['trained_turns']:,}", "of the assistant to train on, in all that was read"
-        )
+        table.add_row("turns", f"{f['trained_turns']:,}", "written by the assistant")
     table.add_row("padding", f"{f['padding_tokens']:,}", "places without a token")
     if "attention_cost" in f:
         before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import packer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +46,9 @@ def test_the_loader_of_readme(packed: Path, capsys: pytest.CaptureFixture[str]) 
     code = textwrap.dedent("\n".join(
         line for line in section.splitlines() if line.startswith("    ") or not line
     ))  # fmt: skip
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+    config = LlamaConfig(vocab_size=259, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    names: dict[str, object] = {"model": LlamaForCausalLM(config)}
+    exec(compile(code, "README.md", "exec"), names)  # noqa: S102
     shown = shown_by(code)
     assert shown
     assert capsys.readouterr().out.splitlines() == shown
