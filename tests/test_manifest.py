@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,14 @@ def test_shards_are_read_by_either_name(newer: dict[str, Any]) -> None:
     packed = open_packed("out")
     for typed, plain in zip(packed.facts.shards, packed.manifest["shards"], strict=True):
         assert list(packed.batches(typed)) == list(packed.batches(plain))
+
+
+def test_it_goes_to_other_processes_whole(newer: dict[str, Any]) -> None:
+    packed = open_packed("out")
+    for again in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
+        assert again.manifest == newer
+        assert again.facts == packed.facts
+        assert len(again) == len(packed)
 
 
 def test_every_sum_over_a_run_is_a_total_of_the_manifest() -> None:

@@ -168,6 +168,9 @@ class Manifest(Struct, frozen=True, kw_only=True, dict=True):
         manifest.__dict__["document"] = document
         return manifest
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Manifest.of, (self.document,)
+
     @property
     def document(self) -> dict[str, Any]:
         """All that the file says, as plain JSON values: also what this packer does not know."""
