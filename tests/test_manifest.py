@@ -85,7 +85,7 @@ def test_shards_are_read_by_either_name(newer: dict[str, Any]) -> None:
 
 def test_it_goes_to_other_processes_whole(newer: dict[str, Any]) -> None:
     packed = open_packed("out")
-    for again in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):
+    for again in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):  # noqa: S301 ours
         assert again.manifest == newer
         assert again.facts == packed.facts
         assert len(again) == len(packed)
