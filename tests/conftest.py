@@ -21,9 +21,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from typer.testing import CliRunner, Result
 
 from packer_cli import open_packed
 from packer_cli.cli.app import app
+from packer_cli.result.documents import documents_of, segments_in
 from packer_cli.result.reader import rows_of, segments_of
 from packer_cli.result.recount import check_recount
 from packer_cli.result.rules import broken_invariants
@@ -204,26 +205,23 @@ def recover_documents(
     The pieces of a document are put together in the order of their starts, and must join up.
     """
     packed = open_packed(directory)
-    pieces = defaultdict(list)
+    pieces, segments = [], [np.empty((4, 0), np.int64)]
     for shard in packed.manifest["shards"]:
         for batch in packed.batches(shard):
             values = rows_of(batch.column(column))
             begins, lengths, of_row = segments_of(batch)
-            segments = batch.column("segments").to_pylist()
-            for row, sources in enumerate(segments):
-                here = slice(of_row[row], of_row[row + 1])
-                for source, begin, length in zip(sources, begins[here], lengths[here], strict=True):
-                    place = source["file"], source["position"]
-                    tokens = values[row, begin : begin + length].copy()
-                    pieces[place].append((source["start"], tokens))
-    documents = {}
-    for place, parts in sorted(pieces.items()):
-        parts.sort(key=lambda part: part[0])
-        lengths = [len(tokens) for _, tokens in parts]
-        starts = [start for start, _ in parts]
-        assert starts == [0, *np.cumsum(lengths)[:-1]], f"pieces of {place} do not join up"
-        documents[place] = np.concatenate([tokens for _, tokens in parts])
-    return documents
+            rows = np.repeat(np.arange(len(values)), np.diff(of_row))
+            for row, begin, length in zip(rows, begins, lengths, strict=True):
+                pieces.append(values[row, begin : begin + length].copy())
+            segments.append(segments_in(batch))
+    order, (file, position, start, _), first = found = documents_of(np.concatenate(segments, 1))
+    assert np.array_equal(start, found.expected_starts(whole=True)), "pieces do not join up"
+    return {
+        (int(file[begin]), int(position[begin])): np.concatenate(
+            [pieces[number] for number in order[begin:end]]
+        )
+        for begin, end in pairwise(first.tolist())
+    }
 
 
 def recover_texts(directory: str | os.PathLike[str]) -> list[str]:

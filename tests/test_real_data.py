@@ -23,7 +23,8 @@ from conftest import check_directory, packer
 from tokenizers import Tokenizer
 
 from packer_cli import open_packed
-from packer_cli.result.reader import ragged_of, rows_of
+from packer_cli.result.documents import documents_of, segments_in
+from packer_cli.result.reader import rows_of
 from packer_cli.tokenization.agreement import BATTERY
 from packer_cli.tokenization.locate import locate
 from packer_cli.tokenization.tokenizer import load_tokenizer
@@ -92,29 +93,19 @@ def encoded(tokenizer: Tokenizer, name: str, texts: list[str]) -> Tokens:
 def recovered(directory: Path) -> tuple[Array, Tokens]:
     """(file and position [2, documents], their tokens), in that order, from the shards."""
     packed = open_packed(directory)
-    ids, lengths, sources = [], [], []
+    ids, segments = [], []
     for shard in packed.manifest["shards"]:
         for batch in packed.batches(shard):
             real = rows_of(batch.column("attention_mask")) == 1
             ids.append(rows_of(batch.column("input_ids"))[real])
-            boundaries, edges = ragged_of(batch.column("cu_seqlens"))
-            begins = np.ones(len(boundaries), bool)
-            begins[edges[1:] - 1] = False  # a row's last boundary begins nothing
-            lengths.append(np.diff(boundaries, append=0)[begins].astype(np.int64))
-            parts = batch.column("segments").values.flatten()
-            sources.append(np.stack([part.to_numpy().astype(np.int64) for part in parts]))
-    length, source = np.concatenate(lengths), np.concatenate(sources, axis=1)
-    begin = np.cumsum(length) - length
-    order = np.lexsort(source[::-1])
-    length, source, begin = length[order], source[:, order], begin[order]
-    end = np.cumsum(length)
+            segments.append(segments_in(batch))
+    lengths = np.concatenate(segments, axis=1)[3]
+    order, (file, position, start, length), first = found = documents_of(np.hstack(segments))
+    assert np.array_equal(start, found.expected_starts(whole=True)), "pieces do not join up"
+    begin, end = (np.cumsum(lengths) - lengths)[order], np.cumsum(length)
     place = np.repeat(begin - (end - length), length) + np.arange(end[-1])
-    document, first = np.unique(source[:2], axis=1, return_index=True)
-    offsets = np.append((end - length)[first], end[-1])
-    pieces = np.diff(np.append(first, len(length)))
-    starts = end - length - np.repeat(offsets[:-1], pieces)
-    assert np.array_equal(source[2], starts), "the pieces of a document do not join up"
-    return document, (np.concatenate(ids)[place], offsets)
+    offsets = np.append(0, end[first[1:] - 1])
+    return np.stack([file, position])[:, first[:-1]], (np.concatenate(ids)[place], offsets)
 
 
 def assert_recovered(directory: Path, files: list[Path], encode: Callable[..., Tokens]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from packer_cli.cli.shared import AsJson, Debug, Quiet, say
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import DOCUMENTS, INPUT, OUTPUT, RUNNING, Option
 from packer_cli.config.options import PackConfig, RunOptions
+
+if TYPE_CHECKING:
+    from packer_cli.result.manifest import Manifest
 from packer_cli.errors import UsageError
 
 _MOSTLY = 0.5  # of the places hold tokens; packing alone reaches more, whatever the documents
@@ -150,16 +153,16 @@ def pack(
     print_packed(destination, manifest, as_json=as_json, kept=kept)
 
 
-def _concern_of(max_length: int, manifest: dict[str, Any]) -> str:
+def _concern_of(max_length: int, manifest: Manifest) -> str:
     """What speaks against the length of rows that was chosen, or ""."""
     if max_length == 1:
         return (
             "--max-length is 1: in a row of one token there is no next one to predict; use the "
             "context length of the model that will train"
         )
-    if manifest["utilization"] >= _MOSTLY:
+    if manifest.utilization >= _MOSTLY:
         return ""
     return (
-        f"{1 - manifest['utilization']:.0%} of the rows is padding: a row has {max_length:,} "
-        f"tokens, all documents have {manifest['tokens']:,}; a shorter --max-length wastes less"
+        f"{1 - manifest.utilization:.0%} of the rows is padding: a row has {max_length:,} "
+        f"tokens, all documents have {manifest.tokens:,}; a shorter --max-length wastes less"
     )

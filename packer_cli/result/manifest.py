@@ -20,7 +20,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from packer_cli import storage
 from packer_cli.config.options import MAX_LENGTH_LIMIT
-from packer_cli.errors import DataError, from_os_error
+from packer_cli.errors import DataError, NoSuchDirectoryError, from_os_error
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, SIDE_FILE_PATTERN, WORK
 from packer_cli.result.shards import FORMAT_VERSION, AtLeastOne, Count, Shard
 
@@ -168,6 +168,9 @@ class Manifest(Struct, frozen=True, kw_only=True, dict=True):
         manifest.__dict__["document"] = document
         return manifest
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Manifest.of, (self.document,)
+
     @property
     def document(self) -> dict[str, Any]:
         """All that the file says, as plain JSON values: also what this packer does not know."""
@@ -295,7 +298,7 @@ def _read(path: str) -> Manifest:
         raise DataError(f"{path}: {error.message}", error.tip) from error
 
 
-def _no_result(name: str) -> DataError:
+def _no_result(name: str) -> NoSuchDirectoryError:
     if storage.kind(name) != "folder":
         what = "not a directory" if storage.kind(name) else "no such directory"
         return DataError(f"{name}: {what}", "give the --output of a packer pack run")

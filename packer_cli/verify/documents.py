@@ -112,9 +112,8 @@ class Documents:
         that are to be in rows, where pieces are not `expected` one by one.
         """
         unit, position = self._unit, int(batch.position[document])
-        first, last = np.searchsorted(unit.file, [file, file + 1])
-        low, high = first + np.searchsorted(unit.position[first:last], [position, position + 1])
-        found = [(int(unit.start[i]), int(unit.length[i])) for i in range(low, high)]
+        of_document = unit.pieces(file, position)
+        found = [(int(unit.start[i]), int(unit.length[i])) for i in of_document]
         begin = int(batch.offsets[document])
         if expected is None:
             reached = 0
@@ -134,7 +133,7 @@ class Documents:
                     f"is packed as {_shown(found)} of its tokens, {_shown(wanted)} expected "
                     "when encoded again"
                 )
-        for i in range(low, high):
+        for i in of_document:
             text = piece_difference(
                 unit, i, batch.ids, batch.trained, begin + int(unit.start[i]), self._config
             )

@@ -52,6 +52,12 @@ class UnitRows(NamedTuple):
         first, last = np.searchsorted(self.file, [file, file + 1])
         return np.unique(self.position[first:last])
 
+    def pieces(self, file: int, position: int) -> range:
+        """The segments of a document, by their numbers."""
+        first, last = np.searchsorted(self.file, [file, file + 1])
+        edges = first + np.searchsorted(self.position[first:last], [position, position + 1])
+        return range(*edges.tolist())
+
     def place(self, row: int) -> tuple[str, int]:
         """(shard, row in it) of one of all the unit's rows."""
         for batch in self.batches:
