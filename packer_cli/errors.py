@@ -77,8 +77,8 @@ class Interrupted(PackerError):
 
 
 def needs_extra(name: str, extra: str) -> str:
-    """What to do when an extra is not installed; the name on PyPI is another project's."""
-    return f"{name} needs packer's extra: pip install '.[{extra}]' in packer's sources"
+    """The error when an extra is missing; pip adds it to the packer that is installed."""
+    return f"{name} needs packages that are not installed: pip install 'llm-packer[{extra}]'"
 
 
 def one_of(option: str, value: str, allowed: Iterable[str]) -> UsageError:
