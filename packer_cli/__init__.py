@@ -10,6 +10,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # typing takes as long to import as all else before Ctrl-C is handled
 if TYPE_CHECKING:
+    __version__: str
     from packer_cli.packing.planning import PackMetrics as PackMetrics
     from packer_cli.packing.planning import PackPlan as PackPlan
     from packer_cli.packing.planning import plan_packing as plan_packing

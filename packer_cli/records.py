@@ -7,7 +7,7 @@ InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,8 +66,8 @@ class InputFile:
 class Slice:
     """The part of a file that a work unit reads.
 
-    `start` and `stop` count bytes for splittable line formats (a line belongs to the slice
-    in which it begins), row groups for Parquet; other files are one slice each.
+    `start` and `stop` count what the format is cut by: bytes (a line belongs to the slice in which
+    it begins) or row groups; other files are one slice each.
     `stop` None: to the end. `weight`: about how many bytes of text it is.
     """
 
@@ -79,6 +79,13 @@ class Slice:
     @property
     def is_whole(self) -> bool:
         return self.start == 0 and self.stop is None
+
+
+class Group(NamedTuple):
+    """A row group of a file, which is read whole. `bytes`: uncompressed."""
+
+    rows: int
+    bytes: int
 
 
 @dataclass(frozen=True)

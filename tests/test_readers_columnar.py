@@ -283,7 +283,10 @@ def test_an_arrow_file_cut_while_it_is_read(folder: Path, new: Any) -> None:
     with new(folder / "a.arrow", table.schema) as writer:
         writer.write_table(table, max_chunksize=10)
     script = (
-        "import os; from packer_cli import cli, encoding; encode = encoding.token_batch\n"
+        "import os\n"
+        "from packer_cli.cli import app as cli\n"
+        "from packer_cli.tokenization import encoding\n"
+        "encode = encoding.token_batch\n"
         "def cut(*given): os.truncate('a.arrow', 4096); return encode(*given)\n"
         "encoding.token_batch = cut; cli.main()"
     )

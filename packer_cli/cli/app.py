@@ -240,7 +240,7 @@ def _fields(mapped: list[str], text_field: str | None) -> tuple[tuple[str, str],
 
 def default_output(inputs: list[str], max_length: int) -> Path:
     """`data-packed-4096` for `some/where/data.jsonl` or a URL, in the current directory."""
-    from packer_cli.inputs.discovery import format_of
+    from packer_cli.config.formats import format_of
     from packer_cli.storage import base_name
 
     name = base_name(inputs[0])

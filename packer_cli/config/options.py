@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from packer_cli.config.formats import FORMATS
 from packer_cli.config.shapes import Shape, check_options
 from packer_cli.config.strategies import canonical_name, keeps_order
 from packer_cli.errors import UsageError, one_of
@@ -30,7 +31,7 @@ _CHOICES = {
     "on_error": ("fail", "skip"),
     "special_tokens_in_text": ("keep", "text", "error"),
     "sample_by": ("line", "paragraph", "document"),
-    "input_format": ("jsonl", "parquet", "arrow", "text", "csv", "tsv"),
+    "input_format": tuple(FORMATS),
 }
 _UNLIMITED = {
     "wrap": "wrap fills every row to its end, whatever the number of segments",

@@ -17,7 +17,6 @@ from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.records import BadRecord, InputFile, Records, Stretch
 
 STDIN = "-"
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
 BLOCK_BYTES = 4 << 20
 _OVERRUN_BYTES = 64 << 10
 _STORED_BYTES = 1 << 16

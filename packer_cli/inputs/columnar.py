@@ -22,7 +22,7 @@ from packer_cli.errors import DataError, from_os_error, named
 from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.parquet_pages import pages
 from packer_cli.inputs.token_columns import check_tokens, clipped
-from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
+from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 4 << 20
@@ -63,6 +63,9 @@ class _ColumnarReader:
 
     def describe(self, file: InputFile, position: int) -> str:
         return f"row {position}"
+
+    def groups(self, file: InputFile) -> list[Group]:
+        return []
 
     def _records(
         self,
@@ -139,19 +142,11 @@ def _footer_of(file: InputFile) -> tuple[Any, Int64]:
 class ParquetReader(_ColumnarReader):
     """Split by row groups; decoded a thousand rows at a time, or fewer where they are long."""
 
-    splittable = True
-
-    def row_group_bytes(self, file: InputFile) -> list[int]:
-        """Uncompressed bytes of each row group: the weights of slices."""
+    def groups(self, file: InputFile) -> list[Group]:
         with _reading(file):
             metadata, _ = _footer(file)
-            return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
-
-    def row_group_rows(self, file: InputFile) -> list[int]:
-        """The rows of each row group: positions count through them."""
-        with _reading(file):
-            rows: list[int] = np.diff(_footer(file)[1]).tolist()
-            return rows
+            groups = map(metadata.row_group, range(metadata.num_row_groups))
+            return [Group(one.num_rows, one.total_byte_size) for one in groups]
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
         with _reading(file):
@@ -271,8 +266,6 @@ def _overlong(file: InputFile, row_group: Any, names: list[str], longest: int) -
 
 class ArrowReader(_ColumnarReader):
     """The IPC file form and the stream form, told apart by the file's first bytes."""
-
-    splittable = False
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
         with (

@@ -68,14 +68,12 @@ def _invalid(position: int, error: csv.Error, tip: str = _MEND) -> BadRecord:
     return BadRecord(position, f"not valid CSV: {error}", tip)
 
 
-class DelimitedReader(LinePositions):
+class _DelimitedReader(LinePositions):
     """A record may span lines inside quotes, so a file is one slice."""
 
-    splittable = False
     holds_tokens = False
 
-    def __init__(self, delimiter: str) -> None:
-        self._delimiter = delimiter
+    delimiter: str
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
         with open_source(file, peek=True) as source:
@@ -86,7 +84,7 @@ class DelimitedReader(LinePositions):
         longest = min(config.max_line_bytes, sys.maxsize)  # which a C long holds
         csv.field_size_limit(max(longest, csv.field_size_limit()))
         # Not a generator: csv.reader goes on after an error, a generator would end.
-        return csv.reader(lines, delimiter=self._delimiter, strict=True)
+        return csv.reader(lines, delimiter=self.delimiter, strict=True)
 
     def _header(self, rows: Iterator[list[str]], lines: _Lines) -> list[str] | None:
         begin, header = 0, list[str]()
@@ -146,6 +144,18 @@ class DelimitedReader(LinePositions):
                 if row is None:
                     yield source.end()
                     return
+
+
+class CsvReader(_DelimitedReader):
+    """`.csv` files."""
+
+    delimiter = ","
+
+
+class TsvReader(_DelimitedReader):
+    """`.tsv` files."""
+
+    delimiter = "\t"
 
 
 def _columns(file: InputFile, header: list[str], shape: Shape) -> dict[str, int]:

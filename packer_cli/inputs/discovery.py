@@ -17,10 +17,11 @@ from itertools import pairwise
 from typing import TypeVar
 
 from packer_cli import storage
+from packer_cli.config.formats import COMPRESSIONS, FORMATS, SUFFIXES, format_named, format_of
 from packer_cli.config.options import GIB, MIB, PackConfig
 from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
-from packer_cli.inputs.byte_streams import COMPRESSIONS, STDIN
-from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.formats import groups_of
 from packer_cli.ownership import MARKER as OWNER
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
@@ -28,14 +29,6 @@ from packer_cli.result.manifest import is_manifest
 
 _Key = TypeVar("_Key")
 
-FORMATS = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-    ".parquet": "parquet", ".pq": "parquet",
-    ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
-    ".txt": "text", ".text": "text",
-    ".csv": "csv", ".tsv": "tsv",
-}  # fmt: skip
-_COMPRESSIBLE = ("jsonl", "text", "csv", "tsv")
 # About how much text a compressed file holds; only the sizes of work units depend on it.
 _COMPRESSION_RATIO = 4
 _ROWS_PER_UNIT = 1024
@@ -75,15 +68,6 @@ def _refuse_twice(seen: dict[_Key, str], key: _Key, path: str) -> None:
             "name each input once",
         )
     seen[key] = path
-
-
-def format_of(path: str) -> tuple[str | None, str | None]:
-    """(format, compression) by the file's name; format None when unknown."""
-    stem, suffix = os.path.splitext(storage.base_name(path).lower())
-    compression = COMPRESSIONS.get(suffix)
-    if compression:
-        suffix = os.path.splitext(stem)[1]
-    return FORMATS.get(suffix), compression
 
 
 def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:
@@ -141,7 +125,7 @@ def _directory(name: str, config: PackConfig, notify: Callable[[str], None]) -> 
     if not found:
         raise UsageError(
             f"{name}: no input files in this directory",
-            f"files are recognised by their endings: {', '.join(FORMATS)}, also with "
+            f"files are recognised by their endings: {', '.join(SUFFIXES)}, also with "
             f"{', '.join(COMPRESSIONS)}",
         )
     return found
@@ -226,19 +210,18 @@ def input_file(index: int, path: str, config: PackConfig) -> InputFile:
     if path == STDIN:
         if sys.stdin is None:
             raise UsageError("-: stdin is closed", "pipe data to it, or name a file")
-        if config.input_format in ("parquet", "arrow"):
-            raise UsageError(
-                f"-: {config.input_format} cannot be read from stdin", "name the file instead"
-            )
-        return InputFile(index, path, config.input_format or "jsonl", None, 0, 0)
+        name = config.input_format or "jsonl"
+        if not format_named(name).streamed:
+            raise UsageError(f"-: {name} cannot be read from stdin", "name the file instead")
+        return InputFile(index, path, name, None, 0, 0)
     file_format, compression = format_of(path)
     file_format = config.input_format or file_format
     if file_format is None:
         raise UsageError(
             f"{path}: cannot tell the format from the name",
-            "give it with --input-format: jsonl, parquet, arrow, text, csv or tsv",
+            f"give it with --input-format: {', '.join(FORMATS)}",
         )
-    if compression and file_format not in _COMPRESSIBLE:
+    if compression and not format_named(file_format).streamed:
         raise UsageError(
             f"{path}: {file_format} files are not read through {compression}", "decompress it first"
         )
@@ -331,10 +314,9 @@ def _default_unit_bytes(total: int, max_length: int) -> int:
 
 
 def _weight(file: InputFile) -> int:
-    if file.format == "parquet":
-        from packer_cli.inputs.columnar import ParquetReader  # noqa: PLC0415
-
-        return max(1, sum(ParquetReader().row_group_bytes(file)))
+    groups = groups_of(file)
+    if groups is not None:
+        return max(1, sum(group.bytes for group in groups))
     return max(1, file.size * (_COMPRESSION_RATIO if file.compression else 1))
 
 
@@ -342,12 +324,10 @@ def _slices(file: InputFile, weight: int, target: int) -> list[Slice]:
     whole = [Slice(file.index, 0, None, weight)]
     if file.path == STDIN or file.compression or weight <= target + target // 8:
         return whole
-    if file.format == "parquet":
-        from packer_cli.inputs.columnar import ParquetReader  # noqa: PLC0415
-
-        groups = ParquetReader().row_group_bytes(file)
-        return [Slice(file.index, i, i + 1, size) for i, size in enumerate(groups)] or whole
-    if not reader_for(file.format).splittable:
+    groups = groups_of(file)
+    if groups is not None:
+        return [Slice(file.index, i, i + 1, one.bytes) for i, one in enumerate(groups)] or whole
+    if format_named(file.format).cut_by != "byte":
         return whole
     count = -(-file.size // target)
     edges = [file.size * i // count for i in range(count + 1)]

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from typing import Protocol
 
+from packer_cli.config.formats import format_named
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape, find_shape
 from packer_cli.errors import DataError
-from packer_cli.records import InputFile, Records, Slice
+from packer_cli.records import Group, InputFile, Records, Slice
 
 _BEGINNING = 1 << 16
 
@@ -23,13 +25,12 @@ _BEGINNING = 1 << 16
 class Reader(Protocol):
     """What a format must offer.
 
-    `splittable`: slices may begin anywhere (bytes of a line format, or row groups).
     `holds_tokens`: records can be token ids. `fields` gives the names in the first record, None
     when there is none. `read` yields Records in the file's order; with `peek`, what it takes
-    from stdin is read again by the run.
+    from stdin is read again by the run. `groups` gives what the slices of a file count, where
+    that is not bytes.
     """
 
-    splittable: bool
     holds_tokens: bool
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None: ...
@@ -37,26 +38,30 @@ class Reader(Protocol):
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
     ) -> Iterator[Records]: ...
     def describe(self, file: InputFile, position: int) -> str: ...
+    def groups(self, file: InputFile) -> list[Group]: ...
 
 
 @cache
-def reader_for(file_format: str) -> Reader:
-    """The reader of a format; imports only what that format needs."""
-    if file_format == "jsonl":
-        from packer_cli.inputs.jsonl import JsonlReader  # noqa: PLC0415
+def reader_for(name: str) -> Reader:
+    """The reader of a format; imports only what that format needs. UsageError for no format."""
+    module, reader = format_named(name).reader.split(".")
+    made: Reader = getattr(import_module(f"packer_cli.inputs.{module}"), reader)()
+    return made
 
-        return JsonlReader()
-    if file_format == "text":
-        from packer_cli.inputs.text import TextReader  # noqa: PLC0415
 
-        return TextReader()
-    if file_format in ("csv", "tsv"):
-        from packer_cli.inputs.delimited import DelimitedReader  # noqa: PLC0415
+def groups_of(file: InputFile) -> list[Group] | None:
+    """The row groups that slices of a file count; None where they count bytes."""
+    if format_named(file.format).cut_by != "row group":
+        return None
+    return reader_for(file.format).groups(file)
 
-        return DelimitedReader("," if file_format == "csv" else "\t")
-    from packer_cli.inputs import columnar  # noqa: PLC0415
 
-    return columnar.ParquetReader() if file_format == "parquet" else columnar.ArrowReader()
+def beginning(file: InputFile, size: int) -> Slice:
+    """The first `size` bytes of a file, where slices count bytes; else all of it, of which the
+    first records are read soon.
+    """
+    cut = format_named(file.format).cut_by == "byte"
+    return Slice(file.index, 0, size if cut else None, 0)
 
 
 def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
@@ -86,7 +91,7 @@ def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
 
 def _pairs_messages(file: InputFile, shape: Shape, config: PackConfig) -> bool:
     """Whether the prompt or the completion of the first good record is a list of messages."""
-    part = Slice(file.index, 0, None if file.format == "parquet" else _BEGINNING, 0)
+    part = beginning(file, _BEGINNING)
     for records in reader_for(file.format).read(file, part, shape, config, peek=True):
         for fields in records.fields or []:
             return any(isinstance(fields[own], list) for own in shape.required)

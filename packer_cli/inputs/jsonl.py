@@ -26,9 +26,8 @@ _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for th
 
 
 class JsonlReader(LinePositions):
-    """`.jsonl`, `.ndjson` and `.json` files; splittable by bytes unless compressed."""
+    """`.jsonl`, `.ndjson` and `.json` files."""
 
-    splittable = True
     holds_tokens = True
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:

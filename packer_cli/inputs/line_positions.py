@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, STDIN, open_source
-from packer_cli.records import InputFile
+from packer_cli.records import Group, InputFile
 
 
 class LinePositions:
@@ -19,3 +19,6 @@ class LinePositions:
                 line += chunk.count(b"\n")
                 left -= len(chunk)
         return f"line {line} (byte {position})"
+
+    def groups(self, file: InputFile) -> list[Group]:
+        return []

@@ -18,7 +18,6 @@ _Document = tuple[int, bytes | None]  # position and bytes; None: longer than th
 class TextReader(LinePositions):
     """`.txt` and `.text` files. Lines and paragraphs lose their line end, files do not."""
 
-    splittable = False
     holds_tokens = False
 
     def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:

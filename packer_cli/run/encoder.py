@@ -14,12 +14,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packer_cli.config.formats import format_named
 from packer_cli.config.options import MIB, SECONDS_PER_RECORD, PackConfig, RunOptions
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
 from packer_cli.inputs.byte_streams import STDIN
-from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.run.identity import Run
@@ -214,7 +215,7 @@ def _supervised(
     if sum(part.weight for unit in units for part in unit.slices) < MIB and _has_first(begin[0][0]):
         # soon read: the first documents choose the engine, too, once it has been loaded
         if files and options.tokenizer_backend != "tokenizers":
-            begin = [(begin[0][0], _beginning(begin[0][0]))]
+            begin = [(begin[0][0], beginning(begin[0][0], FIRST_DOCUMENTS_CHARACTERS))]
         first = _first_composed(begin[0][0], processes.read)
     try:
         for file, part in begin if run.resumable else ():
@@ -332,17 +333,13 @@ def composer_of(shape: Shape, config: PackConfig, files: TokenizerFiles | None) 
     return make_composer(*_composer_parts(shape, config, files, found))
 
 
-def _beginning(file: InputFile) -> Slice:
-    stop = None if file.format == "parquet" else FIRST_DOCUMENTS_CHARACTERS
-    return Slice(file.index, 0, stop, 0)
-
-
 def _first_texts(file: InputFile, shape: Shape, config: PackConfig) -> list[str]:
     """Some texts from the beginning of the input, for checking the fast engine."""
     if shape.kind != "text":
         return []
     reader = reader_for(file.format)
-    for records in reader.read(file, _beginning(file), shape, config, peek=True):
+    part = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
+    for records in reader.read(file, part, shape, config, peek=True):
         return records.texts or []
     return []
 
@@ -350,9 +347,9 @@ def _first_texts(file: InputFile, shape: Shape, config: PackConfig) -> list[str]
 def _first_composed(file: InputFile, read: Read) -> Iterator[str]:
     """The same for records that must be composed first; only where a few can be read alone."""
     if _has_first(file):
-        for records in read(file, _beginning(file)):
+        for records in read(file, beginning(file, FIRST_DOCUMENTS_CHARACTERS)):
             yield from records.texts or []
 
 
 def _has_first(file: InputFile) -> bool:
-    return file.format == "jsonl" and file.path != STDIN
+    return format_named(file.format).cut_by == "byte" and file.path != STDIN

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli import storage
+from packer_cli.config.formats import format_of
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
-from packer_cli.inputs.discovery import format_of, input_file
+from packer_cli.inputs.discovery import input_file
 from packer_cli.records import InputFile
 from packer_cli.result.layout import WORK
 from packer_cli.run.directory import work_of

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packer_cli.config.formats import format_named, format_of
 from packer_cli.errors import DataError, UsageError
-from packer_cli.inputs.discovery import format_of
 from packer_cli.records import IGNORED, Int32
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, ragged_of, rows_of
 from packer_cli.tokenization.decoding import Decoder
@@ -187,7 +187,7 @@ def _source(segment: dict[str, int], manifest: dict[str, Any]) -> Source:
         raise ValueError(f"segments names input {segment['file']}, which the manifest lacks")
     path = manifest["inputs"][segment["file"]]["path"]
     kind = manifest["config"].get("input_format") or format_of(path)[0]
-    unit = "row" if kind in ("parquet", "arrow") else "byte"
+    unit = format_named(kind).counted_in if kind else "byte"  # stdin
     return Source(path, segment["position"], unit, segment["start"])
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.inputs.formats import reader_for
+from packer_cli.config.formats import format_named
+from packer_cli.inputs.formats import groups_of
 from packer_cli.records import InputFile, Int64, Records, Slice
 
 Read = Callable[[InputFile, Slice], Iterator[Records]]
@@ -81,24 +82,16 @@ def _parts(file: InputFile, positions: Int64) -> list[Slice]:
     """The least of a file that holds the records at these positions."""
     if _by_bytes(file):
         return [Slice(file.index, at, at + 1, 0) for at in positions.tolist()]
-    if file.format == "parquet":
-        edges = np.cumsum(row_group_rows(file))
+    if (row_groups := groups_of(file)) is not None:
+        edges = np.cumsum([group.rows for group in row_groups])
         groups = np.unique(np.searchsorted(edges, positions, side="right")).tolist()
         return [Slice(file.index, group, group + 1, 0) for group in groups if group < len(edges)]
     return [Slice(file.index, 0, None, 0)]
 
 
-def row_group_rows(file: InputFile) -> list[int]:
-    """Of a Parquet file."""
-    from packer_cli.inputs.columnar import ParquetReader  # noqa: PLC0415 Arrow's Parquet is slow
-
-    return ParquetReader().row_group_rows(file)
-
-
 def _by_bytes(file: InputFile) -> bool:
     """Whether reading can begin at any byte."""
-    splittable = reader_for(file.format).splittable
-    return splittable and file.format != "parquet" and not file.compression
+    return format_named(file.format).cut_by == "byte" and not file.compression
 
 
 def drawn_records(
@@ -113,8 +106,8 @@ def drawn_records(
         yield from _drawn_by_bytes(read, file, slices, count, rng)
         return
     parts = slices
-    if file.format == "parquet":
-        rows = row_group_rows(file)
+    if (row_groups := groups_of(file)) is not None:
+        rows = [group.rows for group in row_groups]
         groups = [
             group for part in slices
             for group in range(part.start, len(rows) if part.stop is None else part.stop)

@@ -28,7 +28,7 @@ from packer_cli.config.shapes import Shape
 from packer_cli.errors import PackerError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
-from packer_cli.inputs.formats import detect_shape, reader_for
+from packer_cli.inputs.formats import detect_shape, groups_of, reader_for
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Records, Slice
 from packer_cli.result.counts import Counts
@@ -41,13 +41,13 @@ from packer_cli.threads import run_all
 from packer_cli.tokenization.encoding import Encode
 from packer_cli.tokenization.locate import TEMPLATE, TOOL_TEMPLATE
 from packer_cli.verify.documents import Documents
-from packer_cli.verify.drawing import drawn_records, draws, records_at, row_group_rows, shares
+from packer_cli.verify.drawing import drawn_records, draws, records_at, shares
 from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings
 from packer_cli.verify.kept_tokenizer import kept_tokenizer, other_tokenizer
 from packer_cli.verify.packed_again import compare_packed
 from packer_cli.verify.reading import is_file, lines_of, path_of
 from packer_cli.verify.rows import load_rows
-from packer_cli.verify.said import file_format, row_groups_left, unshaped
+from packer_cli.verify.said import row_groups_left, unshaped
 from packer_cli.verify.unit_records import unit_records
 
 _Notify = Callable[[str], None]
@@ -167,12 +167,12 @@ def _check_row_groups(
     manifest: dict[str, Any], files: dict[int, InputFile], findings: Findings
 ) -> None:
     for index, file in files.items():
-        if file_format(manifest, index) == "parquet":
-            try:
-                text = row_groups_left(manifest, index, len(row_group_rows(file)))
-            except PackerError as error:
-                text = error.message
-            findings.add(file.path, *([text] if text else []), remedy=DIFFERENT)
+        try:
+            groups = groups_of(file)
+            text = "" if groups is None else row_groups_left(manifest, index, len(groups))
+        except PackerError as error:
+            text = error.message
+        findings.add(file.path, *([text] if text else []), remedy=DIFFERENT)
 
 
 class _Comparison:

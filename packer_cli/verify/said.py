@@ -6,10 +6,10 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from packer_cli.config.formats import format_named, format_of
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import UsageError
-from packer_cli.inputs.discovery import format_of
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
 from packer_cli.result.manifest import checksum
 from packer_cli.result.manifest_check import disagreements, why_incomplete
@@ -83,11 +83,10 @@ def uncovered(manifest: dict[str, Any]) -> list[str]:
             if parts:
                 wrong.append(f"a unit reads {one['path']}, which is said to be removed")
             continue
-        in_groups = file_format(manifest, index) == "parquet"
-        end = inf if in_groups else one["size"]
+        cut_by = format_named(file_format(manifest, index) or "jsonl").cut_by or "byte"
+        end = one["size"] if cut_by == "byte" else inf
         if text := _not_once(parts, end):
-            what = "row group" if in_groups else "byte"
-            wrong.append(f"the units' slices of {one['path']} {text.format(what)}")
+            wrong.append(f"the units' slices of {one['path']} {text.format(cut_by)}")
     return wrong
 
 

@@ -146,7 +146,10 @@ def test_a_changed_object_is_named(bucket: Any) -> None:
 def test_an_accident_while_it_is_read(bucket: Any, accident: str, message: str) -> None:
     bucket.put_object(Key="a.jsonl", Body=jsonl(*TEXTS))
     script = (
-        "import boto3; from packer_cli import cli, encoding; encode = encoding.token_batch\n"
+        "import boto3\n"
+        "from packer_cli.cli import app as cli\n"
+        "from packer_cli.tokenization import encoding\n"
+        "encode = encoding.token_batch\n"
         f"def disturbed(*given): boto3.client('s3').{accident}; return encode(*given)\n"
         "encoding.token_batch = disturbed; cli.main()"
     )
@@ -250,7 +253,9 @@ def test_an_upload_that_ends_halfway_goes_on(
     bucket: Any, local: dict[str, bytes], temporary: Path, how: str
 ) -> None:
     script = (
-        "import os, signal, s3fs.core; from packer_cli import cli, publish\n"
+        "import os, signal, s3fs.core\n"
+        "from packer_cli.cli import app as cli\n"
+        "from packer_cli.run import upload as publish\n"
         "publish._THREADS = 1; upload = s3fs.core.S3File._upload_chunk\n"
         "def disturbed(self, final=False):\n"
         "    if 'shard-00001' in self.path and final:\n"

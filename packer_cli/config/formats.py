@@ -1,0 +1,59 @@
+"""The formats of input files by name. Adding one: CONTRIBUTING.md.
+
+Whoever handles input files asks this table what their format is like, and
+`inputs.formats.reader_for` for what reads it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from packer_cli import storage
+from packer_cli.errors import one_of
+
+
+class Format(NamedTuple):
+    """What is known of a format without reading a file.
+
+    suffixes    of file names, lower case, with their dot
+    reader      "module.Class" in packer_cli.inputs
+    counted_in  what the position of a record counts: "byte" or "row"
+    cut_by      what the start and stop of a slice count: "byte" or "row group"; "": files are read
+                whole
+    streamed    may be compressed, or come through stdin
+    """
+
+    suffixes: tuple[str, ...]
+    reader: str
+    counted_in: str
+    cut_by: str
+    streamed: bool
+
+
+FORMATS = {
+    "jsonl": Format((".jsonl", ".ndjson", ".json"), "jsonl.JsonlReader", "byte", "byte", True),
+    "parquet": Format((".parquet", ".pq"), "columnar.ParquetReader", "row", "row group", False),
+    "arrow": Format((".arrow", ".feather", ".ipc"), "columnar.ArrowReader", "row", "", False),
+    "text": Format((".txt", ".text"), "text.TextReader", "byte", "", True),
+    "csv": Format((".csv",), "delimited.CsvReader", "byte", "", True),
+    "tsv": Format((".tsv",), "delimited.TsvReader", "byte", "", True),
+}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
+SUFFIXES = {suffix: name for name, format_ in FORMATS.items() for suffix in format_.suffixes}
+
+
+def format_of(path: str) -> tuple[str | None, str | None]:
+    """(format, compression) by the file's name, a path or a URL; format None when unknown."""
+    stem, suffix = os.path.splitext(storage.base_name(path).lower())
+    compression = COMPRESSIONS.get(suffix)
+    if compression:
+        suffix = os.path.splitext(stem)[1]
+    return SUFFIXES.get(suffix), compression
+
+
+def format_named(name: str) -> Format:
+    """UsageError for an unknown name."""
+    if name not in FORMATS:
+        raise one_of("--input-format", name, FORMATS)
+    return FORMATS[name]
