@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from packer_cli.result.reader import PackedDirectory as PackedDirectory
     from packer_cli.result.reader import open_packed as open_packed
 
-    __version__: str
-
 _HOMES = {
     "PackMetrics": "packing.planning",
     "PackPlan": "packing.planning",

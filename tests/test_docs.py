@@ -15,6 +15,7 @@ import pytest
 import tiny_tokenizers as tiny
 from chats import marked_pieces, run
 from conftest import jsonl, packer, recover_texts
+from test_imports import LAYERS, MODULES, PACKAGE
 
 from packer_cli.config.options import COLUMNS, PADDED_BOUNDARIES
 from packer_cli.config.shapes import KINDS
@@ -24,9 +25,12 @@ from packer_cli.result.manifest import TOTALS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 EXPORT = (ROOT / "docs" / "export.md").read_text()
 SUPERVISED = (ROOT / "docs" / "supervised.md").read_text()
+# the paths of its tree
+TREE = [path for path, _ in re.findall(r"^    ([\w/.]+[/\w]) {2,}(.*)$", CONTRIBUTING, re.M)]
 # (record, options, document) of the page's examples, each cell as it is written there
 EXAMPLES = [
     [cell.strip() for cell in line.strip("|").split(" |")]
@@ -303,3 +307,27 @@ def test_the_options_that_the_page_on_supervised_data_names_exist() -> None:
     help_text = packer("pack", "--help").stdout
     found = set(re.findall(r"--[a-z][a-z-]+", SUPERVISED)) - {"--no-eos"}
     assert [option for option in found if option not in help_text] == []
+
+
+def test_every_path_that_a_page_names_exists() -> None:
+    assert len(TREE) > 40
+    assert [path for path in TREE if not (ROOT / path).exists()] == []
+    path = r"`((?:packer_cli|_kernels|tests|benchmarks|docs|sample_data)/[\w/.-]*)`"
+    for page in PAGES:
+        if page.name != "CHANGELOG.md":
+            named = re.findall(path, page.read_text())
+            assert [name for name in named if not (ROOT / name).exists()] == [], page.name
+
+
+def test_every_folder_and_what_stands_beside_them_has_a_line_in_contributing() -> None:
+    folders = {f"packer_cli/{name.split('.')[1]}/" for name in MODULES if name.count(".") > 1}
+    assert folders | {"_kernels/", "benchmarks/", "docs/", "tests/"} <= set(TREE)
+    beside = {f"packer_cli/{name}.py" for name in LAYERS[-3] if (PACKAGE / f"{name}.py").exists()}
+    assert beside <= set(TREE)
+
+
+def test_the_layers_in_contributing_are_those_of_the_imports() -> None:
+    section = CONTRIBUTING.split("## Layers")[1].split("\n## ")[0]
+    lines = re.findall(r"^\d+\. (.*)$", section, re.M)
+    shown = [set(re.findall(r"`(\w+)`", line)) for line in lines[1:]]
+    assert shown == [layer for layer in LAYERS[1:] if layer != {"__main__"}]
