@@ -31,8 +31,13 @@ demo: $(VENV)/.installed ## pack sample_data and print packer stats
 	$(BIN)/packer pack sample_data/documents.jsonl --max-length 1024 --output build/demo --overwrite --quiet > /dev/null
 	$(BIN)/packer stats build/demo
 
+# Processes that share the tests; one where ARGS names files, which end before others would begin.
+# Neighbours stay together, so that what a file prepares is seldom prepared twice.
+WORKERS ?= $(if $(findstring tests/,$(ARGS)),0,auto)
+SHARED = -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 10
+
 test: $(VENV)/.testing ## the core tests
-	$(BIN)/pytest -m "not slow" --ignore=tests/extras $(ARGS)
+	$(BIN)/pytest -m "not slow" --ignore=tests/extras $(SHARED) $(ARGS)
 
 test-slow: $(VENV)/.testing ## every text file of ../shared/data with every tokenizer (minutes)
 	$(BIN)/pytest -m slow --ignore=tests/extras $(ARGS)
@@ -40,7 +45,7 @@ test-slow: $(VENV)/.testing ## every text file of ../shared/data with every toke
 FUZZ ?= 10000
 
 test-fuzz: $(VENV)/.testing ## read FUZZ damaged results, none may crash (minutes)
-	PACKER_FUZZ=$(FUZZ) $(BIN)/pytest tests/test_fuzz.py $(ARGS)
+	PACKER_FUZZ=$(FUZZ) $(BIN)/pytest tests/test_fuzz.py $(SHARED) $(ARGS)
 
 PLACES ?= 1000000
 
@@ -52,7 +57,7 @@ TREES ?= 10000
 FAULTS = resume update add ranks publish ownership
 
 test-faults: $(VENV)/.testing ## kill KILLS runs, and try TREES trees of foreign files (half an hour)
-	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/test_%.py) $(ARGS)
+	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/test_%.py) $(SHARED) $(ARGS)
 
 $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt tests/extras/readers.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
 	$(PYTHON) -m venv $(EXTRAS)
@@ -85,7 +90,7 @@ test-oldest: ## the core tests with the oldest dependencies that pyproject.toml 
 	$(PYTHON) -m venv build/oldest
 	build/oldest/bin/python $(PIP) --upgrade pip
 	build/oldest/bin/python $(PIP) --group test --constraint tests/oldest.txt .
-	build/oldest/bin/pytest -m "not slow" --ignore=tests/extras $(ARGS)
+	build/oldest/bin/pytest -m "not slow" --ignore=tests/extras $(SHARED) $(ARGS)
 
 lint: $(VENV)/.testing ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -6,16 +6,17 @@ import os
 import sys
 import threading
 import time
+from types import TracebackType
 
 from tqdm import tqdm
 
 _EVERY_SECONDS = 30.0
-_NARROW_COLUMNS = 100  # fewer have no room for a bar beside all figures
+_NARROW_COLUMNS = 100  # with fewer, a bar has no room beside all figures
 _NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 class Progress:
-    """Thread-safe. `total`: bytes of all inputs as stored, 0 when unknown (stdin)."""
+    """Thread-safe; a context. `total`: bytes of all inputs as stored, 0 when unknown (stdin)."""
 
     def __init__(self, total: int, *, show: bool, doing: str = "packing") -> None:
         self._doing = doing
@@ -57,7 +58,15 @@ class Progress:
             self._slots += slots
             self._say()
 
-    def close(self) -> None:
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             self._bar.close()
 
@@ -75,7 +84,7 @@ class Progress:
         if not self._tokens:  # none of what reads or uploads whole files
             return f"{documents}{_size(self._bytes / seconds)}/s"
         figures = f"{documents}{_count(self._tokens / seconds)} tokens/s"
-        if self._slots:
+        if self._slots and not self._narrow:
             figures += f", {self._tokens / self._slots:.2%} used"
         return figures
 

@@ -23,14 +23,14 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from typer.testing import CliRunner, Result
 
 from packer_cli import open_packed
@@ -59,7 +59,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 # Machines that run tests are busy: a slow example is no failure.
-settings.register_profile("packer", deadline=None)
+settings.register_profile("packer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("packer")
 
 
@@ -99,7 +99,7 @@ def packer_process(
     """Run the `packer` script as a process of its own."""
     command = [packer_script(), *map(str, arguments)]
     return subprocess.run(
-        command, input=stdin, capture_output=True, timeout=60, check=False, **options
+        command, input=stdin, capture_output=True, timeout=300, check=False, **options
     )
 
 
@@ -247,7 +247,18 @@ def small_disk(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def wait_for(what: Callable[[], object], seconds: float = 30) -> bool:
+@contextmanager
+def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process, which ends at the latest with the block, also when that fails."""
+    with subprocess.Popen(command, **options) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
+
+
+def wait_for(what: Callable[[], object], seconds: float = 300) -> bool:
+    """Whether it comes true. Machines are busy: only what hangs takes all of these seconds."""
     give_up = time.monotonic() + seconds
     while not (found := what()) and time.monotonic() < give_up:
         time.sleep(0.01)

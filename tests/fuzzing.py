@@ -15,6 +15,7 @@ import json
 import random
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 MEMORY = 16 << 30  # of addresses; Arrow reserves more than it uses
 RESIDENT_KB = 1 << 20
+PROCESSOR_SECONDS = 60  # for a mutation; then SIGPROF ends this process
 
 
 def messages(data: bytes) -> list[tuple[int, int, int]]:
@@ -189,6 +191,7 @@ def main(directory: Path, first: int, count: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for number in range(first, first + count):
         print("begin", number, flush=True)
+        signal.setitimer(signal.ITIMER_PROF, PROCESSOR_SECONDS)
         name, files, visible = mutated(good, random.Random(number))
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder, "out")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from altered import altered
 from conftest import (
     assert_error,
     check_directory,
@@ -15,7 +15,6 @@ from conftest import (
     jsonl,
     packer,
     packer_process,
-    packer_script,
     recover_texts,
 )
 
@@ -154,9 +153,7 @@ cli.main()
 
 
 def killed(*command: str) -> None:
-    python = Path(packer_script()).with_name("python")
-    done = subprocess.run([python, "-c", KILLED, *command], check=False, timeout=60)
-    assert done.returncode == -9
+    assert altered(KILLED, *command).returncode == -9
 
 
 def test_an_interrupted_addition_goes_on(nights: list[str]) -> None:

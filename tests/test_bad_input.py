@@ -191,7 +191,7 @@ def test_an_endless_stream_of_bad_lines_is_not_waited_out(folder: Path) -> None:
         subprocess.Popen(command, stdin=endless.stdout, stderr=subprocess.PIPE) as run,
     ):
         try:
-            _, stderr = run.communicate(timeout=30)
+            _, stderr = run.communicate(timeout=300)
         finally:
             run.kill()
             endless.kill()

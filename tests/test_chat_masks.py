@@ -677,7 +677,7 @@ def test_a_process_that_is_killed_is_replaced(folder: Path, kills: int) -> None:
                 if len(killed) < kills:
                     killed.add(child)
                     os.kill(child, signal.SIGKILL)
-        _, stderr = run.communicate(timeout=60)
+        _, stderr = run.communicate(timeout=300)
     lost = b"was ended from outside, by signal 9"
     if kills > 1:
         assert (run.returncode, lost + b", 3 times" in stderr) == (1, True), stderr

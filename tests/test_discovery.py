@@ -157,7 +157,7 @@ for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: by which roo
 os.execv(sys.argv[1], sys.argv[1:])
 """
     command = [sys.executable, "-c", program, packer_script(), "pack", inputs, *map(str, QUIET)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.stderr.startswith("error: d/c"), done.stderr
     assert ": cannot read: Permission denied\n" in done.stderr
     (folder / "d/c").chmod(0o755)
@@ -320,7 +320,7 @@ def test_stdin_larger_than_a_block_as_text_in_small_pieces(folder: Path) -> None
     with subprocess.Popen([sys.executable, "-c", writer], stdout=subprocess.PIPE) as source:
         result = subprocess.run(
             [packer_script(), "pack", "-", "--input-format", "text", *options, columns],
-            stdin=source.stdout, cwd=folder, capture_output=True, timeout=60, check=False,
+            stdin=source.stdout, cwd=folder, capture_output=True, timeout=300, check=False,
         )  # fmt: skip
     assert result.returncode == 0, result.stderr
     manifest = check_directory("out")

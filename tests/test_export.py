@@ -15,7 +15,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import termios
 from collections.abc import Callable
 from itertools import pairwise
@@ -26,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from altered import altered
 from conftest import (
     assert_error,
     check_directory,
@@ -34,6 +34,8 @@ from conftest import (
     packer_process,
     packer_script,
     recover_documents,
+    started,
+    wait_for,
 )
 
 from packer_cli import open_packed
@@ -529,26 +531,21 @@ def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) 
 
 
 def test_a_termination_leaves_nothing(large: Path, folder: Path) -> None:
-    run = subprocess.Popen(
-        [packer_script(), "export", large, "--to", "parquet", "-o", "out"],
-        stderr=subprocess.PIPE,
-    )
-    while not list(Path.cwd().glob("out.packer-partial/*/new")):
-        assert run.poll() is None
-    run.send_signal(signal.SIGTERM)
-    _, message = run.communicate(timeout=60)
+    command = [packer_script(), "export", str(large), "--to", "parquet", "-o", "out"]
+    with started(*command, stderr=subprocess.PIPE) as run:
+        assert wait_for(lambda: list(Path.cwd().glob("out.packer-partial/*/new")))
+        run.send_signal(signal.SIGTERM)
+        _, message = run.communicate(timeout=300)
     assert run.returncode == 130, message
     assert message.startswith(b"stopped: interrupted\ntip: ")
     assert nothing_at("out")
 
 
 def test_what_a_killed_export_left_goes(large: Path, small: Path) -> None:
-    run = subprocess.Popen([packer_script(), "export", large, "--to", "numpy", "-o", "out"])
-    while not list(Path.cwd().glob("out.packer-partial/*/new")):
-        assert run.poll() is None
-    at_work = packer("export", small, "--to", "trl", "-o", "out")
-    run.kill()
-    run.wait()
+    with started(packer_script(), "export", str(large), "--to", "numpy", "-o", "out") as run:
+        assert wait_for(lambda: list(Path.cwd().glob("out.packer-partial/*/new")))
+        run.send_signal(signal.SIGSTOP)  # it is not done before the other one has begun
+        at_work = packer("export", small, "--to", "trl", "-o", "out")
     assert_error(at_work, 1, "out: another run is writing there")
     assert not Path("out").exists()
     assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0
@@ -636,9 +633,7 @@ def test_an_export_that_was_being_replaced_comes_back(small: Path, made: bool) -
     command = ["export", str(small), "-o", "out", "--overwrite", "--to"]
     assert packer(*command, "numpy").exit_code == 0
     before = contents("out")
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED_BETWEEN, *command, "trl"], check=False, timeout=60
-    )
+    killed = altered(KILLED_BETWEEN, *command, "trl")
     assert killed.returncode == -signal.SIGKILL
     assert not Path("out").exists()
     if made:
@@ -758,7 +753,7 @@ def test_progress_on_a_terminal_only(small: Path, to: str) -> None:
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     command = [packer_script(), "export", small, "--to", to, "-o"]
     loud, silent = (
-        subprocess.run([*command, name, *more], stdout=-1, stderr=child, check=True, timeout=60)
+        subprocess.run([*command, name, *more], stdout=-1, stderr=child, check=True, timeout=300)
         for name, more in (("a", []), ("b", ["-q"]))
     )
     os.close(child)

@@ -28,7 +28,7 @@ def _imported_by(code: str) -> set[str]:
     command = [sys.executable, "-c", code]
     elsewhere = sys.prefix  # where no source folder is taken for the installed package
     result = subprocess.run(
-        command, cwd=elsewhere, capture_output=True, text=True, check=True, timeout=60
+        command, cwd=elsewhere, capture_output=True, text=True, check=True, timeout=300
     )
     return set(result.stdout.splitlines()[-1].split())
 

@@ -174,7 +174,7 @@ def test_slow_records_keep_no_file_open(folder: Path) -> None:
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", 1)
     command = ["sh", "-c", 'ulimit -n 40; exec "$0" "$@"', packer_script(), "pack", "data.jsonl"]
     command += ["--max-seconds-per-record", "0.1", *map(str, how)]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert check_directory("out")["documents"] == 3
 

@@ -31,7 +31,7 @@ def peak_mib(*arguments: object) -> int:
     """MiB of memory that `packer pack` took at most."""
     options = ["-t", "bytes", "-q", "--json", "--overwrite", "-o", "out", "--workers", "1"]
     command = [sys.executable, "-c", _RUN, "pack", *map(str, arguments), *options]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     return int(done.stdout.splitlines()[-1]) >> 10
 

@@ -185,7 +185,7 @@ def on_a_terminal(*arguments: str) -> str:
     environment = os.environ | {"NO_COLOR": "1", "TERM": "dumb"}
     environment.pop("COLUMNS", None)
     process = subprocess.run(
-        [packer_script(), *arguments], stdout=child, env=environment, timeout=60, check=False
+        [packer_script(), *arguments], stdout=child, env=environment, timeout=300, check=False
     )
     os.close(child)
     shown = os.read(terminal, 1 << 16).decode()

@@ -8,13 +8,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from altered import altered
 from conftest import (
     assert_error,
     check_directory,
@@ -223,9 +223,9 @@ REPLACING = (
     "os.rename = moved; main()"
 )
 FAILURES = {
-    "SIGTERM": ("os.kill(os.getpid(), 15)", 130, b"stopped: interrupted"),
-    "SIGKILL": ("os.kill(os.getpid(), 9)", -9, b""),
-    "I/O error": ("raise OSError(5, 'I/O')", 1, b"error: out: cannot write: Input/output"),
+    "SIGTERM": ("os.kill(os.getpid(), 15)", 130, "stopped: interrupted"),
+    "SIGKILL": ("os.kill(os.getpid(), 9)", -9, ""),
+    "I/O error": ("raise OSError(5, 'I/O')", 1, "error: out: cannot write: Input/output"),
 }
 
 
@@ -239,10 +239,7 @@ def test_a_failure_while_the_result_is_put_in_place(
     if earlier:
         pack("a.jsonl", "-l", 4, "--unit-bytes", 1)
     fail, code, message = FAILURES[failure]
-    command = [sys.executable, "-c", REPLACING.format(step=step, failure=fail)]
-    result = subprocess.run(
-        [*command, "pack", "a.jsonl", *options], capture_output=True, timeout=60, check=False
-    )
+    result = altered(REPLACING.format(step=step, failure=fail), "pack", "a.jsonl", *options)
     assert (result.returncode, result.stderr[: len(message)]) == (code, message)
     if earlier:  # whole all the time
         assert packer("stats", "out", "--deep").exit_code == 0

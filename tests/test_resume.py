@@ -11,13 +11,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tiny_tokenizers as tiny
+from altered import altered
 from conftest import (
     KILLED_WHILE_REPLACING,
     assert_error,
@@ -30,7 +30,7 @@ from conftest import (
     work_folder,
 )
 
-KILLS = int(os.environ.get("PACKER_KILLS", "30"))
+KILLS = int(os.environ.get("PACKER_KILLS", "16"))
 OPTIONS = ["-l", "256", "-t", "bytes", "-q"]
 UNITS = 40  # of the inputs below
 
@@ -52,7 +52,7 @@ def arguments(out: str, *more: str) -> list[str]:
 
 def run(*command: str) -> str:
     """What the command says on stderr. It succeeds."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -65,6 +65,25 @@ def records(out: Path) -> dict[str, int]:
         return {}
 
 
+# A program that is packer, but is killed a while after some units are packed. It looks itself: how
+# far it is by then is not a matter of how busy the machine is.
+DYING = """
+import itertools, os, threading
+from packer_cli.cli import app as cli
+units, rename = itertools.count(1), os.rename
+def die():
+    threading.Timer({then}, os.kill, (os.getpid(), 9)).start()
+def renamed(a, b, **at):
+    rename(a, b, **at)
+    if "unit-" in str(b) and next(units) == {units}:
+        die()
+os.rename = renamed
+if not {units}:
+    die()
+cli.main()
+"""
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_killed_at_random_moments(inputs: Path, workers: str) -> None:
     run(packer_script(), *arguments("whole", "--workers", workers))
@@ -72,12 +91,8 @@ def test_killed_at_random_moments(inputs: Path, workers: str) -> None:
     for kill in range(KILLS // 2):
         out = Path(f"out{kill}")
         command = [packer_script(), *arguments(str(out), "--workers", workers)]
-        wanted, then = random_.randrange(UNITS), random_.uniform(0, 0.03)
-        with quietly(command) as process:
-            while len(records(out)) < wanted and process.poll() is None:
-                time.sleep(0.001)
-            time.sleep(then)
-            process.kill()
+        units, then = random_.randrange(UNITS), random_.uniform(0, 0.03)
+        altered(DYING.format(units=units, then=then), *command[1:])
         before = records(out)
         in_the_middle += 0 < len(before) < UNITS
         if not (out / "manifest.json").exists():
@@ -122,16 +137,18 @@ def test_killed_at_every_step_to_the_disk(inputs: Path) -> None:
         code = CRASHING.format(step=step, failure=failure)
         # one worker, and few units, so that every step has a number
         packing = ["pack", "a.jsonl", "b.jsonl", *OPTIONS, "--unit-bytes", "500k", "--workers", "1"]
-        return [sys.executable, "-c", code, *packing, "-o", out]
+        return [code, *packing, "-o", out]
 
-    steps = int(run(*command("whole", -1)).split()[-1])
+    counted = altered(*command("whole", -1))
+    assert counted.returncode == 0, counted.stderr
+    steps = int(counted.stderr.split()[-1])
     whole = contents("whole")
     assert steps > 20
     for step in range(1, steps + 1):
         out = f"out{step}"
-        killed = subprocess.run(command(out, step), capture_output=True, check=False, timeout=60)
+        killed = altered(*command(out, step))
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        done = packer(*command(out, 0)[3:])
+        done = packer(*command(out, 0)[1:])
         finished = "holds a finished result" in done.stderr  # it was killed while cleaning up
         assert done.exit_code == 0 or finished, (step, done.stderr)
         assert {n: c for n, c in contents(out).items() if ".packer" not in n} == whole, step
@@ -148,8 +165,7 @@ def test_the_bytes_do_not_depend_on_workers(inputs: Path) -> None:
 def interrupted(inputs: Path) -> Path:
     """An output in which a run was killed when some of its units were packed."""
     code = CRASHING.format(step=60, failure="os.kill(os.getpid(), 9)")
-    command = [sys.executable, "-c", code, *arguments("out", "--workers", "1")]
-    killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    killed = altered(code, *arguments("out", "--workers", "1"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert 3 < len(records(inputs / "out")) < UNITS
     return inputs / "out"
@@ -259,8 +275,7 @@ IN_PLACE = """
 def changing(name: str, change: str) -> subprocess.CompletedProcess[str]:
     """A run during which `change` is done as soon as a unit has read an input, or some of it."""
     code = CHANGING.format(change=change.strip(), name=name)
-    command = [sys.executable, "-c", code, *arguments("out", "--workers", "1")]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return altered(code, *arguments("out", "--workers", "1"))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])
@@ -307,8 +322,8 @@ def test_another_tokenizer_is_refused(inputs: Path) -> None:
     tiny.save(inputs / "two", tiny.byte_level(), tokenizer_config={"pad_token": "<pad>"})
     stopping = CRASHING.format(step=60, failure="os.kill(os.getpid(), 9)")
     options = ["--workers", "1", "--no-eos", "--tokenizer-backend", "tokenizers", "-t"]
-    command = [sys.executable, "-c", stopping, *arguments("out", *options, "one")]
-    assert subprocess.run(command, check=False, timeout=60).returncode == -signal.SIGKILL
+    killed = altered(stopping, *arguments("out", *options, "one"))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     done = packer(*arguments("out", *options, "two"))
     assert_error(done, 2, "another tokenizer: tokenizer_config.json differ")
     assert packer(*arguments("out", *options, "one")).exit_code == 0
@@ -388,8 +403,7 @@ def test_a_disk_that_fails(inputs: Path, call: str) -> None:
         out = f"out{step}"
         code = CRASHING.format(step=step, failure=failure)
         code = code.replace('("rename", "fsync", "unlink")', f"({call!r},)")
-        command = [sys.executable, "-c", code, *arguments(out, "--workers", "1")]
-        failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        failed = altered(code, *arguments(out, "--workers", "1"))
         assert failed.returncode == 1, failed.stderr
         assert failed.stderr.startswith("error: out"), failed.stderr
         assert "Input/output error" in failed.stderr
@@ -417,8 +431,7 @@ def test_too_many_bad_records(inputs: Path) -> None:
 @pytest.fixture
 def replacing(inputs: Path) -> Path:
     """An output whose run was killed when all was packed and about to be put in place."""
-    command = [sys.executable, "-c", KILLED_WHILE_REPLACING, *arguments("out")]
-    killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    killed = altered(KILLED_WHILE_REPLACING, *arguments("out"))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (work_folder() / "replacing.json").exists()
     return inputs / "out"
@@ -470,8 +483,7 @@ def renamed(a, b, **at):
 os.rename = renamed
 cli.main()
 """
-    command = [sys.executable, "-c", changing, *arguments("out", "--workers", "1")]
-    failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    failed = altered(changing, *arguments("out", "--workers", "1"))
     assert failed.returncode == 1
     message, tip = failed.stderr.splitlines()
     assert message.startswith("error: a.jsonl: changed while it was read (")

@@ -525,7 +525,7 @@ def on_terminal(*arguments: object, **environment: str) -> str:
             break
         sent.write(data)
     os.close(terminal)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     return sent.getvalue().decode().replace("\r\n", "\n")
 
 
@@ -563,7 +563,7 @@ def test_an_encoding_without_brackets(packed: Path) -> None:
 def test_a_reader_that_leaves(many_shards: Path) -> None:
     command = f"{packer_script()} show out 0--1 | head -n 1"
     result = subprocess.run(
-        ["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False
+        ["sh", "-c", command], capture_output=True, text=True, timeout=300, check=False
     )
     assert result.stdout == "⟦trained tokens⟧, others\n"
     assert result.stderr == ""

@@ -459,7 +459,7 @@ def test_a_closed_stdin_and_a_tokenizer(data: Path) -> None:
     command = ["sh", "-c", 'exec "$0" "$@" <&-', packer_script(), *options]
     with subprocess.Popen(command, cwd=data, stderr=subprocess.PIPE) as run:
         try:
-            run.wait(timeout=30)
+            run.wait(timeout=300)
         finally:
             run.kill()
     assert run.returncode == 0

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from altered import altered
 from conftest import (
     assert_error,
     check_directory,
     contents,
     jsonl,
     packer,
-    packer_script,
     recover_texts,
     shard_of,
 )
@@ -281,12 +281,10 @@ os.rename = os.replace = counted
 cli.main()
 """
     arguments = ["pack", "a.jsonl", "c.jsonl", *map(str, OPTIONS), "--update", how, "-o"]
-    python = Path(packer_script()).with_name("python")
     for step in (1, 2, 8, 15, 25, 30, 33):
         out = f"out{step}"
         subprocess.run(["cp", "-a", "copy", out], check=True)
-        command = [python, "-c", crash.format(step=step), *arguments, out]
-        killed = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        killed = altered(crash.format(step=step), *arguments, out)
         done = packer(*arguments, out)
         assert done.exit_code == 0, (step, done.stderr)
         assert contents(out) == contents("out"), (step, killed.returncode)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def export(
         new_directory(
             Path(output), packed.path, details, overwrite=overwrite, no_lock=no_lock
         ) as folder,
-        closing(Progress(total, show=show_progress, doing="exporting")) as progress,
+        Progress(total, show=show_progress, doing="exporting") as progress,
     ):
         writer = kind(folder, packed)
         try:

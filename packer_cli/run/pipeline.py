@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -71,6 +72,7 @@ def pack(
     UsageError before anything is written, DataError for bad records or storage, Interrupted for
     Ctrl-C. Units that are packed by then are kept for the next run.
     """
+    begun = time.monotonic()
     url = str(destination) if storage.is_url(str(destination)) else None
     if url:
         check_options(url, options)
@@ -83,7 +85,9 @@ def pack(
     config = config.for_shape(shape)
     chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
-    return job.to_url(url, staging) if url else job.to_directory(Path(destination))
+    done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
+    notify(f"{destination}: done in {time.monotonic() - begun:.1f} s")
+    return done
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,7 @@ class _Job:
             run_all(tasks, options.workers, stop)
             return
         with ExitStack() as stack:
-            progress = stack.enter_context(closing(_progress(run, units, options)))
+            progress = stack.enter_context(_progress(run, units, options))
             if options.engine == "ray":
                 from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
 

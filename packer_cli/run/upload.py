@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -461,7 +461,7 @@ def _upload(
 
     largest = max(storage.part_bytes(file.size or 0) for file in files.values())
     threads = min(_THREADS, max(1, _MOST_BYTES // largest))
-    with closing(progress):
+    with progress:
         try:
             for side_files in (False, True):  # an earlier result has some of the same names
                 names = [name for name in left if (name in SIDE_FILES) == side_files]

@@ -62,13 +62,10 @@ def verify(
     check_manifest(packed, config, findings)
     check_files(packed, findings, notify)
     total = sum(shard["bytes"] for shard in manifest["shards"])
-    progress = Progress(total, show=show_progress, doing="verifying")
-    try:
+    with Progress(total, show=show_progress, doing="verifying") as progress:
         checks = ShardChecks(packed, config, findings, progress, stop)
         run_all((partial(checks.check_unit, unit) for unit in checks.units()), workers, stop)
         checks.check_totals()
-    finally:
-        progress.close()
     if not findings.problems:  # or every figure that is wrong would be told twice
         check_contents(packed, findings)
         check_unit_records(packed, findings)
