@@ -77,7 +77,7 @@ def locked_folder(
                 yield own
                 return
     raise InUseError(
-        f"{place}: other runs begin and end there all the time", "choose another --output"
+        f"{place}: other runs keep starting and ending there", "choose another --output"
     )
 
 
@@ -94,10 +94,10 @@ def _lock(descriptor: int, how: int, tries: int, place: Path, without: bool) -> 
                 return
             raise DataError(
                 f"{place}: cannot be locked: {error.strerror}",
-                "choose a file system with locks; --no-lock goes without, where you know that no "
+                "choose a file system with locks, or add --no-lock if you are sure that no "
                 "other run writes there",
             ) from error
     raise InUseError(
         f"{place}: another run is writing there",
-        "wait for it to end, or choose another --output",
+        "wait until it ends, or choose another --output",
     )

@@ -108,7 +108,7 @@ class Folder:
 def _plain(name: str) -> str:
     """Every name of a call: of something in the folder itself. Raises ValueError."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"{name!r} is no name of a file")
+        raise ValueError(f"{name!r} is not a file name")
     return name
 
 
@@ -332,7 +332,7 @@ def _remove(parent: Folder, name: str, own: re.Pattern[str]) -> None:
 
 def _foreign(path: Path, why: str) -> UsageError:
     return UsageError(
-        f"{path}: {why}, so it is not packer's to write in",
+        f"{path}: {why}, so packer does not write in it",
         "move it elsewhere, or choose another --output; if an older packer left it, remove it",
     )
 
@@ -340,7 +340,7 @@ def _foreign(path: Path, why: str) -> UsageError:
 def in_the_way(folder: Path, names: Iterable[str]) -> UsageError:
     """The error for files that packer did not make, where it is to write or remove."""
     return UsageError(
-        f"{folder}: holds what packer did not make, or not like this: "
+        f"{folder}: holds files that packer did not make, or that have changed: "
         f"{named(sorted(names), _MOST_NAMED)}",
-        "nothing was changed; move that elsewhere, or choose another --output",
+        "nothing was changed; move them elsewhere, or choose another --output",
     )

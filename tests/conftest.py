@@ -214,7 +214,7 @@ def recover_documents(
         parts.sort(key=lambda part: part[0])
         lengths = [len(tokens) for _, tokens in parts]
         starts = [start for start, _ in parts]
-        assert starts == [0, *np.cumsum(lengths)[:-1]], f"pieces of {place} do not join up"
+        assert starts == [0, *np.cumsum(lengths)[:-1]], f"pieces of {place} do not fit together"
         documents[place] = np.concatenate([tokens for _, tokens in parts])
     return documents
 

@@ -122,11 +122,11 @@ def test_globs_leave_results_out(folder: Path) -> None:
             for name in ("done", "running")
         ]
     result = packer("pack", "data/done/*.jsonl", *QUIET, "-o", "no")
-    assert_error(result, 2, "data/done/*.jsonl: matches nothing but results of packer")
+    assert_error(result, 2, "data/done/*.jsonl: matches only results of packer")
     (folder / "data" / "done").rename(folder / "done")
     os.chdir("done")
     result = packer("pack", "*.jsonl", *QUIET, "-o", "../no")
-    assert_error(result, 2, "*.jsonl: matches nothing but results of packer")
+    assert_error(result, 2, "*.jsonl: matches only results of packer")
 
 
 @pytest.mark.parametrize("inputs", ["d", "d/*.jsonl", "d/**/*.jsonl", "d/**", "*/[ab].jsonl"])

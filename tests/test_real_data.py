@@ -113,7 +113,7 @@ def recovered(directory: Path) -> tuple[Array, Tokens]:
     offsets = np.append((end - length)[first], end[-1])
     pieces = np.diff(np.append(first, len(length)))
     starts = end - length - np.repeat(offsets[:-1], pieces)
-    assert np.array_equal(source[2], starts), "the pieces of a document do not join up"
+    assert np.array_equal(source[2], starts), "the pieces of a document do not fit together"
     return document, (np.concatenate(ids)[place], offsets)
 
 

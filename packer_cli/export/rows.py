@@ -129,7 +129,7 @@ def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
         at = order[1:][~(joins | new[1:])][0]
         raise DataError(
             f"{packed.path}: is damaged: the pieces of the document at {position[at]} of "
-            f"{packed.manifest['inputs'][file[at]]['path']} do not join up",
+            f"{packed.manifest['inputs'][file[at]]['path']} do not fit together",
             PACK_AGAIN,
         )
     first = np.append(np.flatnonzero(new), len(order))  # of each document's pieces

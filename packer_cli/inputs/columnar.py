@@ -240,7 +240,8 @@ def _readable(
             continue
         if metadata.row_group(group).num_rows > 1:
             raise DataError(
-                f"{file.path}, row group {group}: {reason}; rows beside it cannot be read without",
+                f"{file.path}, row group {group}: {reason}; the rows "
+                "beside it cannot be read without it",
                 "raise --max-line-bytes, or write the file again without that row",
             )
         if begin < group:

@@ -115,7 +115,7 @@ def _without_results(pattern: str, matches: list[str], notify: Callable[[str], N
             left.append(path)
     if not left:
         raise UsageError(
-            f"{pattern}: matches nothing but results of packer", "pack the original data instead"
+            f"{pattern}: matches only results of packer", "pack the original data instead"
         )
     return left
 
@@ -125,7 +125,7 @@ def _directory(name: str, config: PackConfig, notify: Callable[[str], None]) -> 
     if not found:
         raise UsageError(
             f"{name}: no input files in this directory",
-            f"files are recognised by their endings: {', '.join(SUFFIXES)}, also with "
+            f"files are recognized by their endings: {', '.join(SUFFIXES)}, also with "
             f"{', '.join(COMPRESSIONS)}",
         )
     return found

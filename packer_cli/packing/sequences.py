@@ -136,7 +136,9 @@ def _check_plan(plan: PackPlan, lengths: Int64) -> None:
         or ((pieces.begin - pieces.start) != (ends - lengths)[pieces.document]).any()
         or (pieces.begin + pieces.length > ends[pieces.document]).any()
     ):
-        raise DataError("the plan is not of the lengths of these sequences", "plan them again")
+        raise DataError(
+            "the plan was made for other lengths than these sequences have", "plan them again"
+        )
 
 
 def _is_torch(sequences: Sequence[Any]) -> bool:

@@ -167,7 +167,7 @@ def counts_of(record: UnitRecord) -> Counts:
     except (ValueError, TypeError) as error:
         raise DataError(
             f"the record of unit {record.unit} is damaged: {error}",
-            "to pack everything anew, --overwrite",
+            "to pack everything again, use --overwrite",
         ) from error
 
 

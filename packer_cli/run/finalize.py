@@ -81,7 +81,8 @@ def _refuse_incomplete(content: dict[str, Any], claim: Claim) -> None:
     if "incomplete" in content and earlier is not None and "incomplete" not in earlier.manifest:
         raise ThresholdMissed(
             f"{claim.output}: {content['incomplete']}",
-            "the earlier result stays; all is packed, and a larger --max-loss finishes at once",
+            "the earlier result stays; everything is packed, and with a larger --max-loss the run "
+            "finishes at once",
         )
 
 
@@ -102,13 +103,13 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) ->
         if bad > (limit * records if isinstance(limit, float) else limit):
             raise DataError(
                 f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
-                f"see {claim.work}/rejected-*.jsonl; all is packed, and a larger "
-                "--max-errors finishes at once",
+                f"see {claim.work}/rejected-*.jsonl; everything is packed, and with a larger "
+                "--max-errors the run finishes at once",
             )
     if not total.rows:
         found = _nothing(total, rejected, claim)
         output.forget(claim)  # no other run would find more
-        raise DataError(found, "check --shape, --field, --overlong, the input")
+        raise DataError(found, "check --shape, --field, --overlong and the input")
 
 
 def _nothing(total: Counts, rejected: list[UnitRecord], claim: Claim) -> str:
@@ -149,7 +150,7 @@ def _join(rejected: list[UnitRecord], claim: Claim) -> None:
             if left:
                 raise DataError(
                     f"{claim.output}: the rejected records of unit {record.unit} are cut short",
-                    "to pack everything anew, --overwrite",
+                    "to pack everything again, use --overwrite",
                 )
 
 

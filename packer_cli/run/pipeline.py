@@ -171,7 +171,7 @@ class _Job:
         if update.kept:
             self.notify(f"{destination}: keeps {described(update.kept)}")
         if not update.changed:
-            self.notify(f"{destination}: {'finished already' if rank else 'up to date'}")
+            self.notify(f"{destination}: {'already finished' if rank else 'up to date'}")
         return update
 
     def _pack_claimed(
@@ -182,7 +182,7 @@ class _Job:
         may_replace = self.options.overwrite or update is not None
         side_files = self.chosen.side_files
         if not output.begin(claim, run, side_files, may_replace=may_replace):
-            self.notify(f"{claim.output}: was complete but for its last step")
+            self.notify(f"{claim.output}: was complete except for its last step")
             return manifest.load(claim.output, incomplete_too=True)
         if update is not None:
             update.keep(claim.work)
@@ -200,7 +200,7 @@ class _Job:
         mine = len(run.units[ours])
         if len(units) < mine:
             done = mine - len(units)
-            self.notify(f"{work.parents[1]}: going on: {done} of {mine} units are packed already")
+            self.notify(f"{work.parents[1]}: continuing: {done} of {mine} units are already packed")
         tasks: list[Task] = [partial(commit_input, file, work, stop) for file in inputs]
         if not units:
             run_all(tasks, options.workers, stop)
@@ -249,7 +249,7 @@ def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) 
     done = sum(1 for _ in work.glob(UNIT_RECORDS)) if run.resumable else 0
     kept = f"{done} of {len(run.units)} units are packed and kept"
     if isinstance(error, Interrupted):
-        tip = f"{kept}; run the same command again to go on"
+        tip = f"{kept}; run the same command again to continue"
         tip = tip if done else "run the same command again to start over"
     elif isinstance(error, InputChangedError):  # the units would be refused as those of others
         tip = error.tip if may_replace or not done else f"{error.tip}, with --overwrite"

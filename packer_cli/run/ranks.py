@@ -97,7 +97,7 @@ def finalize_now(destination: Path, *, no_lock: bool = False) -> dict[str, Any]:
     work = output.work_of(destination)
     if not work or not ((work / RUN).is_file() or (work / REPLACING).is_file()):
         manifest.load(destination, incomplete_too=True)  # says what is wrong, if anything is
-        raise UsageError(f"{destination}: is finished already", "see packer stats")
+        raise UsageError(f"{destination}: is already finished", "see packer stats")
     with output.claimed(
         destination, [], may_replace=True, notify=lambda message: None, no_lock=no_lock
     ) as claim:
@@ -107,12 +107,12 @@ def finalize_now(destination: Path, *, no_lock: bool = False) -> dict[str, Any]:
         if run is None:
             raise DataError(
                 f"{claim.work / RUN}: cannot be read by this packer",
-                "finalize with the packer that packed it",
+                "use the version of packer that packed it",
             )
         if missing := _missing(run, claim.work):
             raise DataError(
                 f"{destination}: {missing} are not packed",
-                "run the ranks that have failed again; the last one finishes",
+                "run the failed ranks again; the last one finishes",
             )
         return finalize(run, claim)
 

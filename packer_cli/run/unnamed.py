@@ -40,7 +40,7 @@ def refuse_loss(directory: Path, unnamed: Unnamed) -> None:
     if unnamed:
         raise UsageError(
             f"{directory}: the update would drop {described(unnamed)}",
-            "to keep what is not named as it is packed, --add; to drop its documents, --prune",
+            "use --add to keep what is not named as it is packed, or --prune to drop its documents",
         )
 
 
@@ -49,8 +49,8 @@ def refuse_loss_of_stdin(manifest: dict[str, Any], found: Iterable[InputFile]) -
     earlier = [one["path"] for one in manifest["inputs"] if not one.get("removed")]
     if STDIN in earlier and any(file.path == STDIN for file in found):
         raise UsageError(
-            "-: stdin would replace the documents that came by stdin before",
-            "write the data to a file, and name that; to drop the earlier ones, --prune",
+            "-: stdin would replace the documents that came from stdin before",
+            "write the data to a file and name that, or use --prune to drop the earlier ones",
         )
 
 
@@ -63,8 +63,8 @@ def refuse_other_names(unnamed: Unnamed, found: Iterable[InputFile]) -> None:
         # no file has a null byte in its name, whatever a damaged manifest says
         if path != STDIN and "\0" not in path and storage.identity(path) in names:
             raise UsageError(
-                f"{names[storage.identity(path)]}: is {path} of the result by another name",
-                "name it as it was named then, from the same directory",
+                f"{names[storage.identity(path)]}: is {path} in the result, by another name",
+                "use the name that the result has, from the same directory",
             )
 
 
@@ -81,7 +81,7 @@ def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
     if lost:
         raise UsageError(
             f"{directory}: holds an unfinished run with other inputs: {_named(lost)}",
-            "run its command again first, which goes on with it; to give these inputs up, remove "
+            "first run its command again, which continues it; to give these inputs up, remove "
             f"{directory / WORK}",
         )
 
@@ -132,10 +132,10 @@ def described(unnamed: Unnamed) -> str:
 
 def _lost(path: str, reason: str, tip: str = "") -> UsageError:
     return UsageError(
-        f"{path}: is not named, {reason}, and would have to be packed anew: its unit holds "
-        "another input that has changed, or a shard that is lost",
-        f"{tip}to keep its documents, bring it back as it was, or name no changed input of that "
-        "unit; to drop all that is not named, --update --prune",
+        f"{path}: is not named, {reason}, and would have to be packed again: its unit holds "
+        "another input that has changed, or a lost shard",
+        f"{tip}to keep its documents, restore the file, or leave out the changed inputs of that "
+        "unit; to drop everything that is not named, use --update --prune",
     )
 
 

@@ -45,7 +45,7 @@ from packer_cli.run.unnamed import (
 )
 
 _NOT_OF_TOKENIZER = {"state.json", "dataset_info.json", "rejected.jsonl", UNITS}
-_ANEW = "to pack everything anew, --overwrite"
+_ANEW = "to pack everything again, use --overwrite"
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def check_options(url: str, options: RunOptions) -> None:
         option = "--add" if options.add else "--update"
         raise UsageError(
             f"{option}: {url}: a URL, and only local results can be updated",
-            "update a local copy and upload that, or pack everything anew with --overwrite",
+            "update a local copy and upload that, or pack everything again with --overwrite",
         )
     if options.as_rank is not None:
         raise UsageError(
@@ -159,7 +159,7 @@ def publish(
                 found = _look(url)
             own = digest(result / MANIFEST)
             if _is_there(url, found, own):
-                notify(f"{url}: was complete but for its last step")
+                notify(f"{url}: was complete except for its last step")
                 _unmark(url, found)
             else:
                 _refuse(url, found, own[1], overwrite)
@@ -193,7 +193,7 @@ def _staging(
         names = [name for name in folder.names() if not is_leftover(name, WORK)]
         if identity_of(folder, WORK) is None and names:
             raise UsageError(
-                f"--staging: {path}: is not empty, and not of an upload that was interrupted",
+                f"--staging: {path}: is neither empty nor left by an interrupted upload",
                 "choose another --staging",
             )
         with locked_folder(folder, WORK, path, without=no_lock) as own:
@@ -236,7 +236,7 @@ def _begin(
     if result.exists():
         if staged is not None and staged.url_sha256 != name:
             raise UsageError(
-                f"--staging: {folder}: holds what is to be uploaded to another URL",
+                f"--staging: {folder}: holds files for an upload to another URL",
                 "choose another --staging",
             )
         is_same = as_packed_in(output.work_of(result) or result)
@@ -246,11 +246,11 @@ def _begin(
         if differ and not overwrite:
             raise UsageError(
                 f"{folder}: holds an unfinished run for {url} that differs: {'; '.join(differ)}",
-                "to go on with it, give its options and inputs; to start over, --overwrite, or "
+                "to continue it, give its options and inputs; to start over, --overwrite, or "
                 "remove that directory",
             )
         if differ:
-            notify(f"{folder}: the unfinished run is thrown away: {'; '.join(differ)}")
+            notify(f"{folder}: the unfinished run is discarded: {'; '.join(differ)}")
         unfit = replacing.holds_result(result) and _finished(result) is None
         if differ or unfit or not run.resumable:
             output.remove_result(result, no_lock=no_lock)
@@ -337,8 +337,9 @@ def _refuse_in_the_way(url: str, found: _Found, files: dict[str, Listed]) -> Non
         blocked.append(MANIFEST)
     if blocked:
         raise UsageError(
-            f"{url}: holds what packer did not make, or not like this: {named(sorted(blocked))}",
-            "nothing was changed; move that elsewhere, or choose another --output",
+            f"{url}: holds files that packer did not make, or that have changed: "
+            f"{named(sorted(blocked))}",
+            "nothing was changed; move them elsewhere, or choose another --output",
         )
 
 
@@ -448,7 +449,7 @@ def _upload(
         _mark(url, marker)
     elif len(left) < len(files):
         done = len(files) - len(left)
-        notify(f"{url}: going on: {done} of {len(files)} files are uploaded already")
+        notify(f"{url}: continuing: {done} of {len(files)} files are already uploaded")
     stop, uploaded = threading.Event(), list[str]()
     total, rest = (sum(files[name].size or 0 for name in names) for names in (files, left))
     progress = Progress(total, show=show_progress, doing="uploading")
@@ -468,7 +469,9 @@ def _upload(
                 _on_threads((partial(put, name) for name in names), threads, stop)
         except PackerError as error:
             done = len(files) - len(left) + len(uploaded)
-            kept = f"{done} of {len(files)} files are uploaded; run the same command again to go on"
+            kept = (
+                f"{done} of {len(files)} files are uploaded; run the same command again to continue"
+            )
             again = isinstance(error, Interrupted) or not error.tip
             tip = kept if again else f"{error.tip}; {kept}"
             raise type(error)(error.message, tip) from error
@@ -521,7 +524,7 @@ def _blocks(path: Path, sha256: str, stop: threading.Event, progress: Progress) 
         raise from_os_error(error, path, "read") from error
     if sha256 not in ("", sha.hexdigest()):
         raise DataError(
-            f"{path}: is not what was packed: its sha256 differs",
+            f"{path}: has changed since it was packed: its sha256 differs",
             "remove the directory, check its disk, and run the same command again",
         )
 

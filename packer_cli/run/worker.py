@@ -91,7 +91,8 @@ class Worker:
                 if lost == _ATTEMPTS:
                     raise DataError(
                         f"{what}, {_ATTEMPTS} times",
-                        "if memory ran out, use fewer --workers; run the same command to go on",
+                        "if memory ran out, use fewer --workers; run the same command again to "
+                        "continue",
                     ) from error
                 self._notify(f"{what}; packing it again")
 

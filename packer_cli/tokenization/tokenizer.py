@@ -381,7 +381,7 @@ def _describe(
         prefix = []
     elif framing.bos and bos not in prefix:
         if bos is None:
-            raise UsageError("--bos: no configuration names a BOS token that it has")
+            raise UsageError("--bos: the tokenizer's configuration names no BOS token that it has")
         prefix = [bos, *prefix]
     if suffix[-1:] == [eos]:
         suffix = suffix[:-1]  # with --no-eos, not even the post-processor's own

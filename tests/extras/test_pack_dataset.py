@@ -97,7 +97,7 @@ def test_a_plan_of_other_lengths_is_refused() -> None:
         [*SEQUENCES[:3], [1]],
         [SEQUENCES[1], SEQUENCES[0], *SEQUENCES[2:]],
     ):
-        with pytest.raises(DataError, match="not of the lengths of these sequences"):
+        with pytest.raises(DataError, match="other lengths than these sequences have"):
             pack_dataset_from_result(plan, wrong)
 
 
@@ -131,7 +131,7 @@ def test_columns_that_hold_something_else(column: Any, message: str) -> None:
 
 
 def test_a_data_set_is_not_a_column_of_it() -> None:
-    with pytest.raises(UsageError, match="a Dataset is not a column of it"):
+    with pytest.raises(UsageError, match="expected a column, got a whole Dataset"):
         pack_dataset(Dataset.from_dict({"input_ids": [[1, 2]]}), 8)
 
 
