@@ -8,8 +8,9 @@ The columns are those that `transformers` models take, all fixed_size_list[max_l
                     each document's first token
     position_ids    int32, restarting at 0 in every document and in the padding
 
-Train on them with a collator of `packer_cli.torch`, or without attention_mask: a model that is
-given a 2-D one lets documents see each other.
+Train on them with a collator of `packer_cli.torch`. As they are, documents see each other: a model
+of transformers that is given the attention_mask, or lacks `use_cache=False`, does not look at
+positions. `check_isolation` of `packer_cli.torch` says whether they do.
 
 Tokens go from flat arrays to Arrow buffers and never become Python objects. What does not fit into
 memory is for `packer pack`, whose directory `datasets.load_from_disk` maps as it is.

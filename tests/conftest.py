@@ -179,7 +179,7 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
             assert broken_invariants(batch, packed.max_length, pad, **how) == []
             assert batch.schema.names == manifest["config"]["columns"]
             assert all(column.null_count == 0 for column in batch.columns)
-    check_recount(Path(directory), manifest)
+    check_recount(Path(directory))
     slots = manifest["rows"] * packed.max_length
     assert manifest["tokens"] + manifest["padding_tokens"] == slots
     assert sum(one["documents"] for one in manifest["inputs"]) == manifest["documents"]

@@ -58,8 +58,10 @@ class Result:
         if name in ("truncated_tokens", "dropped_tokens"):
             counts["encoded_tokens"] += more
             if "incomplete" in self.manifest:
-                limit = self.manifest["config"]["max_loss"]
-                self.manifest["incomplete"] = why_incomplete(limit, self.manifest)
+                names = ("tokens", "truncated_tokens", "dropped_tokens")
+                self.manifest["incomplete"] = why_incomplete(
+                    self.manifest["config"]["max_loss"], *(self.manifest[one] for one in names)
+                )
 
     def add_to_input(self, name: str, more: int, file: int = 0, unit: int = 0) -> None:
         """The same of one input, and of the whole."""

@@ -226,7 +226,7 @@ def test_one_file_by_two_names_is_refused(nights: list[str]) -> None:
     Path("link.jsonl").symlink_to(nights[0])
     message = f"link.jsonl: is {nights[0]} in the result, by another name"
     for how in ("--add", "--update"):
-        refused("link.jsonl", how, message=message, tip="name it as it was named then")
+        refused("link.jsonl", how, message=message, tip="use the name that the result has")
     message = f"./{nights[1]}: is {nights[1]} in the result, by another name"
     refused(nights[0], f"./{nights[1]}", "--add", message=message, tip="as it was named")
 

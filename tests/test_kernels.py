@@ -406,14 +406,18 @@ def test_mark_trained_equals_its_twin(
 @given(
     st.lists(st.text(st.sampled_from("aé\u0100Ж日👍\U0010ffff"), max_size=9), max_size=5),
     st.sets(st.sampled_from([0x100, 0x416, 0x65E5, 0x1F44D, 0x10FFFF])),
-    st.sampled_from([0, 255, 256, 1000]),
+    st.sampled_from([0, 63, 64, 255, 256, 1000]),
+    st.sampled_from("aжç"),
+    st.integers(1, 255),
 )
-def test_find_in_texts_equals_its_twin(texts: list[str], wanted: set[int], before: int) -> None:
-    texts = ["a" * before + text for text in texts]
-    one = np.zeros(0x110000, np.uint8)
-    one[sorted(wanted)] = 1
+def test_find_in_texts_equals_its_twin(
+    texts: list[str], wanted: set[int], before: int, fill: str, mark: int
+) -> None:
+    texts = [fill * before + text for text in texts]
+    marked = np.zeros(0x110000, np.uint8)
+    marked[sorted(wanted)] = mark
     found = output(len(texts), np.uint8)
-    characters.find_in_texts(texts, fixed(np.packbits(one, bitorder="little"), np.uint8), found)
+    characters.find_in_texts(texts, fixed(marked, np.uint8), found)
     assert found.tolist() == reference.find_in_texts(texts, wanted)
     assert margins_kept(found)
 

@@ -109,3 +109,24 @@ def test_long_rows_of_columns_are_not_read_by_the_thousand(folder: Path, ending:
     options = ["-l", 64, "--overlong", "truncate", "--unit-bytes", "1G"]
     few, many = (peak_mib(f"{name}.{ending}", *options) for name in ("few", "many"))
     assert many < few + 60  # 120 MB of text, four times as much as tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "character", "most"),
+    [
+        ("a.jsonl", "x", 9.5),  # the tokens, before and after EOS is put behind them
+        ("a.jsonl", "🧙", 11),  # a text of 4 bytes a character, its UTF-8, the tokens
+        ("a.txt", "🧙", 11),
+        ("a.csv", "🧙", 16),  # and a buffer of Python's csv, as wide as the text
+    ],
+)
+def test_one_very_large_document(folder: Path, name: str, character: str, most: float) -> None:
+    """Its bytes, its text and its tokens are not held any longer than they are needed."""
+    around = {"a.jsonl": ('{"text": "', '"}'), "a.txt": ("", ""), "a.csv": ("text\n", "")}
+    before, after = around[name]
+    (folder / "few.jsonl").write_bytes(jsonl("a"))
+    (folder / name).write_text(f"{before}{character}{'x' * (40 << 20)}{after}", encoding="utf-8")
+    few, one = (
+        peak_mib(file, "-l", 4096, "--max-line-bytes", "1G") for file in ("few.jsonl", name)
+    )
+    assert one < few + 40 * most

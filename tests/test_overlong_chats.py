@@ -184,7 +184,7 @@ def test_turns_that_left_are_not_said_to_be_trained_on(folder: Any) -> None:
     assert manifest["trained_turns"] == 8
     lines = packer("stats", "out").stdout.splitlines()
     [line] = [line.split() for line in lines if line.startswith("turns")]
-    assert " ".join(line) == "turns 8 of the assistant to train on, in all that was read"
+    assert " ".join(line) == "turns 8 written by the assistant"
 
 
 def test_a_huge_conversation_is_shortened_in_few_renderings(folder: Any) -> None:

@@ -229,7 +229,7 @@ def test_costs_of_long_rows_are_exact() -> None:
     [
         ("label_shift", "none", "says another label_shift or segment_multiple"),
         ("segment_multiple", 8, "says another label_shift or segment_multiple"),
-        ("max_segments_per_row", 1, "has a row of more than 1 segments"),
+        ("max_segments_per_row", 1, "cu_seqlens has more than 1 segments"),
     ],
 )
 def test_deep_compares_what_shards_say_of_themselves(

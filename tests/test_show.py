@@ -287,15 +287,15 @@ def change_shard(change: Callable[[dict[str, Any]], None], **metadata: str) -> N
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("cu_seqlens", [0, 17], "row 0: is damaged: its boundaries do not go up from 0 to 16"),
-        ("cu_seqlens", [0, 6, 6], "its boundaries do not go up"),
-        ("cu_seqlens", [1, 6, 14], "its boundaries do not go up"),
-        ("cu_seqlens", [0], "its boundaries do not go up"),
-        ("cu_seqlens", [], "its boundaries do not go up"),
-        ("cu_seqlens", [0, -3, 14], "its boundaries do not go up"),
+        ("cu_seqlens", [0, 17], "row 0: is damaged: cu_seqlens ends outside 1..16: 17"),
+        ("cu_seqlens", [0, 6, 6], "cu_seqlens does not increase"),
+        ("cu_seqlens", [1, 6, 14], "cu_seqlens does not begin with 0"),
+        ("cu_seqlens", [0], "cu_seqlens has fewer than two boundaries"),
+        ("cu_seqlens", [], "cu_seqlens has fewer than two boundaries"),
+        ("cu_seqlens", [0, -3, 14], "cu_seqlens does not increase"),
         ("cu_seqlens", [0, 14], "segments does not match cu_seqlens"),
-        ("segments", [{"file": 1, "position": 0, "start": 0}] * 2, "segments names input 1"),
-        ("segments", [{"file": -1, "position": 0, "start": 0}] * 2, "segments names input -1"),
+        ("segments", [{"file": 1, "position": 0, "start": 0}] * 2, "not an input of its unit: 1"),
+        ("segments", [{"file": -1, "position": 0, "start": 0}] * 2, "not an input of its unit: -1"),
     ],
 )
 def test_damaged_rows(packed: Path, column: str, value: object, message: str) -> None:
@@ -315,9 +315,10 @@ def test_segments_that_begin_at_multiples(packed: Path) -> None:
 
     before = show()
     change_shard(spread)
+    rewrite(lambda manifest: manifest["config"].update(segment_multiple=8))
     assert show() == before
     change_shard(lambda columns: columns["cu_seqlens_padded"].__setitem__(0, [0, 12, 20]))
-    assert_error(packer("show", "out"), 1, "its boundaries do not go up from 0 to 16")
+    assert_error(packer("show", "out"), 1, "cu_seqlens_padded is not cu_seqlens in multiples of 8")
 
 
 def test_labels_that_are_shifted(folder: Path) -> None:

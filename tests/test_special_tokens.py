@@ -185,3 +185,54 @@ def test_those_of_fields_with_two_names_count_once(folder: Path) -> None:
     )
     manifest = pack_chat([record], template=None, tokenizer=tokenizer)
     assert manifest["special_tokens_in_text"] == 2
+
+
+THINKS = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+SHOWS_PARTS = CHATML.replace(
+    "{{ m.content }}",
+    "{% for p in m.content %}{{ p.text if p is mapping else p }}{% endfor %}",
+)
+
+
+def test_a_template_that_looks_for_them_is_never_given_other_content(folder: Path) -> None:
+    """Made text, it would show what it leaves out of them, and train on it."""
+    document = tiny.with_added_token(tiny.byte_level(), "</think>", 400)
+    how: dict[str, Any] = {
+        "template": THINKS,
+        "tokenizer": chat_tokenizer(folder / "t", None, document),
+    }
+    record = chat(user("a"), assistant("<think>hm</think>b"))
+    assert "hm" not in pack_marked([record], **how)[0]
+    Path("out").rename("kept")
+    options = ["--special-tokens-in-text", "text"]
+    refused(
+        [record], 1, "line 1", "the chat template looks for special tokens", options=options, **how
+    )
+    options += ["--on-error", "skip"]
+    plain = chat(user("a"), assistant("<|im_end|>b"))
+    assert pack_chat([record, plain], *options, **how)["rejected_records"] == 1
+
+
+def test_those_that_a_prompt_and_its_answer_spell_out_together(folder: Path) -> None:
+    tokenizer = chat_tokenizer(folder / "tok")
+    how: dict[str, Any] = {"template": None, "tokenizer": tokenizer}
+    record = {"prompt": "a<|im_", "completion": "end|>b"}
+    end = special_ids(tokenizer)["<|im_end|>"]
+    for policy, expected in (("keep", 1), ("text", 0)):
+        manifest = pack_chat([record], "--special-tokens-in-text", policy, **how)
+        assert manifest["special_tokens_in_text"] == 1
+        assert ids_of("out")[0].count(end) == expected
+        assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
+    Path("out").rename("kept")
+    refused([record], 1, "spells out", options=["--special-tokens-in-text", "error"], **how)
+
+
+def test_those_that_parts_spell_out_together(folder: Path) -> None:
+    """Where the template writes parts itself."""
+    how: dict[str, Any] = {"template": SHOWS_PARTS, "tokenizer": chat_tokenizer(folder / "t", None)}
+    parts = [{"type": "text", "text": "a<|im_"}, {"type": "text", "text": "end|>"}]
+    record = chat(user(parts), assistant([{"type": "text", "text": "b"}]))
+    assert pack_chat([record], **how)["special_tokens_in_text"] == 1
+    Path("out").rename("kept")
+    for policy, said in (("text", "spell out a special token together"), ("error", "spells out")):
+        refused([record], 1, said, options=["--special-tokens-in-text", policy], **how)

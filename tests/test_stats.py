@@ -225,7 +225,7 @@ def test_deep_finds_a_changed_label(packed: Path) -> None:
 @pytest.mark.parametrize("value", [-5, 0, 17, 2**31 - 1])
 def test_deep_finds_impossible_boundaries(packed: Path, value: int) -> None:
     tamper(packed, "cu_seqlens", put(1, value))
-    message = f"{shard_of().name}: is damaged: a row of cu_seqlens does not go up from 0 to 16"
+    message = f"{shard_of().name}: is damaged: cu_seqlens does not increase"
     assert_error(packer("stats", "out", "--deep"), 1, message)
 
 
@@ -247,7 +247,7 @@ def test_deep_finds_a_row_without_boundaries(packed: Path) -> None:
     broken[-2] = broken[-1]
     assert content.count(offsets.tobytes()) == 1
     path.write_bytes(content.replace(offsets.tobytes(), broken.tobytes()))
-    message = "is damaged: a row of cu_seqlens does not go up from 0"
+    message = "is damaged: cu_seqlens has fewer than two boundaries"
     assert_error(packer("stats", "out", "--deep"), 1, shard["file"], message)
 
 

@@ -48,6 +48,9 @@ def test_every_run_warns_of_a_tokenizer_that_transformers_builds_otherwise(
 def test_mistakes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.save(folder / "tok", tiny.byte_level())
     assert_error(packer("tokenizer", "none/x/y"), 2, "tokenizer none/x/y: no such file or folder")
+    result = packer("tokenizer", "bytes")
+    assert_error(result, 2, "tokenizer bytes: is built into packer, and has no files")
+    assert "bytes" not in result.stderr.partition("\ntip: ")[2]
     assert_error(packer("tokenizer", "tok", "data.jsonl"), 2, "inputs are for --check")
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert_error(packer("tokenizer", "tok", "--check"), 2, "--check: needs transformers")

@@ -20,6 +20,7 @@ from conftest import COMPRESSORS, assert_error, jsonl, pack, packer, packer_proc
 from forging import Result
 
 from packer_cli.result.manifest import to_bytes
+from packer_cli.tokenization.engines import BytesEngine
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -587,6 +588,25 @@ def test_every_format_against_its_inputs(folder: Path, name: str, sample: str) -
     count = 24 if sample == "all" else 5
     text = assert_sound("--against-inputs", "--sample", sample)
     assert f"; {count} documents of 1 input encoded again: the same" in text
+
+
+def test_a_sample_is_encoded_in_few_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine takes as long to begin with a text as to encode it."""
+    lines = [jsonl(f"{i} " + "x" * 50) for i in range(400)]
+    (folder / "a.jsonl").write_bytes(b"".join(lines))
+    pack("a.jsonl", "-l", 256, "--overlong", "drop")
+    calls, encode = list[int](), BytesEngine.encode
+
+    def counted(engine: BytesEngine, texts: list[str]) -> Any:
+        calls.append(len(texts))
+        return encode(engine, texts)
+
+    monkeypatch.setattr(BytesEngine, "encode", counted)
+    assert "300 documents of 1 input encoded again" in assert_sound(
+        "--against-inputs", "--sample", 300
+    )
+    assert len(calls) < 10
+    assert sum(calls) >= 300
 
 
 def test_a_sample_is_spread_over_the_files(folder: Path) -> None:

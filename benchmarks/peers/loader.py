@@ -43,11 +43,11 @@ def rates(directory: str) -> dict[str, float]:
         "datasets, same": load(theirs.with_format("torch", columns=SAME), None, 4),
         "datasets, all": load(theirs.with_format("torch"), lambda batch: batch, 4),
         "numpy, same": (len(order), plain(directory, order)),
-        "varlen_collate": load(PackedDataset(directory), varlen_collate),
+        "varlen_collate": load(PackedDataset(directory), partial(varlen_collate, config=None)),
         "varlen_collate, int32": load(
-            PackedDataset(directory), partial(varlen_collate, dtype=torch.int32)
+            PackedDataset(directory), partial(varlen_collate, config=None, dtype=torch.int32)
         ),
-        "padded_collate": load(PackedDataset(directory), padded_collate),
+        "padded_collate": load(PackedDataset(directory), partial(padded_collate, config=None)),
     }
     best = dict.fromkeys(ways, 0.0)
     for _ in range(ROUNDS):  # one after the other, so that a busy moment meets all of them

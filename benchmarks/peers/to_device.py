@@ -48,8 +48,8 @@ def main() -> dict[str, Any]:
     documents = [list(range(n % 3000 + 100)) for n in range(0, BATCHES * ROWS * 3000, 977)]
     rows = list(PackingIterableDataset(documents, MAX_LENGTH))
     picked = [[rows[(k * ROWS + i) % len(rows)] for i in range(ROWS)] for k in range(BATCHES)]
-    wide = [varlen_collate(one) for one in picked]
-    narrow = [varlen_collate(one, dtype=torch.int32) for one in picked]
+    wide = [varlen_collate(one, config=None) for one in picked]
+    narrow = [varlen_collate(one, dtype=torch.int32, config=None) for one in picked]
     rates = best_rate(
         {
             "pageable": lambda: pageable(wide),

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -30,6 +30,9 @@ from packer_cli.errors import (
     visible,
 )
 from packer_cli.interrupts import handled, sent_again
+
+if TYPE_CHECKING:
+    from packer_cli.result.manifest import Manifest
 
 # Of click, or of the click inside newer typers.
 _ClickException: Any = next(
@@ -638,17 +641,16 @@ def stats(
         if deep:
             local(name, _UNREAD)
         manifest = load(directory, incomplete_too=True)
-        if "incomplete" in manifest:
-            _say(f"{directory} is marked incomplete: {manifest['incomplete']}")
+        if manifest.incomplete:
+            _say(f"{directory} is marked incomplete: {manifest.incomplete}")
         if deep:
             from packer_cli.result.recount import check_recount
 
-            check_recount(Path(directory), manifest)
+            check_recount(Path(directory))
         _print_report(directory, manifest, as_json=as_json, detail=True, by=by, deep=deep)
-        utilization = manifest["utilization"]
-        if min_utilization is not None and utilization < min_utilization:
+        if min_utilization is not None and manifest.utilization < min_utilization:
             raise ThresholdMissed(
-                f"{directory}: utilization {utilization:.4f} is below --min-utilization "
+                f"{directory}: utilization {manifest.utilization:.4f} is below --min-utilization "
                 f"{min_utilization}",
                 "the histograms show whether the data or the packing is the cause",
             )
@@ -687,11 +689,11 @@ def show(
         directory = local(name, _UNREAD)
         packed = PackedDirectory(directory, load(directory))
         wanted = parse_rows(rows or ["0"], len(packed))
-        found = None if ids else load_decoder(directory, packed.manifest["tokenizer"])
+        found = None if ids else load_decoder(directory, packed.facts.tokenizer)
         if isinstance(found, str):
             _say(f"showing token ids: {found}")
         decoder = None if isinstance(found, str) else found
-        labels = "labels" in packed.manifest["config"]["columns"]
+        labels = "labels" in packed.facts.config.columns
         if not labels:
             _say("no labels column was written: not known which tokens are trained on")
         printer = None
@@ -801,15 +803,15 @@ def export(
         if is_url(output):
             raise UsageError(f"--output: {output}: a URL", "write to a directory, then copy it")
         _refuse_name("--output", output)
-        manifest = write(
+        facts = write(
             local(name, _UNREAD),
             to,
             Path(output),
             overwrite=overwrite,
             no_lock=no_lock,
             show_progress=not quiet,
-        ).manifest
-        counts = {key: manifest[key] for key in ("rows", "segments", "documents", "tokens")}
+        ).facts
+        counts = {key: getattr(facts, key) for key in ("rows", "segments", "documents", "tokens")}
         if as_json:
             import json
 
@@ -881,23 +883,21 @@ def tokenizer(
 
 def _print_packed(
     directory: Path | str,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     *,
     as_json: bool,
     kept: str = "kept, marked incomplete",
 ) -> None:
     """The report at the end of a run. Raises ThresholdMissed when its result is incomplete."""
     _print_report(directory, manifest, as_json=as_json, detail=False)
-    if "incomplete" in manifest:
+    if manifest.incomplete:
         raise ThresholdMissed(
-            f"{directory}: {manifest['incomplete']}",
+            f"{directory}: {manifest.incomplete}",
             f"the output is {kept}; see --overlong and --max-length",
         )
 
 
-def _print_report(
-    directory: Path | str, manifest: dict[str, Any], *, as_json: bool, **how: Any
-) -> None:
+def _print_report(directory: Path | str, manifest: Manifest, *, as_json: bool, **how: Any) -> None:
     if as_json:
         from packer_cli.stats.report import as_json as render
 

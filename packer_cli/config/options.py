@@ -277,16 +277,19 @@ class PackConfig:
             )
         if "" in self.turn_end:
             raise UsageError("--turn-end: is empty", "name a token, such as <|im_end|>")
-        if self.turn_end and train_on not in ("assistant", "last-assistant"):
-            raise UsageError(
-                f"--turn-end: is for --train-on assistant, not {train_on}", "leave it out"
-            )
+        if self.turn_end and train_on == "all":
+            raise UsageError("--turn-end: is for --train-on assistant, not all", "leave it out")
         templates = shape.prompt_templates
         prompt_template = self.prompt_template or templates[0]
         if prompt_template not in templates:
             raise UsageError(
                 f"--prompt-template: {prompt_template} is not for records of shape {shape.kind}",
                 f"choose {' or '.join(templates)}",
+            )
+        if self.turn_end and not shape.is_chat and prompt_template != "chat":
+            raise UsageError(
+                f"--turn-end: records of shape {shape.kind} have no turns without a chat template",
+                "leave it out, or give --prompt-template chat",
             )
         if shape.kind == "tokens" and (self.add_bos or self.add_eos or self.separator):
             raise UsageError(

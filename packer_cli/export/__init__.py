@@ -69,7 +69,7 @@ def export(
     packed, kind = open_packed(directory), FORMATS[to]
     _refuse(packed, to, kind)
     details = {"format": to, "manifest_sha256": checksum(packed.manifest)}
-    total = sum(shard["bytes"] for shard in packed.manifest["shards"])
+    total = sum(shard.bytes for shard in packed.facts.shards)
     with (
         new_directory(
             Path(output), packed.path, details, overwrite=overwrite, no_lock=no_lock
@@ -86,8 +86,8 @@ def export(
 
 
 def _refuse(packed: PackedDirectory, to: str, kind: type[Writer]) -> None:
-    manifest = packed.manifest
-    columns = manifest["config"]["columns"]
+    facts = packed.facts
+    columns = facts.config.columns
     for name in kind.needs:
         if name not in columns:
             raise UsageError(
@@ -95,7 +95,7 @@ def _refuse(packed: PackedDirectory, to: str, kind: type[Writer]) -> None:
                 f"pack the data again with {name} among the --columns",
             )
     # a segment's first token is never trained on, and no format can tell
-    untrained = manifest["tokens"] - manifest["segments"] - manifest["trained_tokens"]
+    untrained = facts.tokens - facts.segments - facts.trained_tokens
     keeps_mask = kind.keeps_mask and (kind.takes == "batches" or "labels" in columns)
     if untrained > 0 and not keeps_mask:
         raise UsageError(

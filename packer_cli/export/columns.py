@@ -47,11 +47,11 @@ class Numpy(Files):
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
         super().__init__(folder, packed)
-        shards = packed.manifest["shards"]
-        rows, segments = (sum(shard[name] for shard in shards) for name in ("rows", "segments"))
+        rows = sum(shard.rows for shard in packed.facts.shards)
+        segments = sum(shard.segments for shard in packed.facts.shards)
         self._files: dict[str, Any] = {}
         self._filled: dict[str, int] = {}
-        for name in packed.manifest["config"]["columns"]:
+        for name in packed.facts.config.columns:
             kind = column_type(name, packed.max_length)
             dtype = _dtype_of(kind.value_type)
             if pa.types.is_fixed_size_list(kind):

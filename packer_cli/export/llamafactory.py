@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packer_cli.export.rows import Rows, pad_token_id
+from packer_cli.export.rows import Rows
 from packer_cli.export.writing import SavedDataset
 from packer_cli.records import IGNORED
 from packer_cli.result.reader import PackedDirectory
@@ -54,7 +54,7 @@ class LlamaFactory(SavedDataset):
             return pa.FixedSizeListArray.from_arrays(pa.array(flat), self._width)
 
         return {
-            "input_ids": padded(rows.ids, pad_token_id(self.packed)),
+            "input_ids": padded(rows.ids, self.packed.facts.pad_token_id),
             "labels": padded(rows.labels, IGNORED),
             "attention_mask": padded(np.repeat(numbers, rows.lengths), 0),
             "position_ids": padded(rows.positions, 0),

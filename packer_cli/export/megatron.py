@@ -29,7 +29,7 @@ class Megatron(Files):
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
         super().__init__(folder, packed)
-        count = packed.manifest["documents"]
+        count = packed.facts.documents
         header = _HEADER + struct.pack("<QBQQ", _VERSION, _INT32, count, count + 1)
         (folder / "documents.idx").write_bytes(header)
         self._tokens = self._open("documents.bin")

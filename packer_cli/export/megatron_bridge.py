@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packer_cli.export.rows import Rows, pad_token_id
+from packer_cli.export.rows import Rows
 from packer_cli.export.writing import Parts, Writer, lists
 from packer_cli.records import IGNORED
 from packer_cli.result.reader import PackedDirectory
@@ -33,7 +33,7 @@ class MegatronBridge(Writer):
     needs = ("labels",)
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
-        self._multiple, self._pad = packed.segment_multiple, pad_token_id(packed)
+        self._multiple, self._pad = packed.segment_multiple, packed.facts.pad_token_id
         fields = {"input_ids": _LIST32, "seq_start_id": _LIST32, "loss_mask": _LIST8}
         name = "packed-{:05d}.idx.parquet"
         self._parts = Parts(folder, name, pa.schema(fields), pq.ParquetWriter)

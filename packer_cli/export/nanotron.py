@@ -28,9 +28,9 @@ class Nanotron(Files):
         super().__init__(folder, packed)
         self._tokens = self._open("00000_tokens.ds")
         self._index = self._open("00000_tokens.ds.index")
-        tokenizer, tokens = packed.manifest["tokenizer"], packed.manifest["tokens"]
-        if tokenizer and tokenizer["source"] != "bytes":  # which is no tokenizer of transformers
-            lines = f"{tokenizer['source']}|{_TOKEN_BYTES}", str(tokens), f"{tokens / 1e6:.3g} MT"
+        tokenizer, tokens = packed.facts.tokenizer, packed.facts.tokens
+        if tokenizer and tokenizer.source != "bytes":  # which is no tokenizer of transformers
+            lines = f"{tokenizer.source}|{_TOKEN_BYTES}", str(tokens), f"{tokens / 1e6:.3g} MT"
             (folder / "00000_tokens.ds.metadata").write_text("\n".join(lines))
 
     def write(self, part: Rows) -> None:

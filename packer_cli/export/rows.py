@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,10 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
 from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.result.documents import documents_of, segments_in
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segments_of
 from packer_cli.result.recount import damage
+from packer_cli.result.shards import Shard
 
 Read = Callable[[int], None]  # told how many bytes of shards were read
 
@@ -59,26 +60,29 @@ def batches(packed: PackedDirectory, read: Read) -> Iterator[Any]:
     Raises DataError for a damaged shard, and for one with more or fewer segments or tokens than
     the manifest says: that is how a lost token would show.
     """
-    for shard in packed.manifest["shards"]:
+    for shard in packed.facts.shards:
         yield from _batches(packed, shard, read)
 
 
-def _batches(packed: PackedDirectory, shard: dict[str, Any], read: Read) -> Iterator[Any]:
-    path, found = packed.path / shard["file"], dict.fromkeys(("segments", "tokens"), 0)
+def _batches(packed: PackedDirectory, shard: Shard, read: Read) -> Iterator[Any]:
+    path, segments, tokens = packed.path / shard.file, 0, 0
     for batch in packed.batches(shard):
         if problem := damage(batch, packed):
             raise DataError(f"{path}: {problem}", PACK_AGAIN)
         _, length, _ = segments_of(batch)
-        found["segments"] += len(length)
-        found["tokens"] += int(length.sum())
-        if any(found[name] > shard[name] for name in found):
+        segments += len(length)
+        tokens += int(length.sum())
+        if segments > shard.segments or tokens > shard.tokens:
             break
         yield batch
-        read(shard["bytes"] * batch.num_rows // shard["rows"])
-    for name, count in found.items():
-        if count != shard[name]:
+        read(shard.bytes * batch.num_rows // shard.rows)
+    for name, count, expected in (
+        ("segments", segments, shard.segments),
+        ("tokens", tokens, shard.tokens),
+    ):
+        if count != expected:
             raise DataError(
-                f"{path}: holds {count} {name}, the manifest says {shard[name]}", PACK_AGAIN
+                f"{path}: holds {count} {name}, the manifest says {expected}", PACK_AGAIN
             )
 
 
@@ -97,17 +101,17 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
     """Whole documents, each as a row of one segment, in the order of the inputs.
 
     A document's pieces lie in one unit, so what is kept at a time is where a unit's segments are,
-    29 bytes each, and about a million tokens. The first token of a piece has no label.
+    and about a million tokens. The first token of a piece has no label.
     """
-    found, said = 0, packed.manifest["documents"]
-    for _, shards in groupby(packed.manifest["shards"], key=lambda shard: shard["unit"]):
+    found, expected = 0, packed.facts.documents
+    for shards in packed.facts.shards_of_units():
         unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
         for part in _documents_of(unit, packed):
             found += len(part.lengths)
             yield part
-    if found != said:
+    if found != expected:
         raise DataError(
-            f"{packed.path}: holds {found} documents, the manifest says {said}", PACK_AGAIN
+            f"{packed.path}: holds {found} documents, the manifest says {expected}", PACK_AGAIN
         )
 
 
@@ -116,24 +120,20 @@ def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
     for number, batch in enumerate(unit):
         begin, length, first = segments_of(batch)
         begin += np.repeat(np.arange(batch.num_rows), np.diff(first)) * packed.max_length
-        source = batch.column("segments").flatten().flatten()
         which = np.full(len(begin), number)
-        parts.append((which, begin, length, *(column.to_numpy() for column in source)))
-    which, begin, length, file, position, start = map(np.concatenate, zip(*parts, strict=True))
-    order = np.lexsort((start, position, file))
-    which, begin, length, start = (values[order] for values in (which, begin, length, start))
-    new = np.ones(len(order), bool)  # where a document begins
-    new[1:] = (np.diff(file[order]) != 0) | (np.diff(position[order]) != 0)
-    joins = start[1:] == start[:-1] + length[:-1]
-    if not (joins | new[1:]).all():
-        at = order[1:][~(joins | new[1:])][0]
+        parts.append(np.concatenate([np.stack([which, begin]), segments_in(batch)]))
+    segments = np.concatenate(parts, axis=1)
+    order, (file, position, start, length), first = found = documents_of(segments[2:])
+    which, begin = segments[:2, order]
+    wrong = start != found.expected_starts(whole=False)
+    if wrong.any():
+        at = np.argmax(wrong)
         raise DataError(
             f"{packed.path}: is damaged: the pieces of the document at {position[at]} of "
-            f"{packed.manifest['inputs'][file[at]]['path']} do not fit together",
+            f"{packed.facts.inputs[file[at]].path} do not fit together",
             PACK_AGAIN,
         )
-    first = np.append(np.flatnonzero(new), len(order))  # of each document's pieces
-    tokens = np.diff(_ends(length)[first])
+    tokens = found.tokens
     cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
     for some in np.split(np.arange(len(tokens)), cuts):
         pieces = slice(first[some[0]], first[some[-1] + 1])
@@ -148,14 +148,8 @@ def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
         )
 
 
-def pad_token_id(packed: PackedDirectory) -> int:
-    """What the shards are padded with: 0 for ids that came without a tokenizer."""
-    tokenizer = packed.manifest["tokenizer"]
-    return int(tokenizer["pad_token_id"]) if tokenizer else 0
-
-
 def _has_labels(packed: PackedDirectory) -> bool:
-    return "labels" in packed.manifest["config"]["columns"]
+    return "labels" in packed.facts.config.columns
 
 
 def _gathered(batch: Any, column: str, begin: Int64, length: Int64) -> Int32:

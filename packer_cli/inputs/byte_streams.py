@@ -314,7 +314,7 @@ def read_lines(
     begins exactly at `start`. Memory is bounded by the block and the longest line accepted;
     lines up to a block may exceed `max_line_bytes`, which the caller checks line by line.
     """
-    offset, held, skipping = start, list[bytes](), False
+    offset, held, skipping = start, bytearray(), False  # which grows without a copy of itself
     for position, chunk in _own_bytes(source, start, stop):
         if skipping:
             newline = chunk.find(b"\n") + 1
@@ -326,20 +326,25 @@ def read_lines(
             offset = position
         newline = chunk.rfind(b"\n") + 1
         if newline:
-            held.append(chunk[:newline])
-            lines = Lines(offset, b"".join(held))
-            held = [chunk[newline:]] if newline < len(chunk) else []
+            rest, chunk = chunk[newline:], chunk[:newline]  # noqa: PLW2901
+            yield Lines(offset, taken(held, chunk))
             offset = position + newline
-            del chunk  # what is given away is not held here, too
-            yield lines
-            del lines
+            held += rest
         else:
-            held.append(chunk)
-        if sum(map(len, held)) > max_line_bytes:
+            held += chunk
+        if len(held) > max_line_bytes:
             yield Lines(offset, None)
-            held, skipping = [], True
+            skipping = True
+            held.clear()
     if held:
-        yield Lines(offset, b"".join(held))
+        yield Lines(offset, taken(held))
+
+
+def taken(held: bytearray, more: bytes = b"") -> bytes:
+    """All that is held, and more; it is not held any longer."""
+    whole = b"".join((held, more))
+    held.clear()
+    return whole
 
 
 def _own_bytes(source: Source, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:

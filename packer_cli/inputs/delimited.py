@@ -109,6 +109,21 @@ class _DelimitedReader(LinePositions):
             found: list[list[str]] = []
             bad: list[BadRecord] = []
             size = 0
+
+            def taken() -> Records:
+                """What was read, which is not held here any longer."""
+                nonlocal positions, found, bad, size
+                texts, fields = None, None
+                if shape.kind == "text":
+                    texts = [values[0] for values in found]
+                else:
+                    fields = [dict(zip(columns, values, strict=True)) for values in found]
+                where = np.array(positions, np.int64)
+                consumed = source.consumed()
+                records = Records(where, texts=texts, fields=fields, bad=bad, consumed=consumed)
+                positions, found, bad, size = [], [], [], 0
+                return records
+
             while True:
                 begin = lines.position
                 try:
@@ -129,19 +144,11 @@ class _DelimitedReader(LinePositions):
                     plural = "s" * (len(row) != 1)
                     reason = f"{len(row)} field{plural}, the header has {len(header)}"
                     bad.append(BadRecord(begin, reason, _MEND))
-                if row is None or size > _BATCH_CHARACTERS:
-                    is_text = shape.kind == "text"
-                    yield Records(
-                        np.array(positions, np.int64),
-                        texts=[values[0] for values in found] if is_text else None,
-                        fields=None
-                        if is_text
-                        else [dict(zip(columns, values, strict=True)) for values in found],
-                        bad=bad,
-                        consumed=source.consumed(),
-                    )
-                    positions, found, bad, size = [], [], [], 0
-                if row is None:
+                ended = row is None
+                del row
+                if ended or size > _BATCH_CHARACTERS:
+                    yield taken()
+                if ended:
                     yield source.end()
                     return
 

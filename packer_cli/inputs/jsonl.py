@@ -62,19 +62,22 @@ class JsonlReader(LinePositions):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
     ) -> Iterator[Records]:
-        decode = _decoder(shape)
+        decode, limit = _decoder(shape), config.max_line_bytes
+
+        def records_of(block: Lines) -> Records:
+            positions, decoded, bad = _decode_block(block, decode, limit)
+            consumed = source.consumed()
+            if shape.kind == "text":
+                texts = [record.text for record in decoded]
+                return Records(positions, texts=texts, bad=bad, consumed=consumed)
+            if shape.kind == "tokens":
+                return _token_records(positions, decoded, bad, consumed)
+            fields = [msgspec.structs.asdict(record) for record in decoded]
+            return Records(positions, fields=fields, bad=bad, consumed=consumed)
+
         with open_source(file, max(part.start - 1, 0), peek=peek) as source:
-            for block in read_lines(source, part.start, part.stop, config.max_line_bytes):
-                positions, decoded, bad = _decode_block(block, decode, config.max_line_bytes)
-                consumed = source.consumed()
-                if shape.kind == "text":
-                    texts = [record.text for record in decoded]
-                    yield Records(positions, texts=texts, bad=bad, consumed=consumed)
-                elif shape.kind == "tokens":
-                    yield _token_records(positions, decoded, bad, consumed)
-                else:
-                    fields = [msgspec.structs.asdict(record) for record in decoded]
-                    yield Records(positions, fields=fields, bad=bad, consumed=consumed)
+            # holds no lines and no records while they are worked on, which a loop would
+            yield from map(records_of, read_lines(source, part.start, part.stop, limit))
             yield source.end()
 
 

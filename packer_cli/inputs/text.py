@@ -8,9 +8,9 @@ import numpy as np
 
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.inputs.byte_streams import Lines, open_source, read_lines, too_long
+from packer_cli.inputs.byte_streams import Lines, open_source, read_lines, taken, too_long
 from packer_cli.inputs.line_positions import LinePositions
-from packer_cli.records import BadRecord, InputFile, Records, Slice
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
 _Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
 
@@ -26,42 +26,45 @@ class TextReader(LinePositions):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
     ) -> Iterator[Records]:
+        limit, what = config.max_line_bytes, config.sample_by
+
+        def records_of(documents: list[_Document]) -> Records:
+            positions, texts, bad = _decoded(documents, limit, what)
+            return Records(positions, texts=texts, bad=bad, consumed=source.consumed())
+
         with open_source(file, peek=peek) as source:
-            for blocks in self._documents(
-                read_lines(source, 0, None, config.max_line_bytes), config
-            ):
-                positions: list[int] = []
-                texts: list[str] = []
-                bad: list[BadRecord] = []
-                for position, data in blocks:
-                    if data is None or len(data) > config.max_line_bytes:
-                        bad.append(too_long(position, config.max_line_bytes, config.sample_by))
-                        continue
-                    try:
-                        # a byte order mark at the beginning is no text
-                        texts.append(data.decode("utf-8" if position else "utf-8-sig"))
-                        positions.append(position)
-                    except UnicodeDecodeError as error:
-                        bad.append(
-                            BadRecord(
-                                position,
-                                f"invalid UTF-8 at byte {error.start} of the "
-                                f"{config.sample_by}: 0x{data[error.start]:02x}",
-                                "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
-                            )
-                        )
-                yield Records(
-                    np.array(positions, np.int64), texts=texts, bad=bad, consumed=source.consumed()
-                )
+            # holds no bytes and no texts while they are worked on, which a loop would
+            yield from map(records_of, _documents(read_lines(source, 0, None, limit), limit, what))
             yield source.end()
 
-    def _documents(self, blocks: Iterator[Lines], config: PackConfig) -> Iterator[list[_Document]]:
-        if config.sample_by == "line":
-            for block in blocks:
-                yield _lines(block)
-        else:
-            cut = _paragraphs if config.sample_by == "paragraph" else _whole
-            yield from cut(blocks, config.max_line_bytes)
+
+def _decoded(
+    documents: list[_Document], limit: int, what: str
+) -> tuple[Int64, list[str], list[BadRecord]]:
+    positions, texts, bad = list[int](), list[str](), list[BadRecord]()
+    for position, data in documents:
+        if data is None or len(data) > limit:
+            bad.append(too_long(position, limit, what))
+            continue
+        try:
+            # a byte order mark at the beginning is no text
+            texts.append(data.decode("utf-8" if position else "utf-8-sig"))
+            positions.append(position)
+        except UnicodeDecodeError as error:
+            bad.append(
+                BadRecord(
+                    position,
+                    f"invalid UTF-8 at byte {error.start} of the {what}: 0x{data[error.start]:02x}",
+                    "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
+                )
+            )
+    return np.array(positions, np.int64), texts, bad
+
+
+def _documents(blocks: Iterator[Lines], limit: int, what: str) -> Iterator[list[_Document]]:
+    if what == "line":
+        return map(_lines, blocks)
+    return _paragraphs(blocks, limit) if what == "paragraph" else _whole(blocks, limit)
 
 
 def _lines(block: Lines) -> list[_Document]:
@@ -106,13 +109,12 @@ def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]
 
 def _whole(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
     """The file as it is, if it is not longer than `limit` bytes."""
-    held: list[bytes] = []
-    size = 0
+    held = bytearray()
     for block in blocks:
-        size += len(block.data or b"")
-        if block.data is None or size > limit:
+        if block.data is None or len(held) + len(block.data) > limit:
             yield [(0, None)]
             return
-        held.append(block.data)
+        held += block.data
+        del block
     if held:
-        yield [(0, b"".join(held))]
+        yield [(0, taken(held))]

@@ -1,5 +1,9 @@
 """manifest.json: what went in, what came out, under which configuration.
 
+    load(directory) -> Manifest        of a finished result
+    parse(data), parse_unedited(data)  the same of the file's bytes
+    to_bytes(document)                 the file's bytes
+
 Written last, so its presence means that the run is complete. It holds nothing that differs
 between two runs of the same command: no times, no host, no number of workers.
 """
@@ -8,35 +12,196 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any
+from itertools import groupby
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from packer_cli import storage
+from packer_cli.config.options import MAX_LENGTH_LIMIT
 from packer_cli.errors import DataError, from_os_error
-from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
-from packer_cli.result.manifest_check import misfit
-from packer_cli.result.shards import FORMAT_VERSION
+from packer_cli.result.layout import INCOMPLETE, MANIFEST, SIDE_FILE_PATTERN, WORK
+from packer_cli.result.shards import FORMAT_VERSION, AtLeastOne, Count, Shard
 
 _FETCHED_BYTES = 4 << 20
-TOTALS = (
-    "documents", "segments", "tokens", "trained_tokens", "unpacked_rows",
-    "truncated_documents", "truncated_tokens", "truncated_trained_tokens",
-    "dropped_documents", "dropped_tokens", "dropped_trained_tokens",
-    "untrained_documents", "untrained_tokens", "rejected_records", "empty_documents",
-    "trained_turns", "turns_without_end", "double_bos_documents", "unshown_tools",
-    "special_tokens_in_text",
-)  # fmt: skip
+_ANEW = "pack the data again"
+
+_Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH_LIMIT)]
+_Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
 
 
-def to_bytes(manifest: dict[str, Any]) -> bytes:
+class Config(Struct, frozen=True):
+    """The options that readers need. `manifest_check.config_of` gives all of them.
+
+    Those with a default are ones that results of earlier packers do not name.
+    """
+
+    max_length: _Length
+    columns: list[str]
+    strategy: str
+    shape: str
+    segment_multiple: _Length = 1
+    label_shift: str = "none"
+    max_segments_per_row: _Length | None = None
+    input_format: str | None = None
+    prompt_template: str | None = None
+    chat_template: str | None = None
+    train_on: str = "all"
+    fields: list[tuple[str, str]] = []
+
+
+class Tokenizer(Struct, frozen=True):
+    """What encoded the documents. `sha256` "": the built-in bytes. `prefix` and `suffix`, which
+    are put around every document, are unset where an earlier packer has not said them.
+    """
+
+    source: str
+    sha256: str
+    vocab_size: Count
+    bos_token_id: _Id | None
+    eos_token_id: _Id | None
+    pad_token_id: _Id
+    bos_token: str | None = None
+    eos_token: str | None = None
+    prefix: list[_Id] | UnsetType = UNSET
+    suffix: list[_Id] | UnsetType = UNSET
+
+
+class Histograms(Struct, frozen=True):
+    """As in `Counts`."""
+
+    document_length: _Powers
+    row_fill: Annotated[list[Count], Meta(min_length=21, max_length=21)]
+    segments_per_row: _Powers
+
+
+class Cost(Struct, frozen=True):
+    """`AttentionCost.as_json()` of all rows."""
+
+    rows: AtLeastOne
+    sum: AtLeastOne
+    sum_of_squares: int  # beyond 64 bits for long rows
+    max: Count
+
+
+class AttentionCosts(Struct, frozen=True):
+    """Without balancing, and with it."""
+
+    before: Cost
+    after: Cost
+
+
+class Input(Struct, frozen=True):
+    """An input, and what came of it. `removed`: an update has dropped it."""
+
+    path: str
+    size: Count
+    sha256: str
+    documents: Count
+    tokens: Count
+    empty_documents: Count
+    rejected_records: Count
+    removed: bool = False
+
+
+class Unit(Struct, frozen=True):
+    """A work unit. `slices`: (input, start, stop) as in `records.Slice`."""
+
+    unit: Count
+    slices: list[tuple[Count, Count, Count | None]]
+
+
+class Manifest(Struct, frozen=True, kw_only=True, dict=True):
+    """What a result says of itself: whoever has one may rely on the types here.
+
+    Made by `of`, which keeps the whole document, with what newer packers have added to it. The
+    totals, from `documents` to the last before `padding_tokens`, are those of the same names in
+    `Counts`; one that earlier packers did not know has a default.
+    """
+
+    format_version: int
+    packer_version: str
+    config: Config
+    tokenizer: Tokenizer | None
+    rows: AtLeastOne
+    documents: Count
+    segments: AtLeastOne
+    tokens: AtLeastOne
+    trained_tokens: Count
+    unpacked_rows: AtLeastOne
+    truncated_documents: Count
+    truncated_tokens: Count
+    truncated_trained_tokens: Count
+    dropped_documents: Count
+    dropped_tokens: Count
+    dropped_trained_tokens: Count
+    untrained_documents: Count
+    untrained_tokens: Count
+    rejected_records: Count
+    empty_documents: Count
+    trained_turns: Count
+    turns_without_end: Count
+    double_bos_documents: Count
+    unshown_tools: Count
+    special_tokens_in_text: Count = 0
+    padding_tokens: int
+    utilization: float
+    lower_bound_rows: AtLeastOne
+    histograms: Histograms
+    inputs: list[Input]
+    units: list[Unit]
+    shards: Annotated[list[Shard], Meta(min_length=1)]
+    attention_cost: AttentionCosts | UnsetType = UNSET
+    side_files: dict[Annotated[str, Meta(pattern=SIDE_FILE_PATTERN)], str] = {}
+    incomplete: str | None = None
+    sha256: str | None = None
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Manifest:
+        """Raises ValueError for what no reader can work with."""
+        try:
+            manifest = msgspec.convert(document, cls)
+        except (OverflowError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+        manifest.__dict__["document"] = document
+        return manifest
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All that the file says, as plain JSON values: also what this packer does not know."""
+        content: dict[str, Any] = self.__dict__["document"]
+        return content
+
+    @property
+    def pad_token_id(self) -> int:
+        """What rows are padded with: 0 for ids that came without a tokenizer."""
+        return self.tokenizer.pad_token_id if self.tokenizer else 0
+
+    @property
+    def inputs_now(self) -> dict[int, Input]:
+        """By index, without those that an update has dropped."""
+        return {index: one for index, one in enumerate(self.inputs) if not one.removed}
+
+    def shards_of_units(self) -> list[list[Shard]]:
+        """A document's pieces lie in one unit, perhaps in several of its shards."""
+        return [list(shards) for _, shards in groupby(self.shards, lambda shard: shard.unit)]
+
+
+_FIELDS = Manifest.__struct_fields__
+TOTALS = _FIELDS[_FIELDS.index("documents") : _FIELDS.index("padding_tokens")]
+OF_INPUTS = tuple(name for name in Input.__struct_fields__ if name in TOTALS)
+
+
+def to_bytes(document: dict[str, Any]) -> bytes:
     """Indented two levels deep: diffs stay readable, a million shards stay one line each.
 
     Ends with the manifest's own checksum.
     """
-    manifest = manifest | {"sha256": checksum(manifest)}
+    document = document | {"sha256": checksum(document)}
     lines = []
-    for key, value in manifest.items():
+    for key, value in document.items():
         if isinstance(value, list) and value:
             items = ",\n  ".join(msgspec.json.encode(item).decode() for item in value)
             text = f"[\n  {items}\n ]"
@@ -46,10 +211,10 @@ def to_bytes(manifest: dict[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def checksum(manifest: dict[str, Any]) -> str:
+def checksum(document: dict[str, Any]) -> str:
     """The sha256 of all it says, but for that: of the keys and values as compact JSON."""
-    said = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
+    content = {key: value for key, value in document.items() if key != "sha256"}
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
 
 
 def is_manifest(path: str | os.PathLike[str]) -> bool:
@@ -65,71 +230,81 @@ def looks_like_one(data: bytes) -> bool:
     """Whether this is the content of a manifest of ours, of any version, damaged or not."""
     try:
         content = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return False
     return isinstance(content, dict) and {"format_version", "packer_version"} <= content.keys()
 
 
-def unusable(data: bytes) -> str:
-    """Why nobody may go by what a manifest says; "" when it is as this packer has written it."""
+def parse(data: bytes) -> Manifest:
+    """Raises DataError, which does not name the file, for what this packer cannot read."""
     try:
-        manifest = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return f"not valid JSON: {error}"
-    found = manifest.get("format_version") if isinstance(manifest, dict) else None
-    if found != FORMAT_VERSION:
-        return f"format version {found!r}, this packer reads {FORMAT_VERSION}"
-    if problem := misfit(manifest):
-        return f"damaged: {problem}"
-    return "" if manifest.get("sha256") == checksum(manifest) else "was edited"
-
-
-def decode(data: bytes) -> dict[str, Any]:
-    """A manifest that is not `unusable`."""
-    return dict(msgspec.json.decode(data))
-
-
-def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> dict[str, Any]:
-    """The manifest of a finished directory, or of one at a URL. DataError when there is none, or
-    it is not usable.
-
-    `incomplete_too`: also of one that is marked incomplete; its "incomplete" says why.
-    """
-    name = os.fspath(directory)
-    path, incomplete = storage.join(name, MANIFEST), storage.join(name, INCOMPLETE)
-    if not storage.is_file(path):
-        if storage.kind(name) != "folder":
-            what = "not a directory" if storage.kind(name) else "no such directory"
-            raise DataError(f"{name}: {what}", "give the --output of a packer pack run")
-        if not storage.is_file(incomplete):
-            unfinished = storage.kind(storage.join(name, WORK)) == "folder"
-            why = (
-                "the run that writes it has not finished" if unfinished else "not packed by packer"
-            )
-            raise DataError(
-                f"{name}: has no {MANIFEST}: {why}",
-                "run packer pack again" if unfinished else "give the --output of a packer pack run",
-            )
-        if not incomplete_too:
-            raise DataError(
-                f"{name}: is marked incomplete: "
-                f"{load(name, incomplete_too=True).get('incomplete')}",
-                "pack again with --overwrite and another --overlong, --max-length or --max-loss",
-            )
-        path = incomplete
-    try:
-        with storage.open_bytes(path, _FETCHED_BYTES) as file:
-            manifest = msgspec.json.decode(file.read())
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON: {error}", "pack the data again") from error
-    found = manifest.get("format_version") if isinstance(manifest, dict) else None
+        document = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not valid JSON: {error}", _ANEW) from error
+    found = document.get("format_version") if isinstance(document, dict) else None
     if found != FORMAT_VERSION:
         raise DataError(
-            f"{path}: format version {found!r}, this packer reads {FORMAT_VERSION}",
-            "use the packer that wrote it, or pack the data again",
+            f"format version {found!r}, this packer reads {FORMAT_VERSION}",
+            f"use the packer that wrote it, or {_ANEW}",
         )
-    if problem := misfit(manifest):
-        raise DataError(f"{path}: damaged: {problem}", "pack the data again")
-    return dict(manifest)
+    try:
+        return Manifest.of(document)
+    except ValueError as error:
+        raise DataError(f"damaged: {error}", _ANEW) from error
+
+
+def parse_unedited(data: bytes) -> Manifest:
+    """The same, and DataError for one that is not as a packer has written it: nobody may remove
+    files because such a one names them.
+    """
+    manifest = parse(data)
+    if manifest.sha256 != checksum(manifest.document):
+        raise DataError("was edited", _ANEW)
+    return manifest
+
+
+def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> Manifest:
+    """The manifest of a finished directory, or of one at a URL. DataError when there is none, or
+    this packer cannot read it.
+
+    `incomplete_too`: also of one that is marked incomplete; its `incomplete` says why.
+    """
+    name = os.fspath(directory)
+    path = storage.join(name, MANIFEST)
+    if storage.is_file(path):
+        return _read(path)
+    incomplete = storage.join(name, INCOMPLETE)
+    if not storage.is_file(incomplete):
+        raise _no_result(name)
+    manifest = _read(incomplete)
+    if not incomplete_too:
+        raise DataError(
+            f"{name}: is marked incomplete: {manifest.incomplete}",
+            "pack again with --overwrite and another --overlong, --max-length or --max-loss",
+        )
+    return manifest
+
+
+def _read(path: str) -> Manifest:
+    try:
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+            return parse(file.read())
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    except DataError as error:
+        raise DataError(f"{path}: {error.message}", error.tip) from error
+
+
+def _no_result(name: str) -> DataError:
+    if storage.kind(name) != "folder":
+        what = "not a directory" if storage.kind(name) else "no such directory"
+        return DataError(f"{name}: {what}", "give the --output of a packer pack run")
+    if storage.kind(storage.join(name, WORK)) == "folder":
+        return DataError(
+            f"{name}: has no {MANIFEST}: the run that writes it has not finished",
+            "run packer pack again",
+        )
+    return DataError(
+        f"{name}: has no {MANIFEST}: not packed by packer",
+        "give the --output of a packer pack run",
+    )

@@ -18,6 +18,7 @@ from struct import error as struct_error
 from struct import unpack_from
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -27,8 +28,9 @@ from packer_cli.config.options import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUM
 from packer_cli.errors import DataError
 from packer_cli.records import Int64
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import load
+from packer_cli.result.manifest import Manifest, load
 from packer_cli.result.shard_writer import column_type
+from packer_cli.result.shards import Shard
 
 # Places of fields in Arrow's Message.fbs.
 _MESSAGE_HEADER, _BATCH_COMPRESSION = 2, 3
@@ -36,38 +38,41 @@ PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
 
 
 class PackedDirectory:
-    """A finished result. `manifest` is the parsed manifest.json, `path` the directory."""
+    """A finished result. `path` is the directory, `facts` what its manifest says."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, path: Path, facts: Manifest) -> None:
         self.path = path
-        self.manifest = manifest
-        config = manifest["config"]
-        self.max_length: int = config["max_length"]
-        # results of a packer that did not have these options do not name them
-        self.segment_multiple: int = config.get("segment_multiple", 1)
-        self.label_shift: str = config.get("label_shift", "none")
-        self.max_segments_per_row: int | None = config.get("max_segments_per_row")
-        self._ends = list(accumulate(shard["rows"] for shard in manifest["shards"]))
+        self.facts = facts
+        self.max_length = facts.config.max_length
+        self.segment_multiple = facts.config.segment_multiple
+        self.label_shift = facts.config.label_shift
+        self.max_segments_per_row = facts.config.max_segments_per_row
+        self._ends = list(accumulate(shard.rows for shard in facts.shards))
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """manifest.json as it is: plain dicts and lists."""
+        return self.facts.document
 
     def __len__(self) -> int:
         """Rows in all shards."""
-        return int(self.manifest["rows"])
+        return self.facts.rows
 
-    def find(self, row: int) -> tuple[dict[str, Any], int]:
+    def find(self, row: int) -> tuple[Shard, int]:
         """The shard that holds a row counted over all shards, and the row's number in it."""
         index = bisect_right(self._ends, row)
         if index == len(self._ends):
             raise DataError(
                 f"{self.path / MANIFEST}: its total is {len(self)} rows, its shards hold "
-                f"{sum(shard['rows'] for shard in self.manifest['shards'])}",
+                f"{sum(shard.rows for shard in self.facts.shards)}",
                 "pack the data again",
             )
-        shard = self.manifest["shards"][index]
-        return shard, row - (self._ends[index] - shard["rows"])
+        shard = self.facts.shards[index]
+        return shard, row - (self._ends[index] - shard.rows)
 
-    def check_size(self, shard: dict[str, Any]) -> None:
+    def check_size(self, shard: Shard) -> None:
         """Raise DataError when a shard is missing or not as long as the manifest says."""
-        file = self.path / shard["file"]
+        file = self.path / shard.file
         try:
             status = file.stat()
         except OSError:
@@ -75,17 +80,19 @@ class PackedDirectory:
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{file}: is not a regular file", PACK_AGAIN)
         size = status.st_size
-        if size != shard["bytes"]:
+        if size != shard.bytes:
             raise DataError(
-                f"{file}: has {size} bytes, the manifest says {shard['bytes']}", PACK_AGAIN
+                f"{file}: has {size} bytes, the manifest says {shard.bytes}", PACK_AGAIN
             )
 
-    def batches(self, shard: dict[str, Any]) -> Iterator[Any]:
+    def batches(self, shard: Shard | dict[str, Any]) -> Iterator[Any]:
         """The Arrow record batches of a shard (an entry of manifest["shards"]), mapped.
 
         Raises DataError when the shard cannot be read or holds another number of rows.
         """
-        path = self.path / shard["file"]
+        if isinstance(shard, dict):
+            shard = msgspec.convert(shard, Shard)
+        path = self.path / shard.file
         try:
             with pa.memory_map(str(path)) as source:
                 rows = yield from self.read_batches(source)
@@ -93,9 +100,9 @@ class PackedDirectory:
             raise self.replaced() or DataError(
                 f"{path}: not a readable shard: {first_line(error)}", PACK_AGAIN
             ) from error
-        if rows != shard["rows"]:
+        if rows != shard.rows:
             raise DataError(
-                f"{path}: holds {rows} rows, the manifest says {shard['rows']}", PACK_AGAIN
+                f"{path}: holds {rows} rows, the manifest says {shard.rows}", PACK_AGAIN
             )
 
     def replaced(self) -> DataError | None:
@@ -104,7 +111,7 @@ class PackedDirectory:
             now = load(self.path, incomplete_too=True)
         except DataError:
             return None
-        if now.get("sha256") == self.manifest.get("sha256"):
+        if now.sha256 == self.facts.sha256:
             return None
         return DataError(
             f"{self.path}: was replaced by another result while it was read", "read it again"
@@ -216,7 +223,7 @@ def open_packed(path: str | os.PathLike[str]) -> PackedDirectory:
     while True:
         packed = PackedDirectory(directory, load(directory))
         try:
-            for shard in packed.manifest["shards"]:
+            for shard in packed.facts.shards:
                 packed.check_size(shard)
         except DataError:
             if packed.replaced() is None:

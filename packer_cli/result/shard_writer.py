@@ -134,7 +134,7 @@ class ShardWriter:
 
     def _start_part(self) -> None:
         name = f"shard-{self._unit:05d}-{len(self.shards):03d}.arrow.part"  # until it has a digest
-        self.shards.append(Shard(name, self._unit))
+        self.shards.append(Shard.begun(name, self._unit))
         self._sink = pa.OSFile(str(self._folder / name), "wb")
         self._stream = pa.ipc.new_stream(self._sink, self._schema)
 

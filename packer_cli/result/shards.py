@@ -5,31 +5,39 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from packer_cli import storage
 from packer_cli.errors import from_os_error
+from packer_cli.result.layout import SHARD_PATTERN
 
 FORMAT_VERSION = 1
 _HASH_BYTES = 1 << 20
 _FETCHED_BYTES = 4 << 20
 
 
-@dataclass
-class Shard:
-    """One finished file: what the manifest says of it."""
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=1 << 53)]
 
-    file: str
-    unit: int
-    rows: int = 0
-    segments: int = 0
-    tokens: int = 0
-    trained_tokens: int = 0
-    bytes: int = 0
-    sha256: str = ""
 
-    def as_json(self) -> dict[str, object]:
-        return dict(vars(self))
+class Shard(Struct):
+    """One finished file: what the manifest says of it, and the records of units."""
+
+    file: Annotated[str, Meta(pattern=SHARD_PATTERN, max_length=100)]
+    unit: Count
+    rows: AtLeastOne
+    segments: AtLeastOne
+    tokens: AtLeastOne
+    trained_tokens: Count
+    bytes: AtLeastOne
+    sha256: str
+
+    @classmethod
+    def begun(cls, file: str, unit: int) -> Shard:
+        """One that is being written: nothing is counted yet."""
+        return cls(file, unit, 0, 0, 0, 0, 0, "")
 
 
 def digest(

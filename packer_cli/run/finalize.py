@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from msgspec.structs import asdict
 
 import packer_cli
 from packer_cli.config.options import PackConfig
@@ -17,9 +18,9 @@ from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.records import InputFile
-from packer_cli.result import manifest
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INPUT_TIMES, MANIFEST, REJECTED, UNITS
+from packer_cli.result.manifest import TOTALS, Histograms, Manifest, to_bytes
 from packer_cli.result.manifest_check import why_incomplete
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.shards import FORMAT_VERSION, Shard, digest
@@ -34,7 +35,7 @@ from packer_cli.run.replacing import earlier_result
 _COPY_BYTES = 1 << 20
 
 
-def finalize(run: Run, claim: Claim) -> dict[str, Any]:
+def finalize(run: Run, claim: Claim) -> Manifest:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
     Raises DataError when there is nothing to keep, ThresholdMissed when it would replace a good
@@ -67,20 +68,20 @@ def finalize(run: Run, claim: Claim) -> dict[str, Any]:
         _join(rejected, claim)
         hashes[REJECTED] = digest(work / REJECTED)[1]
     hashes[UNITS] = digest(work / UNITS)[1]
-    content = _manifest(run, tokenizer, digests, shards, total, hashes)
+    manifest = _manifest(run, tokenizer, digests, shards, total, hashes)
     # not among the result's own bytes: it is only for --update on this machine
     write_file(work / INPUT_TIMES, identities(run.files))
-    write_file(work / MANIFEST, manifest.to_bytes(content))
-    _refuse_incomplete(content, claim)
+    write_file(work / MANIFEST, to_bytes(manifest.document))
+    _refuse_incomplete(manifest, claim)
     output.replace(claim)
-    return content
+    return manifest
 
 
-def _refuse_incomplete(content: dict[str, Any], claim: Claim) -> None:
+def _refuse_incomplete(manifest: Manifest, claim: Claim) -> None:
     earlier = earlier_result(claim.folder)
-    if "incomplete" in content and earlier is not None and "incomplete" not in earlier.manifest:
+    if manifest.incomplete and earlier is not None and not earlier.manifest.incomplete:
         raise ThresholdMissed(
-            f"{claim.output}: {content['incomplete']}",
+            f"{claim.output}: {manifest.incomplete}",
             "the earlier result stays; everything is packed, and with a larger --max-loss the run "
             "finishes at once",
         )
@@ -161,8 +162,8 @@ def _manifest(
     shards: list[Shard],
     counts: Counts,
     side_files: dict[str, str],
-) -> dict[str, Any]:
-    """The manifest of a finished run, ready for JSON. `side_files`: name -> sha256."""
+) -> Manifest:
+    """Of a finished run. `side_files`: name -> sha256."""
     config = run.config
     slots = counts.rows * config.max_length
     content = {
@@ -171,7 +172,7 @@ def _manifest(
         "config": config.as_json() | {"shape": run.shape.kind},
         "tokenizer": tokenizer,
         "rows": counts.rows,
-        **{name: getattr(counts, name) for name in manifest.TOTALS},
+        **{name: getattr(counts, name) for name in TOTALS},
         "padding_tokens": slots - counts.tokens,
         "utilization": counts.tokens / slots if slots else 0.0,
         "lower_bound_rows": lower_bound_rows(
@@ -181,8 +182,7 @@ def _manifest(
             segment_multiple=config.segment_multiple,
         ),
         "histograms": {
-            name: getattr(counts, name).tolist()
-            for name in ("document_length", "row_fill", "segments_per_row")
+            name: getattr(counts, name).tolist() for name in Histograms.__struct_fields__
         },
         **_attention_cost(config, counts),
         "inputs": [_input(file, *digests[file.index], counts) for file in run.files],
@@ -190,12 +190,13 @@ def _manifest(
             {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
             for unit in run.units
         ],
-        "shards": [shard.as_json() for shard in shards],
+        "shards": [asdict(shard) for shard in shards],
         "side_files": side_files,
     }
-    if incomplete := why_incomplete(config.max_loss, content):
+    lost = counts.truncated_tokens, counts.dropped_tokens
+    if incomplete := why_incomplete(config.max_loss, counts.tokens, *lost):
         content["incomplete"] = incomplete
-    return content
+    return Manifest.of(content)
 
 
 def _input(file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:

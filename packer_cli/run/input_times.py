@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from packer_cli.errors import DataError
 from packer_cli.records import InputFile
 from packer_cli.result.layout import INPUT_TIMES
+from packer_cli.result.manifest import Input
 
 
 class _Identities(msgspec.Struct, omit_defaults=True):
@@ -33,7 +33,7 @@ def identities(files: Iterable[InputFile]) -> bytes:
     return msgspec.json.encode(_Identities(found, racy))
 
 
-def load_identities(directory: Path, inputs: list[dict[str, Any]]) -> list[InputFile]:
+def load_identities(directory: Path, inputs: list[Input]) -> list[InputFile]:
     """The inputs of a result, which the manifest names, as they were. Raises DataError."""
     path = directory / INPUT_TIMES
     try:
@@ -49,6 +49,6 @@ def load_identities(directory: Path, inputs: list[dict[str, Any]]) -> list[Input
         ) from error
     racy = set(said.racy)
     return [
-        InputFile(index, one["path"], "", None, one["size"], *identity, racy=index in racy)
+        InputFile(index, one.path, "", None, one.size, *identity, racy=index in racy)
         for index, (one, identity) in enumerate(zip(inputs, found, strict=True))
     ]

@@ -34,7 +34,7 @@ from packer_cli.inputs.formats import detect_shape
 from packer_cli.interrupts import as_flag
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.result import manifest
+from packer_cli.result.manifest import Manifest, load
 from packer_cli.run import directory as output
 from packer_cli.run.commits import UNIT_RECORDS
 from packer_cli.run.encoder import Chosen, choose_encoding
@@ -63,7 +63,7 @@ def pack(
     warn: Notify = lambda message: None,
     early: EarlyReference | None = None,
     staging: Path | None = None,
-) -> dict[str, Any] | None:
+) -> Manifest | None:
     """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
     rank that leaves work to others.
 
@@ -103,11 +103,11 @@ class _Job:
     stop: threading.Event
     early: EarlyReference | None
 
-    def to_url(self, url: str, staging: Path | None) -> dict[str, Any]:
+    def to_url(self, url: str, staging: Path | None) -> Manifest:
         """Pack into a staging directory and upload that."""
         run = self._run(self.files, plan_units(self.files, self.config))
 
-        def pack_staged(folder: Path) -> dict[str, Any]:
+        def pack_staged(folder: Path) -> Manifest:
             with output.claimed(
                 folder,
                 self.files,
@@ -116,14 +116,14 @@ class _Job:
                 no_lock=self.options.no_lock,
             ) as claim:
                 found = self._pack_claimed(claim, run, None)
-            return found or manifest.load(folder, incomplete_too=True)
+            return found or load(folder, incomplete_too=True)
 
         return publish(
             url, staging, run, pack_staged, overwrite=self.options.overwrite,
             no_lock=self.options.no_lock, notify=self.notify, show_progress=self.options.progress,
         )  # fmt: skip
 
-    def to_directory(self, destination: Path) -> dict[str, Any] | None:
+    def to_directory(self, destination: Path) -> Manifest | None:
         """Pack all, or this rank's share, or what an update calls for."""
         rank, options = self.options.as_rank, self.options
         may_replace = options.overwrite or options.update
@@ -133,7 +133,7 @@ class _Job:
         ) as claim:  # fmt: skip
             update = None
             if (options.update or rank) and holds_result(destination):
-                earlier = manifest.load(destination, incomplete_too=True)
+                earlier = load(destination, incomplete_too=True)
                 update = self._update(destination, earlier)
                 if not update.changed:
                     if not rank:
@@ -159,7 +159,7 @@ class _Job:
             self.chosen.hashes,
         )  # fmt: skip
 
-    def _update(self, destination: Path, earlier: dict[str, Any]) -> Update:
+    def _update(self, destination: Path, earlier: Manifest) -> Update:
         """What has changed since an earlier result; says what a user should know of it."""
         update = plan_update(
             destination, earlier, self.files, self.shape, self.config, self.chosen.name,
@@ -176,14 +176,14 @@ class _Job:
 
     def _pack_claimed(
         self, claim: output.Claim, run: Run, update: Update | None
-    ) -> dict[str, Any] | None:
+    ) -> Manifest | None:
         """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
         # an update of nothing is a run like any other: it throws no other's units away
         may_replace = self.options.overwrite or update is not None
         side_files = self.chosen.side_files
         if not output.begin(claim, run, side_files, may_replace=may_replace):
             self.notify(f"{claim.output}: was complete except for its last step")
-            return manifest.load(claim.output, incomplete_too=True)
+            return load(claim.output, incomplete_too=True)
         if update is not None:
             update.keep(claim.work)
         try:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.locks import InUseError
-from packer_cli.result import manifest
+from packer_cli.result.manifest import Manifest, load
 from packer_cli.run import directory as output
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Run, load_run
@@ -72,7 +71,7 @@ def _number(name: str, text: str) -> int:
 
 def finalize_if_last(
     destination: Path, notify: Callable[[str], None], *, no_lock: bool = False
-) -> dict[str, Any] | None:
+) -> Manifest | None:
     """The manifest, when no other rank is at work any more and all units are packed."""
     work = output.work_of(destination)
     # before it is locked, or a rank that begins now would find it locked
@@ -85,24 +84,24 @@ def finalize_if_last(
         ) as claim:
             run = load_run(claim.work / RUN)
             if run is None:  # another rank was the last
-                return manifest.load(destination, incomplete_too=True)
+                return load(destination, incomplete_too=True)
             return None if _missing(run, claim.work) else finalize(run, claim)
     except InUseError:
         notify(f"{destination}: other ranks are at work; the last one finishes")
         return None
 
 
-def finalize_now(destination: Path, *, no_lock: bool = False) -> dict[str, Any]:
+def finalize_now(destination: Path, *, no_lock: bool = False) -> Manifest:
     """The manifest of what ranks have packed. Raises DataError when units are missing."""
     work = output.work_of(destination)
     if not work or not ((work / RUN).is_file() or (work / REPLACING).is_file()):
-        manifest.load(destination, incomplete_too=True)  # says what is wrong, if anything is
+        load(destination, incomplete_too=True)  # says what is wrong, if anything is
         raise UsageError(f"{destination}: is already finished", "see packer stats")
     with output.claimed(
         destination, [], may_replace=True, notify=lambda message: None, no_lock=no_lock
     ) as claim:
         if claim.ended is not None:
-            return manifest.load(destination, incomplete_too=True)
+            return load(destination, incomplete_too=True)
         run = load_run(claim.work / RUN)
         if run is None:
             raise DataError(

@@ -18,10 +18,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from packer_cli.durable import put_file
-from packer_cli.errors import UsageError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.ownership import Folder, Listed, file_digest, in_the_way, unchanged
-from packer_cli.result import manifest as manifests
 from packer_cli.result.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, SIDE_FILES, is_result_file
+from packer_cli.result.manifest import (
+    Manifest,
+    is_manifest,
+    looks_like_one,
+    parse,
+    parse_unedited,
+)
 from packer_cli.run.commits import UNIT_RECORDS, read_unit_record
 from packer_cli.run.identity import RUN, sealed, unsealed
 
@@ -34,13 +40,13 @@ class Earlier(NamedTuple):
     """A result that is there. `status`: of its manifest's file, `name`."""
 
     name: str
-    manifest: dict[str, Any]
+    manifest: Manifest
     status: os.stat_result
 
 
 def holds_result(output: Path) -> bool:
     """Whether a finished result is there, also one that is marked incomplete."""
-    return manifests.is_manifest(output / MANIFEST) or manifests.is_manifest(output / INCOMPLETE)
+    return is_manifest(output / MANIFEST) or is_manifest(output / INCOMPLETE)
 
 
 def earlier_result(folder: Folder) -> Earlier | None:
@@ -49,21 +55,23 @@ def earlier_result(folder: Folder) -> Earlier | None:
     """
     for name in (MANIFEST, INCOMPLETE):
         content, status = folder.read(name), folder.status(name)
-        if content is None or status is None or not manifests.looks_like_one(content):
+        if content is None or status is None or not looks_like_one(content):
             continue
-        if problem := manifests.unusable(content):
+        try:
+            return Earlier(name, parse_unedited(content), status)
+        except DataError as error:
             raise UsageError(
-                f"{folder.path / name}: {problem}, so it does not tell which files are packer's",
+                f"{folder.path / name}: {error.message}, so it does not tell which files are "
+                "packer's",
                 "choose another --output, or remove that directory yourself",
-            )
-        return Earlier(name, msgspec.json.decode(content), status)
+            ) from error
     return None
 
 
-def listed(manifest: dict[str, Any]) -> dict[str, Listed]:
+def listed(manifest: Manifest) -> dict[str, Listed]:
     """The files that a manifest lists, as it says they were written."""
-    files = {one["file"]: Listed(one["bytes"], one["sha256"]) for one in manifest["shards"]}
-    files |= {name: Listed(None, sha256) for name, sha256 in manifest["side_files"].items()}
+    files = {shard.file: Listed(shard.bytes, shard.sha256) for shard in manifest.shards}
+    files |= {name: Listed(None, sha256) for name, sha256 in manifest.side_files.items()}
     return {name: file for name, file in files.items() if is_result_file(name)}
 
 
@@ -95,7 +103,7 @@ def replace_earlier(folder: Folder, work: Folder) -> None:
     Every file must be on the disk already, the manifest too. Raises UsageError, before anything is
     changed, when files of others are where the result is to be; OSError.
     """
-    earlier, new = earlier_result(folder), manifests.decode(work.read(MANIFEST) or b"")
+    earlier, new = earlier_result(folder), parse(work.read(MANIFEST) or b"")
     own = {} if earlier is None else _replaced(folder, work, earlier, new)
     _refuse_blocked(folder, work, new, own)
     put_file(work.path / _EARLIER, sealed(msgspec.json.encode(own)))
@@ -109,9 +117,7 @@ _State = tuple[int, int, int, int]  # inode, size and times: a file that was not
 _Own = tuple[_State | None, str]  # or else its digest tells
 
 
-def _replaced(
-    folder: Folder, work: Folder, earlier: Earlier, new: dict[str, Any]
-) -> dict[str, _Own]:
+def _replaced(folder: Folder, work: Folder, earlier: Earlier, new: Manifest) -> dict[str, _Own]:
     """The files of the earlier result that the new one is to replace, or that go."""
     files, stay = listed(earlier.manifest), listed(new).keys()
     own = {}
@@ -148,9 +154,7 @@ def _earlier_files(work: Folder) -> dict[str, _Own]:
     return {name: found[name] for name in found if is_result_file(name) or name in known}
 
 
-def _refuse_blocked(
-    folder: Folder, work: Folder, new: dict[str, Any], own: dict[str, _Own]
-) -> None:
+def _refuse_blocked(folder: Folder, work: Folder, new: Manifest, own: dict[str, _Own]) -> None:
     """UsageError for files in the way of those in the work folder that the manifest lists."""
     files = listed(new)
     blocked = [
@@ -173,9 +177,9 @@ def _is_free(folder: Folder, name: str, own: dict[str, _Own], new: Listed | None
     return new is not None and unchanged(folder, name, new)
 
 
-def _target(manifest: dict[str, Any]) -> str:
+def _target(manifest: Manifest) -> str:
     """A result that missed --max-loss gets a name that says so."""
-    return INCOMPLETE if "incomplete" in manifest else MANIFEST
+    return INCOMPLETE if manifest.incomplete else MANIFEST
 
 
 def put_in_place(folder: Folder, work: Folder) -> bool:
@@ -183,11 +187,8 @@ def put_in_place(folder: Folder, work: Folder) -> bool:
     or gone: the run is then an unfinished one again.
     """
     content = work.read(MANIFEST)
-    if content is not None and not manifests.unusable(content):
-        new = manifests.decode(content)
-    elif content is None and (there := _new_result(folder, work)) is not None:
-        new = there
-    else:
+    new = _new_result(folder, work) if content is None else _sound(content)
+    if new is None:
         _take_back(folder, work)
         work.rename(REPLACING, work, RUN)
         return False
@@ -208,7 +209,14 @@ def put_in_place(folder: Folder, work: Folder) -> bool:
     return True
 
 
-def _new_result(folder: Folder, work: Folder) -> dict[str, Any] | None:
+def _sound(content: bytes) -> Manifest | None:
+    try:
+        return parse_unedited(content)
+    except DataError:
+        return None
+
+
+def _new_result(folder: Folder, work: Folder) -> Manifest | None:
     """The manifest in the output, if it is no longer the earlier result's."""
     there = earlier_result(folder)
     before = _earlier_files(work)

@@ -113,6 +113,7 @@ def pack_unit(unit: WorkUnit, job: Job, writer: RowWriter | None = None) -> Unit
             counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
             _count_documents(counts, batch, pieces.document, pieces.length, job.config.max_length)
             window.add(batch, pieces)
+            del batch, pieces  # the window has what goes into rows, and frees it when it is written
             if window.tokens >= (job.config.window_tokens or 0):
                 _write(writer, counts, job, window.rows())
         if window.tokens:
@@ -161,8 +162,10 @@ def _batches(
                 counts.rejected_records += len(bad)
                 counts.file(file.index).rejected_records += len(bad)
             job.progress.read(records.consumed, len(batch.position))
+            del records  # neither they nor their tokens are held while the next are read
             if len(batch.position):
                 yield batch
+            del batch
         check_unchanged(file)
 
 

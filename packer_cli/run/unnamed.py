@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from packer_cli import storage
 from packer_cli.config.formats import format_of
@@ -19,20 +18,17 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
 from packer_cli.records import InputFile
 from packer_cli.result.layout import WORK
+from packer_cli.result.manifest import Input, Manifest
 from packer_cli.run.directory import work_of
 from packer_cli.run.identity import RUN, load_run, may_exist
 
-Unnamed = dict[int, dict[str, Any]]  # index -> what the manifest says of the input
+Unnamed = dict[int, Input]  # by index
 _MOST_NAMED = 3
 
 
-def find_unnamed(manifest: dict[str, Any], found: Iterable[InputFile]) -> Unnamed:
+def find_unnamed(manifest: Manifest, found: Iterable[InputFile]) -> Unnamed:
     named = {file.path for file in found}
-    return {
-        index: one
-        for index, one in enumerate(manifest["inputs"])
-        if not one.get("removed") and one["path"] not in named
-    }
+    return {index: one for index, one in manifest.inputs_now.items() if one.path not in named}
 
 
 def refuse_loss(directory: Path, unnamed: Unnamed) -> None:
@@ -44,9 +40,9 @@ def refuse_loss(directory: Path, unnamed: Unnamed) -> None:
         )
 
 
-def refuse_loss_of_stdin(manifest: dict[str, Any], found: Iterable[InputFile]) -> None:
+def refuse_loss_of_stdin(manifest: Manifest, found: Iterable[InputFile]) -> None:
     """UsageError where stdin would replace what another stdin has brought."""
-    earlier = [one["path"] for one in manifest["inputs"] if not one.get("removed")]
+    earlier = [one.path for one in manifest.inputs_now.values()]
     if STDIN in earlier and any(file.path == STDIN for file in found):
         raise UsageError(
             "-: stdin would replace the documents that came from stdin before",
@@ -59,7 +55,7 @@ def refuse_other_names(unnamed: Unnamed, found: Iterable[InputFile]) -> None:
     if not unnamed:
         return
     names = {storage.identity(file.path): file.path for file in found if file.path != STDIN}
-    for path in (one["path"] for one in unnamed.values()):
+    for path in (one.path for one in unnamed.values()):
         # no file has a null byte in its name, whatever a damaged manifest says
         if path != STDIN and "\0" not in path and storage.identity(path) in names:
             raise UsageError(
@@ -86,24 +82,24 @@ def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
         )
 
 
-def kept_file(index: int, one: dict[str, Any], config: PackConfig, mtime_ns: int) -> InputFile:
+def kept_file(index: int, one: Input, config: PackConfig, mtime_ns: int) -> InputFile:
     """An input as it was when it was packed."""
-    file_format, compression = format_of(one["path"])
+    file_format, compression = format_of(one.path)
     file_format = config.input_format or file_format or "jsonl"
-    return InputFile(index, one["path"], file_format, compression, one["size"], mtime_ns)
+    return InputFile(index, one.path, file_format, compression, one.size, mtime_ns)
 
 
 def read_again(unnamed: Unnamed, config: PackConfig) -> list[InputFile]:
     """Kept inputs that must be packed anew. UsageError for those that cannot be read any more."""
     files = []
     for index, one in unnamed.items():
-        if one["path"] == STDIN:
-            raise _lost(one["path"], "came by stdin")
+        if one.path == STDIN:
+            raise _lost(one.path, "came by stdin")
         try:
-            files.append(input_file(index, one["path"], config))
+            files.append(input_file(index, one.path, config))
         except PackerError as error:
-            reason = "cannot be read" if may_exist(one["path"]) else "no longer exists"
-            raise _lost(one["path"], reason) from error
+            reason = "cannot be read" if may_exist(one.path) else "no longer exists"
+            raise _lost(one.path, reason) from error
     return files
 
 
@@ -117,8 +113,8 @@ def refuse_changed(files: Iterable[InputFile], same: set[int], *, checksum: bool
 
 def described(unnamed: Unnamed) -> str:
     """How many documents and inputs, and the first of these with why they are among them."""
-    documents = sum(one["documents"] for one in unnamed.values())
-    paths = (one["path"] for one in unnamed.values())
+    documents = sum(one.documents for one in unnamed.values())
+    paths = (one.path for one in unnamed.values())
     shown = [
         f"{path} ({'not named' if may_exist(path) else 'no longer exists'})"
         for path in islice(paths, _MOST_NAMED)

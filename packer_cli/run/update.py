@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -26,6 +25,7 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.discovery import plan_units
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import UNITS
+from packer_cli.result.manifest import Input, Manifest
 from packer_cli.result.manifest_check import config_of
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
@@ -84,7 +84,7 @@ class Update:
 
 def plan_update(
     directory: Path,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     found: list[InputFile],
     shape: Shape,
     config: PackConfig,
@@ -124,7 +124,7 @@ def plan_update(
         new = [replace(unit, index=next(free)) for unit in plan_units(rest, config, weight)]
     units = sorted([*new, *(record.work_unit for record in records)], key=lambda unit: unit.index)
     digests = {
-        index: (manifest["inputs"][index]["size"], manifest["inputs"][index]["sha256"])
+        index: (manifest.inputs[index].size, manifest.inputs[index].sha256)
         for index in standing - {index for record in records for index, *_ in record.inputs}
     }
     return Update(files, units, records, digests, bool(new or dropped), kept, dropped)
@@ -132,7 +132,7 @@ def plan_update(
 
 def _kept_files(
     directory: Path,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     kept: Unnamed,
     standing: set[int],
     config: PackConfig,
@@ -144,7 +144,7 @@ def _kept_files(
     anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
     if anew:
         refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
-    times = _times(directory, manifest["inputs"])
+    times = _times(directory, manifest.inputs)
     return anew + [
         kept_file(index, one, config, times[index])
         for index, one in kept.items()
@@ -152,7 +152,7 @@ def _kept_files(
     ]
 
 
-def _times(directory: Path, inputs: list[dict[str, Any]]) -> list[int]:
+def _times(directory: Path, inputs: list[Input]) -> list[int]:
     """When each input was changed; an input of an unknown time, 0, counts as changed later on."""
     try:
         return [file.mtime_ns for file in load_identities(directory, inputs)]
@@ -162,7 +162,7 @@ def _times(directory: Path, inputs: list[dict[str, Any]]) -> list[int]:
 
 def _refuse_other_options(
     directory: Path,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     shape: Shape,
     config: PackConfig,
     tokenizer: str | None,
@@ -172,10 +172,10 @@ def _refuse_other_options(
         differ = differing_options(config_of(manifest), replace(config, shape=shape.kind))
     except ValueError as error:
         raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
-    differ = differing_packers(manifest["packer_version"], str(packer_cli.__version__)) + differ
-    kept = {n: s for n, s in manifest["side_files"].items() if n not in _NOT_OF_TOKENIZER}
-    said = manifest["tokenizer"]
-    differ += differing_tokenizers(said and said["source"], kept, tokenizer, side_files)
+    differ = differing_packers(manifest.packer_version, str(packer_cli.__version__)) + differ
+    kept = {n: s for n, s in manifest.side_files.items() if n not in _NOT_OF_TOKENIZER}
+    earlier = manifest.tokenizer.source if manifest.tokenizer else None
+    differ += differing_tokenizers(earlier, kept, tokenizer, side_files)
     if differ:
         raise UsageError(
             f"{directory}: was packed with other options: {'; '.join(differ)}",
@@ -184,46 +184,44 @@ def _refuse_other_options(
 
 
 def _same_inputs(
-    directory: Path, manifest: dict[str, Any], found: list[InputFile], checksum: bool
+    directory: Path, manifest: Manifest, found: list[InputFile], checksum: bool
 ) -> set[int]:
     """The indices of the earlier inputs that are what they were."""
-    inputs = manifest["inputs"]
+    inputs = manifest.inputs
     then = [] if checksum else load_identities(directory, inputs)
     now = {file.path: file for file in found}
 
     def is_same(index: int, file: InputFile) -> bool:
-        if file.size != inputs[index]["size"]:
+        if file.size != inputs[index].size:
             return False
         if not checksum and (then[index].has_changed(file) or then[index].is_surely(file)):
             return not then[index].has_changed(file)
-        return digest(file.path)[1] == str(inputs[index]["sha256"])
+        return digest(file.path)[1] == inputs[index].sha256
 
-    named = {i: now[one["path"]] for i, one in enumerate(inputs) if one["path"] in now}
+    named = {i: now[one.path] for i, one in enumerate(inputs) if one.path in now}
     return {
-        index
-        for index, file in named.items()
-        if not inputs[index].get("removed") and is_same(index, file)
+        index for index, file in named.items() if not inputs[index].removed and is_same(index, file)
     }
 
 
-def _numbered(manifest: dict[str, Any], found: list[InputFile]) -> list[InputFile]:
+def _numbered(manifest: Manifest, found: list[InputFile]) -> list[InputFile]:
     """The inputs with the numbers that they had; those that are gone without a format."""
-    earlier = {said["path"]: index for index, said in enumerate(manifest["inputs"])}
+    earlier = {one.path: index for index, one in enumerate(manifest.inputs)}
     known = {earlier[file.path] for file in found if file.path in earlier}
     free = _free(known)
     files = [replace(file, index=earlier.get(file.path, -1)) for file in found]
     files = [replace(file, index=next(free)) if file.index < 0 else file for file in files]
     taken = {file.index: file for file in files}
     return [
-        taken.get(index) or InputFile(index, manifest["inputs"][index]["path"], "", None, 0, 0)
+        taken.get(index) or InputFile(index, manifest.inputs[index].path, "", None, 0, 0)
         for index in range(max(taken) + 1)
     ]
 
 
-def _records(directory: Path, manifest: dict[str, Any]) -> Iterator[UnitRecord]:
+def _records(directory: Path, manifest: Manifest) -> Iterator[UnitRecord]:
     """The records of the result's units, as parts of it."""
     # a record more or less would be documents twice or never, and nothing else would tell
-    if digest(directory / UNITS)[1] != manifest["side_files"].get(UNITS):
+    if digest(directory / UNITS)[1] != manifest.side_files.get(UNITS):
         raise DataError(f"{directory / UNITS}: damaged: not what the manifest says", _ANEW)
     rejected_from = 0
     try:

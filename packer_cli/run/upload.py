@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -48,6 +48,7 @@ from packer_cli.ownership import (
 from packer_cli.progress import Progress
 from packer_cli.result import manifest as manifests
 from packer_cli.result.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, SIDE_FILES, WORK
+from packer_cli.result.manifest import Manifest
 from packer_cli.result.shards import digest
 from packer_cli.run import directory as output
 from packer_cli.run import replacing
@@ -87,7 +88,7 @@ class _Found(NamedTuple):
     """
 
     sizes: dict[str, int | None]
-    manifest: dict[str, Any] | None
+    manifest: Manifest | None
     files: dict[str, Listed]
     problem: str
     marker: _Marker | None
@@ -132,13 +133,13 @@ def publish(
     url: str,
     staging: Path | None,
     run: Run,
-    pack: Callable[[Path], dict[str, Any]],
+    pack: Callable[[Path], Manifest],
     *,
     overwrite: bool,
     no_lock: bool,
     notify: Notify,
     show_progress: bool,
-) -> dict[str, Any]:
+) -> Manifest:
     """Put the result of `run` at a URL; gives its manifest.
 
     `pack` packs it into a local directory, or goes on with it. A result that is marked incomplete
@@ -153,7 +154,7 @@ def publish(
                 _refuse(url, found, None, overwrite)
                 with _reserved(url, found):
                     manifest = _packed(pack, result)
-                    if "incomplete" in manifest:
+                    if manifest.incomplete:
                         _unmark_empty(url)
                         return manifest
                 found = _look(url)
@@ -170,7 +171,7 @@ def publish(
         raise from_os_error(error, error.filename or url, "write") from error
 
 
-def _packed(pack: Callable[[Path], dict[str, Any]], result: Path) -> dict[str, Any]:
+def _packed(pack: Callable[[Path], Manifest], result: Path) -> Manifest:
     try:
         return pack(result)
     except PackerError as error:
@@ -257,7 +258,7 @@ def _begin(
     put_file(own.inside.path / _STAGED, msgspec.json.encode(_Staged(name, run)))
 
 
-def _finished(result: Path) -> dict[str, Any] | None:
+def _finished(result: Path) -> Manifest | None:
     """The manifest of a staged result that can be uploaded."""
     if not replacing.holds_result(result):
         return None
@@ -266,14 +267,14 @@ def _finished(result: Path) -> dict[str, Any] | None:
         files = _files(result, manifest)
     except (DataError, OSError):
         return None
-    sizes = {shard["file"]: shard["bytes"] for shard in manifest["shards"]}
-    return manifest if all(files[name].size == sizes[name] for name in sizes) else None
+    whole = all(files[shard.file].size == shard.bytes for shard in manifest.shards)
+    return manifest if whole else None
 
 
-def _files(result: Path, manifest: dict[str, Any]) -> dict[str, Listed]:
+def _files(result: Path, manifest: Manifest) -> dict[str, Listed]:
     """All but the manifest, in the order in which they are uploaded."""
-    hashes: dict[str, str] = {one["file"]: one["sha256"] for one in manifest["shards"]}
-    hashes |= dict(sorted(manifest["side_files"].items()))
+    hashes = {shard.file: shard.sha256 for shard in manifest.shards}
+    hashes |= dict(sorted(manifest.side_files.items()))
     return {
         name: Listed((result / name).stat().st_size, sha256)
         for name, sha256 in (hashes | {INPUT_TIMES: ""}).items()
@@ -289,8 +290,10 @@ def _look(url: str) -> _Found:
             with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
                 content = file.read()
             if manifests.looks_like_one(content):
-                problem = manifests.unusable(content)
-                manifest = None if problem else manifests.decode(content)
+                try:
+                    manifest = manifests.parse_unedited(content)
+                except DataError as error:
+                    problem = error.message
                 break
     files = {} if manifest is None else replacing.listed(manifest)
     return _Found(sizes, manifest, files, problem, _marker(url) if WORK in sizes else None)
@@ -430,7 +433,7 @@ def _reserved(url: str, found: _Found) -> Iterator[None]:
 def _upload(
     url: str,
     result: Path,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     own: tuple[int, str],
     found: _Found,
     notify: Notify,
@@ -504,7 +507,7 @@ def _earlier_files(url: str, found: _Found) -> dict[str, tuple[int, str]]:
         if size is not None
         if (sha256 := _own_digest(url, name, found)) is not None
     }
-    if found.manifest is not None and "incomplete" in found.manifest:
+    if found.manifest is not None and found.manifest.incomplete:
         earlier[INCOMPLETE] = found.sizes[INCOMPLETE] or 0, ""
     return earlier
 

@@ -19,7 +19,10 @@ import pyarrow as pa
 from packer_cli.config.formats import format_named, format_of
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import IGNORED, Int32
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, ragged_of, rows_of
+from packer_cli.result.documents import sources_of
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, metadata_of, rows_of, segments_of
+from packer_cli.result.rules import RowLimits, broken_boundaries, broken_sources
 from packer_cli.tokenization.decoding import Decoder
 
 _ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)
@@ -117,57 +120,39 @@ def read_row(packed: PackedDirectory, index: int) -> Row:
     for batch in packed.batches(shard):  # only their descriptions are read
         if shard_row < before + batch.num_rows:
             try:
-                segments = list(_segments(batch.slice(shard_row - before, 1), packed.manifest))
+                segments = list(_segments(batch.slice(shard_row - before, 1), packed.facts))
             except (ValueError, KeyError, pa.ArrowException) as error:
-                place = f"{packed.path / shard['file']}: row {shard_row}"
+                place = f"{packed.path / shard.file}: row {shard_row}"
                 raise DataError(f"{place}: is damaged: {error}", PACK_AGAIN) from error
             used = sum(len(segment.ids) for segment in segments)
-            return Row(index, shard["file"], shard_row, segments, packed.max_length - used)
+            return Row(index, shard.file, shard_row, segments, packed.max_length - used)
         before += batch.num_rows
     raise DataError(
-        f"{packed.path / shard['file']}: holds {before} rows, the manifest says {shard['rows']}",
+        f"{packed.path / shard.file}: holds {before} rows, the manifest says {shard.rows}",
         PACK_AGAIN,
     )
 
 
-def _segments(batch: Any, manifest: dict[str, Any]) -> Iterator[Segment]:
+def _segments(batch: Any, manifest: Manifest) -> Iterator[Segment]:
     """The segments of a batch of one row. Raises ValueError for what cannot be."""
-    batch.validate(full=True)
-    names = batch.schema.names
-    ids = rows_of(batch.column("input_ids"))[0]
-    boundaries = _list(batch, "cu_seqlens")
-    starts = _list(batch, "cu_seqlens_padded") if "cu_seqlens_padded" in names else boundaries
-    lengths = np.diff(boundaries)
-    begins, ends = starts[:-1], starts[:-1] + lengths
-    if (
-        len(lengths) == 0
-        or len(starts) != len(boundaries)
-        or boundaries[0]
-        or (lengths < 1).any()
-        or (begins < 0).any()
-        or (ends > len(ids)).any()
-    ):
-        raise ValueError(f"its boundaries do not go up from 0 to {len(ids)}")
-    sources: list[Source] | list[None] = [None] * len(lengths)
-    if "segments" in names:
-        sources = [_source(one, manifest) for one in batch.column("segments")[0].as_py()]
-    if len(sources) != len(lengths):
-        raise ValueError("segments does not match cu_seqlens")
-    trained = _trained(batch)
-    for index, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+    named = "segments" in batch.schema.names
+    broken = broken_boundaries(batch, RowLimits.of(manifest))
+    if not broken and named:
+        broken = broken_sources(batch, np.arange(len(manifest.inputs)))
+    if broken:
+        raise ValueError(f"{broken[0].rule}{broken[0].found}")
+    ids, trained = rows_of(batch.column("input_ids"))[0], _trained(batch)
+    shift = metadata_of(batch.schema).get("label_shift")
+    begins, lengths, _ = segments_of(batch)
+    sources = [_source(manifest, *one) for one in sources_of(batch).T.tolist()] if named else None
+    for index, (begin, end) in enumerate(zip(begins, begins + lengths, strict=True)):
         if trained is None:
             flags = None
-        elif _label_shift(batch) == "pre":  # a label stands where its token is predicted
+        elif shift == "pre":  # a label stands where its token is predicted
             flags = np.concatenate([[False], trained[begin : end - 1]])
         else:
             flags = trained[begin:end]
-        yield Segment(index, sources[index], ids[begin:end], flags)
-
-
-def _list(batch: Any, name: str) -> Int32:
-    values, edges = ragged_of(batch.column(name))
-    row: Int32 = values[edges[0] : edges[1]]
-    return row
+        yield Segment(index, sources[index] if sources else None, ids[begin:end], flags)
 
 
 def _trained(batch: Any) -> npt.NDArray[np.bool_] | None:
@@ -177,18 +162,11 @@ def _trained(batch: Any) -> npt.NDArray[np.bool_] | None:
     return trained
 
 
-def _label_shift(batch: Any) -> str:
-    metadata = json.loads((batch.schema.metadata or {}).get(b"packer", b"{}"))
-    return str(metadata.get("label_shift", "none"))
-
-
-def _source(segment: dict[str, int], manifest: dict[str, Any]) -> Source:
-    if not 0 <= segment["file"] < len(manifest["inputs"]):
-        raise ValueError(f"segments names input {segment['file']}, which the manifest lacks")
-    path = manifest["inputs"][segment["file"]]["path"]
-    kind = manifest["config"].get("input_format") or format_of(path)[0]
+def _source(manifest: Manifest, file: int, position: int, start: int) -> Source:
+    path = manifest.inputs[file].path
+    kind = manifest.config.input_format or format_of(path)[0]
     unit = format_named(kind).counted_in if kind else "byte"  # stdin
-    return Source(path, segment["position"], unit, segment["start"])
+    return Source(path, position, unit, start)
 
 
 def spans_of(segment: Segment, decoder: Decoder | None) -> list[Span]:

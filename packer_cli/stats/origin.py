@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec import UNSET
 
 from packer_cli.config.options import DEFAULT_COLUMNS, PADDED_BOUNDARIES, PackConfig
 from packer_cli.config.strategies import keeps_order
+from packer_cli.result.manifest import Manifest, Tokenizer
 
 BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _DIGITS = 12  # of a digest: enough to tell tokenizers apart
@@ -20,70 +23,66 @@ _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "c
                 "columns", "fields", "turn_end", "shuffle", "window_tokens"}  # fmt: skip
 
 
-def inputs_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """The inputs, without those that an update has dropped."""
-    return [said for said in manifest["inputs"] if not said.get("removed")]
+class _Template(NamedTuple):
+    source: str | None
+    sha256: str
 
 
-def origin(manifest: dict[str, Any]) -> dict[str, Any]:
+def origin(manifest: Manifest) -> dict[str, Any]:
     """The same for programs. `chat_template`: None where none rendered."""
-    inputs = inputs_of(manifest)
+    inputs, template = manifest.inputs_now.values(), _template(manifest)
     return {
-        "inputs": {"count": len(inputs), "bytes": sum(one["size"] for one in inputs)},
-        "tokenizer": manifest["tokenizer"],
-        "chat_template": _template(manifest),
-        "config": manifest["config"],
+        "inputs": {"count": len(inputs), "bytes": sum(one.size for one in inputs)},
+        "tokenizer": manifest.document["tokenizer"],
+        "chat_template": template and template._asdict(),
+        "config": manifest.document["config"],
     }
 
 
-def origin_lines(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+def origin_lines(manifest: Manifest) -> list[tuple[str, str]]:
     """(what, how it was) for people, each of one line."""
-    found, config = origin(manifest), manifest["config"]
-    count, size = found["inputs"]["count"], found["inputs"]["bytes"]
-    lines = [("made from", f"{count:,} input{'s' * (count != 1)}, {_bytes(size)}")]
-    lines += _tokenizer(manifest["tokenizer"], found["chat_template"] is not None)
-    shape = config["shape"]
-    if config.get("prompt_template") == "alpaca":
+    config, inputs = manifest.config, manifest.inputs_now.values()
+    template, size = _template(manifest), sum(one.size for one in inputs)
+    lines = [("made from", f"{len(inputs):,} input{'s' * (len(inputs) != 1)}, {_bytes(size)}")]
+    lines += _tokenizer(manifest.tokenizer, template is not None)
+    shape = config.shape
+    if config.prompt_template == "alpaca":
         shape += ", prompts as alpaca"
-    lines.append(("records", f"{shape}; trained on: {config.get('train_on', 'all')}"))
-    if found["chat_template"]:
-        source, sha256 = found["chat_template"].values()
-        lines.append(("template", f"{source or 'of the tokenizer'}, {_short(sha256)}"))
-    lines.append(("options", " ".join(_options(config))))
+    lines.append(("records", f"{shape}; trained on: {config.train_on}"))
+    if template:
+        source = template.source or "of the tokenizer"
+        lines.append(("template", f"{source}, {_short(template.sha256)}"))
+    lines.append(("options", " ".join(_options(manifest.document["config"]))))
     return [(name, text if text.isprintable() else repr(text)) for name, text in lines]
 
 
-def _tokenizer(tokenizer: dict[str, Any] | None, templated: bool) -> Iterator[tuple[str, str]]:
+def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[str, str]]:
     if tokenizer is None:
         yield "tokenizer", "none: the inputs hold token ids"
         return
-    source, sha256 = tokenizer["source"], tokenizer["sha256"]
-    named = f"{source}, {_short(sha256)}" if sha256 else BUILT_IN
-    yield "tokenizer", f"{named}; {tokenizer['vocab_size']:,} ids"
-    for name, where, around in (("eos", "after", "suffix"), ("bos", "before", "prefix")):
-        number, text = tokenizer[f"{name}_token_id"], tokenizer.get(f"{name}_token")
+    t = tokenizer
+    named = f"{t.source}, {_short(t.sha256)}" if t.sha256 else BUILT_IN
+    yield "tokenizer", f"{named}; {t.vocab_size:,} ids"
+    for name, number, text, where, around in (
+        ("EOS", t.eos_token_id, t.eos_token, "after", t.suffix),
+        ("BOS", t.bos_token_id, t.bos_token, "before", t.prefix),
+    ):
         if number is None:
-            yield name.upper(), "none"
+            yield name, "none"
             continue
         shown = f"{text} ({number})" if text else str(number)
-        if number in (tokenizer.get(around) or ()):
+        if around is not UNSET and number in around:
             shown += f", {where} every document"
-        elif around in tokenizer:
+        elif around is not UNSET:
             shown += ", left to the chat template" if templated else ", not added"
-        yield name.upper(), shown
+        yield name, shown
 
 
-def _template(manifest: dict[str, Any]) -> dict[str, Any] | None:
-    config = manifest["config"]
-    chat = config["shape"] in ("messages", "conversations")
-    if _TEMPLATE in manifest.get("side_files", {}) and (
-        chat or config.get("prompt_template") == "chat"
-    ):
-        return {
-            "source": config.get("chat_template"),
-            "sha256": manifest["side_files"][_TEMPLATE],
-        }
-    return None
+def _template(manifest: Manifest) -> _Template | None:
+    config = manifest.config
+    chat = config.shape in ("messages", "conversations") or config.prompt_template == "chat"
+    sha256 = manifest.side_files.get(_TEMPLATE)
+    return None if sha256 is None or not chat else _Template(config.chat_template, sha256)
 
 
 def _options(config: dict[str, Any]) -> Iterator[str]:

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from packer_cli.errors import one_line
 from packer_cli.result.layout import short_name
-from packer_cli.stats.origin import BUILT_IN, inputs_of, origin_lines
+from packer_cli.result.manifest import Manifest
+from packer_cli.stats.origin import BUILT_IN, origin_lines
 from packer_cli.stats.report import figures
 
 _BAR = 40
@@ -25,7 +26,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 def print_report(
     directory: Path | str,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     *,
     detail: bool,
     by: str | None = None,
@@ -62,9 +63,7 @@ def print_report(
     share = f["trained_tokens"] / max(f["tokens"], 1)
     table.add_row("tokens", f"{f['tokens']:,}", f"{f['trained_tokens']:,} trained on ({share:.2%})")
     if f["trained_turns"]:
-        table.add_row(
-            "turns", f"{f['trained_turns']:,}", "of the assistant to train on, in all that was read"
-        )
+        table.add_row("turns", f"{f['trained_turns']:,}", "written by the assistant")
     table.add_row("padding", f"{f['padding_tokens']:,}", "places without a token")
     if "attention_cost" in f:
         before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]
@@ -74,7 +73,7 @@ def print_report(
         ):
             was = f"{meaning}; {before[name]:.3f} without --balance"
             table.add_row(title, f"{after[name]:.3f}", was)
-    for name, count, rest in _losses(f, manifest["config"].get("train_on", "all")):
+    for name, count, rest in _losses(f, manifest.config.train_on):
         table.add_row(name, f"{count:,}", rest, style="yellow")
     console.print(f"[bold]{escape(one_line(str(directory)))}[/bold]")
     _print_origin(console, manifest)
@@ -90,7 +89,7 @@ def print_report(
         sys.stdout.write("\n".join(line.rstrip() for line in piped.getvalue().split("\n")))
 
 
-def _print_origin(console: Console, manifest: dict[str, Any]) -> None:
+def _print_origin(console: Console, manifest: Manifest) -> None:
     width = max(console.width - _TITLE - 2, _TITLE)
     for name, text in origin_lines(manifest):
         lines = wrap(text, width, replace_whitespace=False, break_on_hyphens=False)
@@ -116,7 +115,7 @@ def _losses(f: dict[str, Any], train_on: str) -> list[tuple[str, int, str]]:
          "special token: the model may not learn to stop"),
         ("not shown", f["unshown_tools"], "conversations have tool calls or tools, which the chat "
          "template leaves out"),
-        ("special", f.get("special_tokens_in_text", 0), "special tokens that the content of "
+        ("special", f["special_tokens_in_text"], "special tokens that the content of "
          "records spells out, see --special-tokens-in-text"),
         ("double BOS", f["double_bos_documents"], "documents begin with BOS twice"),
     ]  # fmt: skip
@@ -130,20 +129,21 @@ def _bar(share: float, plain: bool) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip() or ("▏" if share else "")
 
 
-def _histograms(console: Console, manifest: dict[str, Any], plain: bool) -> None:
-    counts = manifest["histograms"]
+def _histograms(console: Console, manifest: Manifest, plain: bool) -> None:
+    histograms = manifest.histograms
+    last = len(histograms.row_fill) - 1
     fill = [
-        (f"{5 * i}-{5 * i + 5}%" if i < len(counts["row_fill"]) - 1 else "full", count)
-        for i, count in enumerate(counts["row_fill"])
+        (f"{5 * i}-{5 * i + 5}%" if i < last else "full", count)
+        for i, count in enumerate(histograms.row_fill)
     ]
     _histogram(console, "row fill (rows)", fill, plain)
-    for title, name in (
-        ("document length in tokens (documents)", "document_length"),
-        ("segments per row (rows)", "segments_per_row"),
+    for title, counts in (
+        ("document length in tokens (documents)", histograms.document_length),
+        ("segments per row (rows)", histograms.segments_per_row),
     ):
         bins = [
             (f"{2**i:,}" if i == 0 else f"{2**i:,}-{2 ** (i + 1) - 1:,}", count)
-            for i, count in enumerate(counts[name])
+            for i, count in enumerate(counts)
         ]
         _histogram(console, title, bins, plain)
 
@@ -163,24 +163,22 @@ def _histogram(console: Console, title: str, bins: list[tuple[str, int]], plain:
     console.print(table)
 
 
-def _breakdown(console: Console, manifest: dict[str, Any], by: str) -> None:
+def _breakdown(console: Console, manifest: Manifest, by: str) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
     if by == "shard":
-        max_length = manifest["config"]["max_length"]
         _add_columns(table, "shard", "rows", "segments", "tokens", "utilization", "bytes")
-        for s in manifest["shards"]:
-            share = s["tokens"] / (s["rows"] * max_length)
+        for s in manifest.shards:
+            share = s.tokens / (s.rows * manifest.config.max_length)
             table.add_row(
-                escape(one_line(short_name(s["file"]))),
-                f"{s['rows']:,}", f"{s['segments']:,}", f"{s['tokens']:,}",
-                f"{share:.2%}", f"{s['bytes']:,}",
+                escape(one_line(short_name(s.file))),
+                f"{s.rows:,}", f"{s.segments:,}", f"{s.tokens:,}", f"{share:.2%}", f"{s.bytes:,}",
             )  # fmt: skip
     else:
         _add_columns(table, "input", "documents", "tokens", "empty", "rejected", "bytes")
-        for i in inputs_of(manifest):
+        for i in manifest.inputs_now.values():
             table.add_row(
-                escape(one_line(i["path"])), f"{i['documents']:,}", f"{i['tokens']:,}",
-                f"{i['empty_documents']:,}", f"{i['rejected_records']:,}", f"{i['size']:,}",
+                escape(one_line(i.path)), f"{i.documents:,}", f"{i.tokens:,}",
+                f"{i.empty_documents:,}", f"{i.rejected_records:,}", f"{i.size:,}",
             )  # fmt: skip
     console.print()
     console.print(table)

@@ -9,6 +9,7 @@ turns begins, so that one rendering tells which characters belong to which messa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packer_cli.errors import UsageError
 
+_NO_TOKEN = re.compile(r"^'(\w+_token)' is undefined$")
 FIXED_DATE = datetime(2024, 1, 1)
 _MARK, _CLOSE = "_packer_turn", "_packer_loop_end"
 _BEGIN, _END = "_packer_generation", "_packer_generation_end"
@@ -266,7 +268,9 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> Rendering:
-        """Raises RefusedError when the template does not accept the messages."""
+        """Raises RefusedError when the template does not accept the messages, UsageError when it
+        needs a token that the tokenizer has not.
+        """
         tracker = _Tracker()
         context = self._template.new_context(
             {
@@ -286,6 +290,11 @@ class ChatTemplate:
             for block in self._template.root_render_func(context):
                 blocks.append(block)
         except jinja2.TemplateError as error:
+            if found := _NO_TOKEN.search(str(error)):
+                raise UsageError(
+                    f"the chat template needs {found[1]}, and the tokenizer names none",
+                    "name the model's own with --tokenizer, or another --chat-template",
+                ) from error
             raise RefusedError(f"the chat template refuses it: {error}") from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RefusedError(f"the chat template fails on it: {error}") from error

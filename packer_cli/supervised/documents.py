@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ from packer_cli.tokenization.specials import (
     SPELLED_OUT_TIP,
     Span,
     Specials,
-    is_escaped,
     is_marked,
     spelled_out,
     unmarked,
@@ -88,12 +88,12 @@ class Composer:
         for i, fields in enumerate(records.fields or []):
             try:
                 begin(int(records.positions[i]))
-                conversation = self._conversation(fields)  # parsed: JSON text may escape anything
-                content = fields if conversation is None else _content(conversation)
-                found = list(self.specials.in_record(content))
+                content, render = self._parsed(fields)
+                found = self.specials.in_record(content)
                 specials += len(found)
-                self._check_allowed(content, found)
-                documents.append(self._document(fields, conversation, marked=bool(found)))
+                if found and self.specials.policy == "error":
+                    raise SpelledOutError(spelled_out(found[0]))
+                documents.append(render())
             except SpelledOutError as error:
                 kept[i] = False
                 bad.append(BadRecord(int(records.positions[i]), str(error), SPELLED_OUT_TIP))
@@ -120,43 +120,20 @@ class Composer:
             stretches=records.stretches,
         )
 
-    def _check_allowed(self, content: Any, specials: list[str]) -> None:
-        """Raises SpelledOutError and MalformedError, by the policy."""
-        policy = self.specials.policy
-        if policy == "text" and is_marked(content):
-            raise MalformedError("its content has U+FDD0, which no text should have")
-        if policy == "error" and specials:
-            raise SpelledOutError(spelled_out(specials[0]))
+    def _parsed(self, fields: dict[str, Any]) -> tuple[Any, Callable[[], Document]]:
+        """What a record says, and what makes its document.
 
-    def _finished(self, document: Document) -> Document:
-        """Without the marks that tell the record's special tokens from the template's."""
-        if self.specials.policy != "text":
-            return document
-        if is_escaped(document.text):
-            raise RefusedError("the chat template escapes special tokens of the record's content")
-        if not is_marked(document.text):
-            return document
-        text, spans = unmarked(document.text, document.spans)
-        _, controls = unmarked(document.text, self.specials.controls(document.text))
-        return replace(document, text=text, spans=spans, controls=controls)
-
-    def _document(
-        self, fields: dict[str, Any], conversation: Conversation | None, *, marked: bool
-    ) -> Document:
-        """Of the conversation, or of the fields where there is none. `marked`: with a mark inside
-        each special token, if the policy makes text of them.
-
-        Raises MalformedError, RefusedError and UndecidableError.
+        It is parsed and put together first: JSON text may escape anything, and special tokens may
+        begin in a prompt and end in what follows it.
         """
-        marked = marked and self.specials.policy == "text"
+        conversation = self._conversation(fields)
         if conversation is not None:
-            if marked:
-                messages, tools = map(
-                    self.specials.marked, (conversation.messages, conversation.tools)
-                )
-                conversation = Conversation(messages, tools)
-            return self.render(conversation)
-        fields = self.specials.marked(fields) if marked else fields
+            return _content(conversation), partial(self.render, conversation)
+        document = self._of_fields(fields)
+        return document.text, lambda: document
+
+    def _of_fields(self, fields: dict[str, Any]) -> Document:
+        """Of a prompt and what follows it, without a template. Raises MalformedError."""
         if self.shape.kind == "alpaca":
             prompt, completion = _alpaca(fields, self.shape), self._text(fields, "output")
         else:
@@ -165,11 +142,36 @@ class Composer:
                 prompt = ALPACA.format(instruction=prompt)
         text = prompt + completion
         spans = None if self.config.train_on == "all" else [(len(prompt), len(text))]
-        return self._finished(Document(text, spans))
+        ordinary = self.specials.policy == "text" and self.specials.in_text(text)
+        return Document(text, spans, controls=[] if ordinary else None)
 
     def render(self, conversation: Conversation) -> Document:
-        """The document of messages, through the chat template."""
-        return self._finished(self._renderer(conversation.tools).render(conversation))
+        """The document of messages, through the chat template.
+
+        If the policy makes text of special tokens, it is rendered with a mark inside each of the
+        record's, too, which tells them from those that the template writes.
+
+        Raises RefusedError and UndecidableError.
+        """
+        renderer = self._renderer(conversation.tools)
+        document = renderer.render(conversation)
+        if self.specials.policy != "text":
+            return document
+        messages, tools = map(self.specials.marked, (conversation.messages, conversation.tools))
+        if any(self.specials.in_text(_joined(message.get("content"))) for message in messages):
+            raise RefusedError("parts of its content spell out a special token together")
+        if (messages, tools) == (conversation.messages, conversation.tools):
+            return document
+        if is_marked(conversation.messages) or is_marked(conversation.tools):
+            raise RefusedError("its content has U+FDD0, which no text should have")
+        marked = renderer.render(Conversation(messages, tools))
+        if unmarked(marked.text, marked.spans) != (document.text, document.spans):
+            raise RefusedError(
+                "the chat template looks for special tokens in the record's content, or escapes "
+                "them: they cannot be made text"
+            )
+        _, controls = unmarked(marked.text, self.specials.controls(marked.text))
+        return replace(document, controls=controls)
 
     def _renderer(self, tools: list[Any] | None) -> Renderer:
         """As transformers chooses it: another template may be for conversations with tools."""
@@ -268,11 +270,19 @@ def _content(conversation: Conversation) -> list[Any]:
 
 def _said_once(message: _Message) -> _Message:
     calls = message.get("tool_calls") or [{}]
+    message = message | {"content": _joined(message.get("content"))}
     first = {
         **dict.fromkeys(REASONING[1:], message.get("reasoning_content")),
         "function_call": calls[0].get("function"),
     }
     return {k: v for k, v in message.items() if k not in first or v != first[k]}
+
+
+def _joined(content: Any) -> Any:
+    """The text of content, which may be a list of parts."""
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(part if isinstance(part, str) else part["text"] for part in content)
 
 
 def _with_system(conversation: Conversation, system: Any) -> Conversation:

@@ -10,7 +10,7 @@ from packer_cli.errors import UsageError
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.edges import Span
 from packer_cli.supervised.messages import ASSISTANT
-from packer_cli.supervised.turns import AssistantSpans
+from packer_cli.supervised.turns import PROBE, AssistantSpans, UndecidableError
 
 _PARTS_PROBE = "\ue000part\ue001"
 
@@ -49,9 +49,8 @@ class Renderer:
         self._template, self._config = template, config
         self._assistant = AssistantSpans(template) if config.train_on != "all" else None
         self.keep_parts = _shows_parts(template)
-        allowed = config.allow_open_turns or config.turn_end
-        if self._assistant is not None and ends_matter and not allowed:
-            _refuse_open_turns(self._assistant)
+        if self._assistant is not None and ends_matter and not config.allow_open_turns:
+            _refuse_open_turns(template, self._assistant, config.turn_end)
 
     def render(self, conversation: Conversation) -> Document:
         """Raises RefusedError and UndecidableError."""
@@ -95,14 +94,44 @@ def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, li
     return text, found
 
 
-def _refuse_open_turns(assistant: AssistantSpans) -> None:
-    if where := assistant.open_turn():
+def _refuse_open_turns(
+    template: ChatTemplate, assistant: AssistantSpans, ends: tuple[str, ...]
+) -> None:
+    where = _open_turn(template, assistant, ends)
+    if where and ends:
+        raise UsageError(
+            f"--turn-end: {' or '.join(ends)} does not follow the assistant's turn, {where}: the "
+            "model would not learn to stop",
+            "name the token that begins the next turn, or insist with --allow-open-turns",
+        )
+    if where:
         raise UsageError(
             f"the chat template ends the assistant's turn in nothing, {where}: the model would "
             "not learn to stop",
             "name the token that ends it with --turn-end TOKEN, such as the one that begins the "
             "next turn, or insist with --allow-open-turns",
         )
+
+
+def _open_turn(template: ChatTemplate, assistant: AssistantSpans, ends: tuple[str, ...]) -> str:
+    """Where a turn of the assistant ends in nothing, for people; "" for nowhere.
+
+    `{% generation %}` tags say what they say.
+    """
+    for messages in ([*assistant.talk, *assistant.talk], list(assistant.talk)):
+        talk = [dict(message) for message in messages]
+        try:
+            rendering = template.render(talk)
+            spans = assistant.find(rendering, talk, None, last_only=False)
+        except (RefusedError, UndecidableError):
+            continue
+        text, spans = _ended(rendering.text, spans, ends) if ends else (rendering.text, spans)
+        said = [text[start:stop].partition(PROBE) for start, stop in spans]
+        for number, (_, mark, end) in enumerate(said, 1):
+            if mark and not end.strip():
+                return "the last one" if number == len(said) else "where another turn follows"
+        return ""
+    return ""
 
 
 def _shows_parts(template: ChatTemplate) -> bool:

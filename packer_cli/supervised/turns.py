@@ -26,7 +26,7 @@ from packer_cli.supervised.edges import (
 from packer_cli.supervised.messages import ASSISTANT, has_flags, is_trained
 from packer_cli.supervised.probes import contexts, probe_of
 
-_PROBE = "\ue000probe\ue001"
+PROBE = "\ue000probe\ue001"
 _Message = dict[str, Any]
 _Turns = dict[int, Turn]  # by the numbers of their messages
 
@@ -44,9 +44,9 @@ class AssistantSpans:
         """Raises UndecidableError when the template renders no question with its answer."""
         self._template = template
         self._prompt, self._prompted = "", False
-        self._talk: list[_Message] = []
+        self.talk: list[_Message] = []  # a question and its answer, where turns have to be found
         if not template.marks_generation:
-            self._talk, question = _question(template)
+            self.talk, question = _question(template)
             self._prompt, self._prompted = _generation_prompt(*question)
         # never what could not be told: that may be for what else is in the conversation
         self._learned: dict[tuple[Any, ...], Edges] = {}
@@ -75,28 +75,6 @@ class AssistantSpans:
         else:
             parts = self._by_turns(rendering, numbered, messages, tools)
         return self._chosen([span for part in parts for span in part], turns, speakers, last_only)
-
-    def open_turn(self) -> str:
-        """Where a turn of the assistant ends in nothing, for people; "" for nowhere.
-
-        `{% generation %}` tags say what they say.
-        """
-        if self._template.marks_generation:
-            return ""
-        for messages in ([*self._talk, *self._talk], list(self._talk)):
-            talk = [dict(message) for message in messages]
-            try:
-                rendering = self._template.render(talk)
-                spans = self.find(rendering, talk, None, last_only=False)
-            except (RefusedError, UndecidableError):
-                continue
-            said = [rendering.text[start:stop].partition(_PROBE) for start, stop in spans]
-            for number, (_, mark, end) in enumerate(said, 1):
-                if mark and not end.strip():
-                    last = number == len(said)
-                    return "the last one" if last else "where another turn follows"
-            return ""
-        return ""
 
     def _chosen(
         self, spans: list[Span], turns: list[Turn], speakers: list[_Message], last_only: bool
@@ -284,7 +262,7 @@ def _question(template: ChatTemplate) -> tuple[list[_Message], tuple[str, str, R
     Raises UndecidableError when the template takes none.
     """
     refusals = []
-    for content in (_PROBE, [{"type": "text", "text": _PROBE}]):  # some take parts only
+    for content in (PROBE, [{"type": "text", "text": PROBE}]):  # some take parts only
         talk = [{"role": "user", "content": content}, {"role": ASSISTANT, "content": content}]
         try:
             plain = template.render(talk[:1]).text
@@ -306,7 +284,7 @@ def _generation_prompt(plain: str, prompted: str, answered: Rendering) -> tuple[
     if prompt.strip() or len(prompted) != len(plain):
         return prompt, True
     turns = [turn for turn in answered.turns if turn.message.get("role") == ASSISTANT]
-    if len(turns) != 1 or answered.text.count(_PROBE) != 2:
+    if len(turns) != 1 or answered.text.count(PROBE) != 2:
         return "", False
-    header = answered.text[turns[0].start : answered.text.rindex(_PROBE)]
+    header = answered.text[turns[0].start : answered.text.rindex(PROBE)]
     return (header if header.strip() else ""), False

@@ -1,28 +1,31 @@
 """Holding the fast engine to the reference: at the start, and by samples throughout.
 
-At the start both encode a battery of nasty strings, some characters of every script, the
-tokenizer's own added tokens and the first documents; a difference means that the reference is used.
-Later one excerpt of every batch is compared, and with it the next of all assigned characters, each
-in the contexts that split words; a difference then stops the run, because rows already written may
-be wrong. Texts with characters that Unicode versions class differently (`unsettled.py`) are not
-asked about: the reference encodes them.
+At the start both encode a battery of nasty strings, every Latin-1 character, the tokenizer's own
+added tokens and the first documents; a difference means that the reference is used. All other
+characters are compared when texts first have them (`compared.py`), each in the contexts that split
+words. Later excerpts are compared as well; a difference then stops the run, because rows already
+written may be wrong. Texts with characters that Unicode versions class differently
+(`unsettled.py`) are not asked about: the reference encodes them.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
 
+from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization.engines import Engine
 from packer_cli.tokenization.unsettled import settled, with_unsettled
 
 FIRST_DOCUMENTS_CHARACTERS = 32 << 10
-_EXCERPT_CHARACTERS = 2048
+_EXCERPT_CHARACTERS = 512
+_ALWAYS = 4  # the first so many batches have an excerpt
+_CHARACTERS_PER_EXCERPT = 8 << 20  # later: the reference is a hundred times slower
 _CONTEXTS = "x{0}'s {0}1{0} \n{0}{0}"
-_AT_A_TIME = 32  # characters that a sample holds in their contexts
-_AT_THE_START = 64  # one of so many
+LATIN_1 = "".join(map(chr, range(0x100)))
 _SURROGATES, _PRIVATE = (0xD800, 0xE000), (0xE010, 0xF900)  # of private ones, the first few
 _PLANES = 0xE0200  # above it are private ones only
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / the golden ratio
@@ -44,7 +47,7 @@ def differs_at_start(
     fast: Engine, reference: Engine, added_tokens: list[str], documents: Iterable[str]
 ) -> str | None:
     """The first text on which the engines differ (shortened), or None when they agree."""
-    texts = [*BATTERY, in_contexts(assigned_characters()[::_AT_THE_START])]
+    texts = [*BATTERY, in_contexts(LATIN_1)]
     texts += (f"a{token}b {token} {token}\n" for token in added_tokens)
     room = FIRST_DOCUMENTS_CHARACTERS
     for document in documents:
@@ -54,17 +57,28 @@ def differs_at_start(
             break
     texts = [text for text, found in zip(texts, with_unsettled(texts), strict=True) if not found]
     try:
-        ids, offsets = fast.encode(texts)
+        encoded = fast.encode(texts)
     except Exception as error:  # whatever it raises, it is not usable
         return str(error)
-    expected_ids, expected_offsets = reference.encode(texts)
-    if len(offsets) != len(expected_offsets):
-        return "the number of documents"
-    for i, text in enumerate(texts):
-        theirs = expected_ids[expected_offsets[i] : expected_offsets[i + 1]]
-        if not np.array_equal(ids[offsets[i] : offsets[i + 1]], theirs):
-            return repr(text[:80])
-    return None
+    found = differing(texts, encoded, reference.encode(texts))
+    return repr(texts[found[0]][:80]) if found else None
+
+
+def differing(
+    texts: list[str], encoded: tuple[UInt32, Int64], expected: tuple[UInt32, Int64]
+) -> list[int]:
+    """The numbers of the texts whose ids differ: all when there are not as many documents."""
+    ids, offsets = encoded
+    expected_ids, edges = expected
+    if len(offsets) != len(edges):
+        return list(range(len(texts)))
+    return [
+        i
+        for i in range(len(texts))
+        if not np.array_equal(
+            ids[offsets[i] : offsets[i + 1]], expected_ids[edges[i] : edges[i + 1]]
+        )
+    ]
 
 
 @cache
@@ -81,15 +95,28 @@ def in_contexts(characters: str) -> str:
     return "".join(map(_CONTEXTS.format, characters))
 
 
-def characters_of(sample: int) -> str:
-    """What the sample of that number shows: all characters in turn."""
-    known = assigned_characters()
-    begin = sample * _AT_A_TIME % len(known)
-    return in_contexts(known[begin : begin + _AT_A_TIME])
+class Samples:
+    """Excerpts of batches for comparison: of each at first, later of as many as cost little.
+
+    Safe to share between threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._room = _ALWAYS * _CHARACTERS_PER_EXCERPT
+
+    def of(self, texts: list[str]) -> str:
+        """An excerpt of this batch, or "" when it is not its turn."""
+        with self._lock:
+            self._room += sum(map(len, texts))
+            if self._room < _CHARACTERS_PER_EXCERPT:
+                return ""
+            self._room -= _CHARACTERS_PER_EXCERPT
+        return excerpt_of(texts)
 
 
-def sample_of(texts: list[str]) -> str:
-    """An excerpt of a batch for comparison: every character is as likely as any other.
+def excerpt_of(texts: list[str]) -> str:
+    """Part of a batch: every character is as likely as any other.
 
     Which one depends on the batch alone, so that runs repeat.
     """

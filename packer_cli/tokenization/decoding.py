@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from packer_cli.errors import DataError, UsageError
+from packer_cli.result.manifest import Tokenizer
 from packer_cli.tokenization.engines import BytesEngine, ReferenceEngine
 
 _TIP = "show token ids with --ids, or copy the tokenizer that packed the data there"
@@ -26,14 +27,14 @@ class Decoder(Protocol):
         """
 
 
-def load_decoder(directory: Path, tokenizer: dict[str, Any] | None) -> Decoder | str:
+def load_decoder(directory: Path, tokenizer: Tokenizer | None) -> Decoder | str:
     """The decoder for the manifest's `tokenizer`, or why there is none.
 
     Raises DataError when tokenizer.json is not the one that packed the data.
     """
     if tokenizer is None:
         return "the data came as input_ids, without a tokenizer"
-    if not tokenizer["sha256"]:
+    if not tokenizer.sha256:
         return BytesDecoder()
     path = directory / "tokenizer.json"
     try:
@@ -43,9 +44,9 @@ def load_decoder(directory: Path, tokenizer: dict[str, Any] | None) -> Decoder |
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
     found = hashlib.sha256(content).hexdigest()
-    if found != tokenizer["sha256"]:
+    if found != tokenizer.sha256:
         raise DataError(
-            f"{path}: its sha256 is {found}, the manifest says {tokenizer['sha256']}", _TIP
+            f"{path}: its sha256 is {found}, the manifest says {tokenizer.sha256}", _TIP
         )
     try:
         engine = ReferenceEngine(content)
@@ -53,7 +54,7 @@ def load_decoder(directory: Path, tokenizer: dict[str, Any] | None) -> Decoder |
         raise DataError(
             f"{path}: {error.message.removeprefix('tokenizer.json ')}", error.tip
         ) from error
-    return ReferenceDecoder(engine, {tokenizer["bos_token_id"], tokenizer["eos_token_id"]})
+    return ReferenceDecoder(engine, {tokenizer.bos_token_id, tokenizer.eos_token_id})
 
 
 _NAMES = {BytesEngine.EOS: "<eos>", BytesEngine.PAD: "<pad>"}

@@ -46,8 +46,10 @@ def _without_specials(records: Records, specials: Specials) -> Records:
         return records
     found = {i: name for i, text in enumerate(records.texts) if (name := specials.in_text(text))}
     if specials.policy == "text":
-        number = sum(len(list(specials.in_record(records.texts[i]))) for i in found)
+        number = sum(len(specials.in_record(records.texts[i])) for i in found)
         return replace(records, controls={i: [] for i in found}, specials=number)
+    if not found:
+        return replace(records, specials=0)
     bad = [
         BadRecord(int(records.positions[i]), spelled_out(name), SPELLED_OUT_TIP)
         for i, name in found.items()
@@ -77,7 +79,10 @@ def _refuse_ids_above(highest: int, batch: TokenBatch, file: InputFile) -> None:
 def token_batch(
     records: Records, file: InputFile, tokenizer: Tokenizer | None, counts: Counts
 ) -> TokenBatch:
-    """The documents of texts or ids, all of one file; special tokens in their texts are counted."""
+    """The documents of texts or ids, all of one file; special tokens in their texts are counted.
+
+    Texts are taken out of `records`: a very long one is gone before its tokens are copied.
+    """
     counts.special_tokens_in_text += records.specials or 0
     if records.tokens is not None:
         ids, offsets, trained = records.tokens
@@ -85,6 +90,7 @@ def token_batch(
         bare = tokenizer.encode_bare(records.texts, records.spans, records.controls)
         if records.specials is None:
             counts.special_tokens_in_text += tokenizer.count_special(bare[0])
+        records.texts.clear()
         ids, offsets, trained = tokenizer.surrounded(*bare)
     elif not len(records.positions):
         ids, offsets, trained = np.empty(0, np.uint32), np.zeros(1, np.int64), None

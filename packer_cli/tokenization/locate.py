@@ -34,7 +34,7 @@ _COMPANIONS = {
 _KNOWN_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
 # Engines make tables as long as the highest id: a corrupt one must not take all memory.
 _HIGHEST_ID = 1 << 24
-_TIP = "give a folder with tokenizer.json, the file itself, a hub name like org/model, or bytes"
+_TIP = "give a folder with tokenizer.json, the file itself, or a hub name like org/model"
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ def choose(option: str | None) -> tuple[str, str]:
 
 def locate(source: str) -> TokenizerFiles:
     """Read the files of a tokenizer. UsageError when there is none under that name."""
+    if source == BYTES:
+        raise UsageError("tokenizer bytes: is built into packer, and has no files", _TIP)
     path = Path(source).expanduser()
     if path.is_dir():
         path = path / "tokenizer.json"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -58,15 +57,19 @@ class Specials:
         found = self._contents.search(text) if self.tokens else None
         return found and found.group()
 
-    def in_record(self, value: Any) -> Iterator[str]:
+    def in_record(self, value: Any) -> list[str]:
         """All of them in the strings of a record's fields, but for names of fields."""
-        if not self.tokens:
-            return
+        found: list[str] = []
+        if self.tokens:
+            self._gather(value, found)
+        return found
+
+    def _gather(self, value: Any, found: list[str]) -> None:
         if isinstance(value, str):
-            yield from self._contents.findall(value)
+            found += self._contents.findall(value)
         elif isinstance(value, dict | list | tuple):
             for item in value.values() if isinstance(value, dict) else value:
-                yield from self.in_record(item)
+                self._gather(item, found)
 
     def marked(self, value: Any) -> Any:
         """The same fields, with a mark after the first character of each."""
@@ -119,11 +122,6 @@ def is_marked(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(is_marked, value.values()))
     return isinstance(value, list | tuple) and any(map(is_marked, value))
-
-
-def is_escaped(text: str) -> bool:
-    """Whether a template wrote a mark as JSON does in ASCII, from where it cannot be taken out."""
-    return "\\ufdd0" in text
 
 
 def unmarked(text: str, spans: list[Span] | None) -> tuple[str, list[Span] | None]:

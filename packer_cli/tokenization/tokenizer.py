@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import count, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from packer_cli._kernels import filling
 from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64, Spans, UInt8, UInt32
-from packer_cli.tokenization.agreement import characters_of, differs_at_start, sample_of
+from packer_cli.tokenization.agreement import Samples, differs_at_start
+from packer_cli.tokenization.compared import ComparedCharacters
 from packer_cli.tokenization.engines import (
     BytesEngine,
     Engine,
@@ -40,7 +41,6 @@ from packer_cli.tokenization.token_bytes import (
     plain_bytes,
     token_bytes,
 )
-from packer_cli.tokenization.unsettled import with_unsettled
 
 Tokens = tuple[UInt32, Int64, UInt8 | None]
 
@@ -102,8 +102,9 @@ class Tokenizer:
         reference: ReferenceProcess | None = None,
         ordinary: Callable[[], OrdinaryTextEngine] | None = None,
         special_ids: UInt32 | None = None,
+        notify: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """`reference` is what samples of the engine are checked against.
+        """`reference` is what the engine is checked against; `notify` hears of differences.
 
         ordinary     makes the engine for texts whose `controls` are given
         special_ids  uint32, of the special tokens
@@ -115,7 +116,10 @@ class Tokenizer:
         self._reference = reference
         self._ordinary = None if ordinary is None else cache(ordinary)
         self._special_runs = _runs([] if special_ids is None else special_ids.tolist())
-        self._samples = count()  # its next() is atomic
+        self._samples = Samples()
+        self._compared = None
+        if reference is not None:
+            self._compared = ComparedCharacters(engine, reference, notify)
 
     def encode(
         self, texts: list[str], spans: Spans | None = None,
@@ -182,20 +186,23 @@ class Tokenizer:
 
     def _encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         """The tokens of the texts themselves, as the reference would give them."""
-        reference = self._reference
-        if reference is None or not texts:
+        reference, compared = self._reference, self._compared
+        if reference is None or compared is None or not texts:
             return self.engine.encode(texts)
-        unsettled = np.flatnonzero(with_unsettled(texts)).tolist()
-        others = set(unsettled)
-        alike = [text for i, text in enumerate(texts) if i not in others] if others else texts
-        sample = f"{sample_of(alike)}\n{characters_of(next(self._samples))}"
-        # one more text in the same call, rather than a call for so little
-        ids, offsets = self.engine.encode([*texts, sample])
-        reference.check(sample, ids[offsets[-2] :].copy())
-        ids, offsets = ids[: offsets[-2]], offsets[:-1]
-        if unsettled:
-            exact = reference.encode([texts[i] for i in unsettled])
-            ids, offsets = _with_others(ids, offsets, unsettled, *exact)
+        untrusted = compared.untrusted(texts)
+        others = set(untrusted)
+        trusted = [text for i, text in enumerate(texts) if i not in others] if others else texts
+        sample = self._samples.of(trusted)
+        if sample:
+            # one more text in the same call, rather than a call for so little
+            ids, offsets = self.engine.encode([*texts, sample])
+            reference.check(sample, ids[offsets[-2] :].copy())
+            ids, offsets = ids[: offsets[-2]], offsets[:-1]
+        else:
+            ids, offsets = self.engine.encode(texts)
+        if untrusted:
+            exact = reference.encode([texts[i] for i in untrusted])
+            ids, offsets = _with_others(ids, offsets, untrusted, *exact)
         return ids, offsets
 
     def surrounded(self, ids: UInt32, offsets: Int64, trained: UInt8 | None) -> Tokens:
@@ -290,14 +297,14 @@ def load_tokenizer(
 ) -> Tokenizer:
     """A tokenizer with the engine that `backend` names, "auto" meaning gigatoken if it agrees.
 
-    `notify` hears why the reference is used instead. Raises UsageError when the files cannot
-    be loaded, or when there is no EOS to append.
+    `notify` hears why the reference is used instead, or for which texts. Raises UsageError when the
+    files cannot be loaded, or when there is no EOS to append.
     """
     describe = partial(_describe, files, framing)
     try:
         if backend == "tokenizers":
             return _on_reference(files, describe)
-        tokenizer, problem = _on_fast(files, describe, first_documents, early)
+        tokenizer, problem = _on_fast(files, describe, first_documents, early, notify)
         if tokenizer is not None:
             return tokenizer
         if backend == "gigatoken":
@@ -337,6 +344,7 @@ def _on_fast(
     describe: _Describe,
     documents: Iterable[str],
     early: EarlyReference | None,
+    notify: Callable[[str], None],
 ) -> tuple[Tokenizer | None, str]:
     """(tokenizer, "") or (None, why the fast engine cannot be used)."""
     reference = ReferenceProcess(files.json, early)  # it loads while the fast engine does
@@ -346,7 +354,8 @@ def _on_fast(
         difference = differs_at_start(fast, reference, files.added_tokens, documents)
         if difference is None:
             pieces = partial(token_bytes, files.json)
-            return Tokenizer(info, fast, frame, pieces, reference, *_special(files)), ""
+            special = _special(files)
+            return Tokenizer(info, fast, frame, pieces, reference, *special, notify), ""
         problem = f"gigatoken differs from tokenizers on {difference}"
     except ValueError as error:
         problem = str(error).splitlines()[0]

@@ -101,13 +101,8 @@ def settled() -> UInt8:
     return found
 
 
-@cache
-def _bits() -> UInt8:
-    return np.packbits(1 - settled(), bitorder="little")
-
-
 def with_unsettled(texts: list[str]) -> UInt8:
     """uint8[n]: 1 for every text that holds an unsettled character."""
     found = np.zeros(len(texts), np.uint8)
-    characters.find_in_texts(texts, _bits(), found)
+    characters.find_in_texts(texts, 1 - settled(), found)
     return found

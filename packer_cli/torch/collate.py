@@ -21,13 +21,16 @@ end is a document of its own instead, which no label trains on.
 
 They take a `RowBatch` or a list of rows; all but `rows` is for functools.partial:
 
+    config   the model's, `partial(varlen_collate, config=model.config)`: a collator that would let
+             its documents see each other raises UsageError, see `suitable`. None for a model of
+             your own, of which nothing is known: `check_isolation` looks
     dtype    of input_ids, labels and position_ids: int64 is what losses take, int32 is half the
              bytes to a GPU for `to_device`, which widens them there
-    config   the model's: a collator that is none for it raises UsageError, see `suitable`
     names    of what is given, for a model of your own that takes fewer; None: all
 
 Labels that were stored shifted are `shift_labels`. Each raises UsageError for rows without
-input_ids or cu_seqlens, for another dtype, and for `names` that it has not.
+input_ids or cu_seqlens, for another dtype, for `names` that it has not, and where a config is
+needed and none is given.
 """
 
 from __future__ import annotations
@@ -53,8 +56,8 @@ _UNSAID: Any = object()
 def varlen_collate(
     rows: Any,
     *,
+    config: Any = _UNSAID,
     dtype: Any = torch.int64,
-    config: Any = None,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The rows end to end, T = b * max_length tokens, in the names and types of transformers.
@@ -65,7 +68,7 @@ def varlen_collate(
     max_length_q, max_length_k       int, the longest document
     use_cache                        False
     """
-    check_suitable("varlen_collate", config)
+    check_suitable("varlen_collate", _known(config, "varlen_collate"))
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
     found = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
@@ -86,15 +89,15 @@ def flash_attn_collate(
     rows: Any, *, dtype: Any = torch.int64, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """As `varlen_collate`, with the names of flash_attn_varlen_func: cu_seqlens_q, max_seqlen_q."""
-    found = varlen_collate(rows, dtype=dtype)
+    found = varlen_collate(rows, config=None, dtype=dtype)
     return _named({_FLASH_ATTN_NAMES.get(name, name): v for name, v in found.items()}, names)
 
 
 def padded_collate(
     rows: Any,
     *,
+    config: Any = _UNSAID,
     dtype: Any = torch.int64,
-    config: Any = None,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The rows as they are.
@@ -105,7 +108,7 @@ def padded_collate(
     The rest as in `varlen_collate`: boundaries are those in the rows end to end, as FlashAttention
     in transformers lays them.
     """
-    check_suitable("padded_collate", config)
+    check_suitable("padded_collate", _known(config, "padded_collate"))
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
     return _named(_padded(batch, boundaries, dtype) | _boundaries(boundaries, longest), names)
@@ -134,14 +137,12 @@ def block_mask_collate(
     form "documents"  document_ids int32[b, max_length]: 0, 1, ... in each row, the padding last.
                       `flex_block_mask` makes FlexAttention's masks of them, on their device.
 
-    Raises UsageError for another form, without config, and for a config whose attention takes no
-    such mask or has layers of a kind that is not known.
+    Raises UsageError for another form, and for a config whose attention takes no such mask or has
+    layers of a kind that is not known.
     """
     if form not in ("mask", "documents"):
         raise one_of("form", form, ("mask", "documents"))
-    if config is _UNSAID:
-        raise _needs_config("block_mask_collate")
-    check_suitable("block_mask_collate", config, form)
+    check_suitable("block_mask_collate", _known(config, "block_mask_collate"), form)
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
     found = _padded(batch, boundaries, dtype)
@@ -165,9 +166,7 @@ def flex_block_mask(document_ids: Any, *, config: Any = _UNSAID) -> Any:
 
     Raises UsageError without config, and for layers of a kind that is not known.
     """
-    if config is _UNSAID:
-        raise _needs_config("flex_block_mask")
-    return block_masks(document_ids, config, flex_mask)
+    return block_masks(document_ids, _known(config, "flex_block_mask"), flex_mask)
 
 
 def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
@@ -194,11 +193,14 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     return found | {"position_ids": positions, "use_cache": False}
 
 
-def _needs_config(what: str) -> UsageError:
-    return UsageError(
-        f"{what} does not know the model's windows, which its mask replaces",
-        "config=model.config; config=None for a model of your own that has none",
-    )
+def _known(config: Any, what: str) -> Any:
+    """The config, where one was given. Nothing is assumed of a model: many look at no positions."""
+    if config is _UNSAID:
+        raise UsageError(
+            f"{what} does not know the model, and some would let documents see each other",
+            f"partial({what}, config=model.config); config=None for a model of your own",
+        )
+    return config
 
 
 def _tokens(batch: RowBatch, dtype: Any) -> dict[str, Any]:

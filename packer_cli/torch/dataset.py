@@ -22,6 +22,7 @@ from packer_cli.config.options import PADDED_BOUNDARIES
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, open_packed
+from packer_cli.result.shards import Shard
 from packer_cli.torch.maps import MappedRows
 from packer_cli.torch.rows import RAGGED, RowBatch
 
@@ -55,7 +56,7 @@ class PackedDataset:
         # absolute: shards are mapped later, perhaps by a worker elsewhere
         self.path = storage.local(path, "rows are only read from local directories").absolute()
         self._digest: str | None = None
-        self._digest = self.packed.manifest.get("sha256")
+        self._digest = self.packed.facts.sha256
         self.columns = self._chosen(columns)
         if tokenizer_sha256 is not None:
             self._check_tokenizer(tokenizer_sha256)
@@ -65,7 +66,7 @@ class PackedDataset:
         """The directory, opened once in each process."""
         self._stamp = self._manifest_stamp()
         packed = open_packed(self.path)
-        if self._digest not in (None, packed.manifest.get("sha256")):
+        if self._digest not in (None, packed.facts.sha256):
             raise DataError(
                 f"{self.path / MANIFEST}: changed since the dataset was opened",
                 "open it again; pack into a new directory while one is in use",
@@ -86,7 +87,7 @@ class PackedDataset:
     @property
     def fingerprint(self) -> str:
         """The same for the same rows in the same order, wherever they lie."""
-        digests = "".join(shard["sha256"] for shard in self.packed.manifest["shards"])
+        digests = "".join(shard.sha256 for shard in self.packed.facts.shards)
         return sha256(digests.encode()).hexdigest()
 
     @property
@@ -138,13 +139,13 @@ class PackedDataset:
             absent = set(self.columns) - set(batch.schema.names)
             if absent:
                 raise DataError(
-                    f"{self.path / entry['file']}: has no column {min(absent)}, "
+                    f"{self.path / entry.file}: has no column {min(absent)}, "
                     f"{MANIFEST} says it has",
                     PACK_AGAIN,
                 )
         return mapped.added(row - within, batches)
 
-    def _check(self, entry: dict[str, Any]) -> None:
+    def _check(self, entry: Shard) -> None:
         """Raise DataError when the manifest, or a shard of it, is not what it was."""
         stamp = self._manifest_stamp()
         if stamp is None:
@@ -160,7 +161,7 @@ class PackedDataset:
         return MappedRows(self.columns, self.max_length)
 
     def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        present = [n for n in self.packed.manifest["config"]["columns"] if n != "segments"]
+        present = [n for n in self.packed.facts.config.columns if n != "segments"]
         if columns is None:
             return tuple(present)
         if isinstance(columns, str):
@@ -178,13 +179,13 @@ class PackedDataset:
             raise UsageError(
                 f"tokenizer_sha256: {expected!r} is no digest", "sha256sum tokenizer.json prints it"
             )
-        tokenizer = self.packed.manifest["tokenizer"]
+        tokenizer = self.packed.facts.tokenizer
         if tokenizer is None:
             found = "was packed from token ids, no tokenizer was named"
-        elif tokenizer["sha256"] == expected.lower():
+        elif tokenizer.sha256 == expected.lower():
             return
         else:
-            found = f"was packed with {tokenizer['source']}, sha256 {tokenizer['sha256']}"
+            found = f"was packed with {tokenizer.source}, sha256 {tokenizer.sha256}"
         raise DataError(
             f"{self.path}: {found}; the trainer's tokenizer has {expected}",
             "pack again with the tokenizer that is trained, --tokenizer; one that was only saved "

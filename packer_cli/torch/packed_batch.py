@@ -138,7 +138,7 @@ def batch_of_rows(rows: PackedRows) -> RowBatch:
 
 
 def _of_rows(batch: RowBatch) -> PackedBatch:
-    found, mask = varlen_collate(batch), batch.columns.get("attention_mask")
+    found, mask = varlen_collate(batch, config=None), batch.columns.get("attention_mask")
 
     def as_rows(name: str) -> Any:
         return found[name].view(len(batch), -1) if name in found else None

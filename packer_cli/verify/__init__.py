@@ -57,14 +57,16 @@ def verify(
         raise DataError(
             f"{directory / MANIFEST}: damaged: config: {error}", "pack the data again"
         ) from error
-    if "incomplete" in manifest:
-        notify(f"{directory} is marked incomplete: {manifest['incomplete']}")
+    if manifest.incomplete:
+        notify(f"{directory} is marked incomplete: {manifest.incomplete}")
     check_manifest(packed, config, findings)
     check_files(packed, findings, notify)
-    total = sum(shard["bytes"] for shard in manifest["shards"])
+    total = sum(shard.bytes for shard in manifest.shards)
     with Progress(total, show=show_progress, doing="verifying") as progress:
         checks = ShardChecks(packed, config, findings, progress, stop)
-        run_all((partial(checks.check_unit, unit) for unit in checks.units()), workers, stop)
+        run_all(
+            (partial(checks.check_unit, unit) for unit in manifest.shards_of_units()), workers, stop
+        )
         checks.check_totals()
     if not findings.problems:  # or every figure that is wrong would be told twice
         check_contents(packed, findings)

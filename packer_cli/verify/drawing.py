@@ -6,34 +6,36 @@ reads more of a file than its format makes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from packer_cli.config.formats import format_named
 from packer_cli.inputs.formats import groups_of
 from packer_cli.records import InputFile, Int64, Records, Slice
+from packer_cli.result.manifest import Manifest
 
 Read = Callable[[InputFile, Slice], Iterator[Records]]
 _FIRST_BYTES = 1 << 12  # of a line format; most records begin within so many
+_TOGETHER = 1 << 20  # characters of texts that are encoded at once
 
 
 def shares(
-    manifest: dict[str, Any], files: set[int], sample: int, seed: int
+    manifest: Manifest, files: set[int], sample: int, seed: int
 ) -> dict[tuple[int, int], int]:
     """How many documents to take of which (unit, file): even over files, then over its units."""
     rng = np.random.default_rng(seed)
     units: dict[int, list[int]] = {}
-    for unit in manifest["units"]:
-        for file in {part[0] for part in unit["slices"]} & files:
-            units.setdefault(file, []).append(unit["unit"])
+    for unit in manifest.units:
+        for file in {part[0] for part in unit.slices} & files:
+            units.setdefault(file, []).append(unit.unit)
     order = rng.permutation(sorted(units)).tolist()
-    order.sort(key=lambda file: manifest["inputs"][file]["documents"])  # the least first
+    order.sort(key=lambda file: manifest.inputs[file].documents)  # the least first
     found: dict[tuple[int, int], int] = {}
     left = sample
     for number, file in enumerate(order):
-        documents = manifest["inputs"][file]["documents"]
+        documents = manifest.inputs[file].documents
         share = min(documents, -(-left // (len(order) - number)))
         left -= share
         among = rng.permutation(units[file]).tolist()
@@ -45,7 +47,7 @@ def shares(
 
 
 def draws(
-    manifest: dict[str, Any],
+    manifest: Manifest,
     files: set[int],
     found: dict[tuple[int, int], int],
     sample: int,
@@ -58,19 +60,50 @@ def draws(
     rng = np.random.default_rng([seed, len(without)])
     chosen = set(rng.permutation(without)[:sample].tolist())
     more = {}
-    for unit in manifest["units"]:
-        for file in {part[0] for part in unit["slices"]} & chosen:
-            more[unit["unit"], file] = 1
+    for unit in manifest.units:
+        for file in {part[0] for part in unit.slices} & chosen:
+            more[unit.unit, file] = 1
             chosen.remove(file)
     return found | more
 
 
+def are_among(positions: Int64, known: Int64) -> npt.NDArray[np.bool_]:
+    """bool[n]: which of the positions are among those known, which ascend and may be many."""
+    if not len(known):
+        return np.zeros(len(positions), bool)
+    at = np.minimum(np.searchsorted(known, positions), len(known) - 1)
+    found: npt.NDArray[np.bool_] = known[at] == positions
+    return found
+
+
+def together(records: Iterable[Records]) -> Iterator[Records]:
+    """The same records; texts that were read one by one come in few batches, as engines want."""
+    held: list[Records] = []
+    size = 0
+    for some in records:
+        if some.texts is None or some.bad:
+            yield some
+            continue
+        held.append(some)
+        size += sum(map(len, some.texts))
+        if size > _TOGETHER:
+            yield _joined(held)
+            held, size = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[Records]) -> Records:
+    positions = np.concatenate([some.positions for some in held])
+    return Records(positions, texts=[text for some in held for text in some.texts or []])
+
+
 def records_at(read: Read, file: InputFile, positions: Int64) -> Iterator[Records]:
-    """The records at these positions, in order."""
+    """The records at these positions, which ascend, in order."""
     left = set(positions.tolist())
     for part in _parts(file, positions):
         for records in read(file, part):
-            found = np.flatnonzero(np.isin(records.positions, positions))
+            found = np.flatnonzero(are_among(records.positions, positions))
             if len(found):
                 yield records.take(found)
                 left -= set(records.positions[found].tolist())

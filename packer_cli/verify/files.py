@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from packer_cli.errors import PackerError
 from packer_cli.ownership import is_leftover
@@ -17,6 +16,7 @@ from packer_cli.result.layout import (
     UNITS,
     WORK,
 )
+from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.verify.findings import FOREIGN, Findings
@@ -33,16 +33,16 @@ from packer_cli.verify.shards import TOKENIZER
 
 def check_files(packed: PackedDirectory, findings: Findings, notify: Callable[[str], None]) -> None:
     """Hold names and digests of the side files against the manifest."""
-    manifest = packed.manifest
-    said = _side_files(manifest, findings)
+    facts = packed.facts
+    said = _side_files(facts, findings)
     names = names_in(packed)
     for name, sha256 in said.items():
         if name in names and is_file(packed, name):
             _check_digest(packed, name, sha256, findings)
         else:
             findings.add(name, "is missing")
-    known = {MANIFEST, INPUT_TIMES, *said, *(shard["file"] for shard in manifest["shards"])}
-    if "incomplete" in manifest:
+    known = {MANIFEST, INPUT_TIMES, *said, *(shard.file for shard in facts.shards)}
+    if facts.incomplete:
         known = known - {MANIFEST} | {INCOMPLETE}
     left = {name for name in names if name == WORK or is_leftover(name, WORK)}
     for name in sorted(names - known - left):
@@ -57,26 +57,26 @@ def check_files(packed: PackedDirectory, findings: Findings, notify: Callable[[s
 def check_contents(packed: PackedDirectory, findings: Findings) -> None:
     """Hold what side files say against the manifest; they are known to be as they were."""
     _check_saved_dataset(packed, findings)
-    if REJECTED in packed.manifest["side_files"]:
+    if REJECTED in packed.facts.side_files:
         _check_rejected(packed, findings)
 
 
-def _side_files(manifest: dict[str, Any], findings: Findings) -> dict[str, str]:
+def _side_files(manifest: Manifest, findings: Findings) -> dict[str, str]:
     """Name -> sha256 of every file but shards and manifest."""
-    said = dict(manifest.get("side_files", {}))
+    said = dict(manifest.side_files)
     for name in sorted(said.keys() - SIDE_FILES | said.keys() & {INPUT_TIMES}):
         findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
     for name in ("state.json", "dataset_info.json", UNITS):
         if name not in said:
             findings.add(MANIFEST, f"does not list {name}, which every result has")
-    if manifest["tokenizer"] and manifest["tokenizer"]["sha256"]:
-        sha256 = manifest["tokenizer"]["sha256"]
+    if manifest.tokenizer and manifest.tokenizer.sha256:
+        sha256 = manifest.tokenizer.sha256
         if said.setdefault(TOKENIZER, sha256) != sha256:
             findings.add(MANIFEST, f"gives {TOKENIZER} two digests")
-    if (REJECTED in said) != bool(manifest["rejected_records"]):
+    if (REJECTED in said) != bool(manifest.rejected_records):
         listed = "lists" if REJECTED in said else "does not list"
         findings.add(
-            MANIFEST, f"{listed} {REJECTED}, rejected_records is {manifest['rejected_records']}"
+            MANIFEST, f"{listed} {REJECTED}, rejected_records is {manifest.rejected_records}"
         )
     return said
 
@@ -93,9 +93,9 @@ def _check_digest(packed: PackedDirectory, name: str, said: str, findings: Findi
 
 def _check_saved_dataset(packed: PackedDirectory, findings: Findings) -> None:
     """`datasets` must open all shards, in their order, and no two datasets as one."""
-    shards = packed.manifest["shards"]
-    identity = "".join(shard["sha256"] for shard in shards)
-    files = [shard["file"] for shard in shards]
+    shards = packed.facts.shards
+    identity = "".join(shard.sha256 for shard in shards)
+    files = [shard.file for shard in shards]
     for name, data in saved_dataset(files, identity).items():
         try:
             found, expected = json.loads(content_of(packed, name)), json.loads(data)
@@ -118,8 +118,8 @@ def _check_saved_dataset(packed: PackedDirectory, findings: Findings) -> None:
 
 def _check_rejected(packed: PackedDirectory, findings: Findings) -> None:
     """A line for every rejected record, as many of each input as its figure says."""
-    inputs = packed.manifest["inputs"]
-    counts = dict.fromkeys((one["path"] for one in inputs), 0)
+    inputs = packed.facts.inputs
+    counts = dict.fromkeys((one.path for one in inputs), 0)
     for number, line in enumerate(lines_of(packed, REJECTED), 1):
         try:
             record = json.loads(line)
@@ -131,9 +131,9 @@ def _check_rejected(packed: PackedDirectory, findings: Findings) -> None:
             return
         counts[path] += 1
     for one in inputs:
-        if counts[one["path"]] != one["rejected_records"]:
+        if counts[one.path] != one.rejected_records:
             findings.add(
                 REJECTED,
-                f"has {counts[one['path']]} records of {one['path']}, the manifest says "
-                f"{one['rejected_records']}",
+                f"has {counts[one.path]} records of {one.path}, the manifest says "
+                f"{one.rejected_records}",
             )

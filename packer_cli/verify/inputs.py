@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,10 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
 from packer_cli.inputs.formats import detect_shape, groups_of, reader_for
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Records, Slice
+from packer_cli.records import InputFile, Int64, Records, Slice
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import MANIFEST, REJECTED
+from packer_cli.result.manifest import Input, Manifest, Unit
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import digest
 from packer_cli.run.encoder import source_again
@@ -41,7 +41,14 @@ from packer_cli.threads import run_all
 from packer_cli.tokenization.encoding import Encode
 from packer_cli.tokenization.locate import TEMPLATE, TOOL_TEMPLATE
 from packer_cli.verify.documents import Documents
-from packer_cli.verify.drawing import drawn_records, draws, records_at, shares
+from packer_cli.verify.drawing import (
+    are_among,
+    drawn_records,
+    draws,
+    records_at,
+    shares,
+    together,
+)
 from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings
 from packer_cli.verify.kept_tokenizer import kept_tokenizer, other_tokenizer
 from packer_cli.verify.packed_again import compare_packed
@@ -68,13 +75,13 @@ def compare_inputs(
     notify: _Notify,
 ) -> None:
     """Add to `findings` every input that changed, and every document that is not as it was."""
-    manifest = packed.manifest
+    manifest = packed.facts
     files = _unchanged(packed, config, findings, workers, stop, notify)
     findings.documents_compared, findings.inputs_compared = 0, len(files)
     if not files:
         return
     _check_row_groups(manifest, files, findings)
-    documents = sum(manifest["inputs"][file]["documents"] for file in files)
+    documents = sum(manifest.inputs[file].documents for file in files)
     everything = sample is None or sample >= documents
     if "segments" not in config.columns and not everything:
         notify(
@@ -116,7 +123,7 @@ def compare_inputs(
 
 def _limit_of_time(packed: PackedDirectory) -> float | None:
     """--max-seconds-per-record of the run, which only what it has rejected tells."""
-    if REJECTED not in packed.manifest["side_files"]:
+    if REJECTED not in packed.facts.side_files:
         return None
     with suppress(PackerError):
         for line in lines_of(packed, REJECTED):
@@ -136,36 +143,35 @@ def _unchanged(
     """The inputs that are what they were; the others become problems."""
     files: dict[int, InputFile] = {}
 
-    def check(index: int, said: dict[str, Any]) -> None:
-        path = said["path"]
+    def check(index: int, packed_then: Input) -> None:
+        path = packed_then.path
         try:
             file = input_file(index, path, config)
-            size, sha256 = file.size, said["sha256"]
-            if size == said["size"]:
+            size, sha256 = file.size, packed_then.sha256
+            if size == packed_then.size:
                 size, sha256 = digest(path, stop.is_set)
         except PackerError as error:
             text = f"an input: {error.message.removeprefix(f'{path}: ')}"
             findings.add(path, text, remedy=CHANGED)
             return
-        if size != said["size"]:
-            text = f"has {size} bytes, it had {said['size']} when it was packed"
-        elif sha256 != said["sha256"]:
-            text = f"its sha256 is {sha256}, it was {said['sha256']} when it was packed"
+        if size != packed_then.size:
+            text = f"has {size} bytes, it had {packed_then.size} when it was packed"
+        elif sha256 != packed_then.sha256:
+            text = f"its sha256 is {sha256}, it was {packed_then.sha256} when it was packed"
         else:
             files[index] = file
             return
         findings.add(path, text, remedy=CHANGED)
 
-    inputs = [one for one in enumerate(packed.manifest["inputs"]) if not one[1].get("removed")]
-    if any(said["path"] == STDIN for _, said in inputs):
+    inputs = packed.facts.inputs_now
+    if any(one.path == STDIN for one in inputs.values()):
         notify("-: came from stdin, which cannot be read again: not compared")
-    run_all((partial(check, *one) for one in inputs if one[1]["path"] != STDIN), workers, stop)
+    again = (partial(check, *one) for one in inputs.items() if one[1].path != STDIN)
+    run_all(again, workers, stop)
     return dict(sorted(files.items()))
 
 
-def _check_row_groups(
-    manifest: dict[str, Any], files: dict[int, InputFile], findings: Findings
-) -> None:
+def _check_row_groups(manifest: Manifest, files: dict[int, InputFile], findings: Findings) -> None:
     for index, file in files.items():
         try:
             groups = groups_of(file)
@@ -189,8 +195,7 @@ class _Comparison:
         stop: threading.Event,
     ) -> None:
         self._packed = packed
-        by_unit = groupby(packed.manifest["shards"], key=lambda shard: shard["unit"])
-        self._shards = {unit: list(shards) for unit, shards in by_unit}
+        self._shards = {some[0].unit: some for some in packed.facts.shards_of_units()}
         self._config = config
         self._shape = shape
         self._encode = encode
@@ -199,13 +204,13 @@ class _Comparison:
         self._stop = stop
         absent = InputFile(-1, "", "", None, 0, 0)  # never read: its units are not packed again
         self._job = Job(
-            [files.get(index, absent) for index in range(len(packed.manifest["inputs"]))],
+            [files.get(index, absent) for index in range(len(packed.facts.inputs))],
             config, shape, None, 0, self._read, encode, None, Path(), Progress(0, show=False), stop,
         )  # fmt: skip
 
     def of_everything(self, notify: _Notify) -> Iterator[Callable[[], None]]:
         """A task for each unit that reads any of the files."""
-        version = self._packed.manifest.get("packer_version")
+        version = self._packed.facts.packer_version
         same_plan = version == packer_cli.__version__
         if not same_plan:
             notify(
@@ -213,9 +218,9 @@ class _Comparison:
                 "documents lie is not compared"
             )
         rejected_from = 0
-        units = self._packed.manifest["units"]
+        units = self._packed.facts.units
         for about, record in zip(units, unit_records(self._packed), strict=True):
-            read = {part[0] for part in about["slices"]}
+            read = {part[0] for part in about.slices}
             if read <= self._files.keys():
                 yield partial(self._pack_again, about, record, rejected_from, same_plan)
             elif read & self._files.keys() and "segments" in self._config.columns:
@@ -225,28 +230,26 @@ class _Comparison:
     def of_sample(self, wanted: _Shares, drawn: _Shares, seed: int) -> Iterator[Callable[[], None]]:
         """A task for each unit with a share of the sample."""
         chosen = {unit for unit, _ in [*wanted, *drawn]}
-        for about in self._packed.manifest["units"]:
-            if about["unit"] in chosen:
+        for about in self._packed.facts.units:
+            if about.unit in chosen:
                 yield partial(self._compare_some, about, wanted, drawn, seed)
 
     def _documents(self, unit: int) -> tuple[Any, Documents]:
         rows = load_rows(self._packed, self._shards.get(unit, []))
         return rows, Documents(rows, self._config, self._encode, self._findings, self._stop)
 
-    def _pack_again(
-        self, about: dict[str, Any], record: Any, rejected_from: int, same_plan: bool
-    ) -> None:
-        rows, documents = self._documents(about["unit"])
+    def _pack_again(self, about: Unit, record: Any, rejected_from: int, same_plan: bool) -> None:
+        rows, documents = self._documents(about.unit)
         compare_packed(
             about, record, rejected_from, rows, documents, self._job, self._packed, self._findings,
             same_plan=same_plan,
         )  # fmt: skip
         self._findings.count("documents_compared", documents.finish())
 
-    def _compare_files(self, about: dict[str, Any]) -> None:
+    def _compare_files(self, about: Unit) -> None:
         """The documents of those files of a unit that are what they were."""
-        rows, documents = self._documents(about["unit"])
-        for index in sorted({part[0] for part in about["slices"]} & self._files.keys()):
+        rows, documents = self._documents(about.unit)
+        for index in sorted({part[0] for part in about.slices} & self._files.keys()):
             file = self._files[index]
             for part in _slices(about, index):
                 for records in self._read(file, part):
@@ -254,35 +257,39 @@ class _Comparison:
             documents.expect(file, rows.positions(index))
         self._findings.count("documents_compared", documents.finish())
 
-    def _compare_some(
-        self, about: dict[str, Any], wanted: _Shares, drawn: _Shares, seed: int
-    ) -> None:
+    def _compare_some(self, about: Unit, wanted: _Shares, drawn: _Shares, seed: int) -> None:
         """As many documents of each file as `wanted` says, and records `drawn` from it."""
-        number = about["unit"]
+        number = about.unit
         rows, documents = self._documents(number)
-        compared = records_drawn = 0
-        for index in sorted({part[0] for part in about["slices"]} & self._files.keys()):
+        compared = 0
+        for index in sorted({part[0] for part in about.slices} & self._files.keys()):
             file, positions = self._files[index], rows.positions(index)
             rng = np.random.default_rng([seed, number, index])
             count = min(wanted.get((number, index), 0), len(positions))
             chosen = np.sort(rng.choice(positions, count, replace=False))
             if count:
-                for records in records_at(self._read, file, chosen):
+                for records in together(records_at(self._read, file, chosen)):
                     documents.encode(records, file, Counts())
                 documents.expect(file, chosen)
             compared += count
             slices, number_drawn = _slices(about, index), drawn.get((number, index), 0)
-            for records in drawn_records(self._read, file, slices, number_drawn, rng):
-                records_drawn += 1
-                if not np.isin(records.positions, positions).any():  # dropped, or lost
-                    documents.encode(records, file, Counts())
+            drawn_here = drawn_records(self._read, file, slices, number_drawn, rng)
+            for unknown in together(self._unknown(drawn_here, positions)):
+                documents.encode(unknown, file, Counts())
         documents.finish()
         self._findings.count("documents_compared", compared)
-        self._findings.count("records_drawn", records_drawn)
+
+    def _unknown(self, drawn: Iterator[Records], positions: Int64) -> Iterator[Records]:
+        """Those of the drawn records, all counted, that are not in the rows: dropped, or lost."""
+        self._findings.count("records_drawn", 0)
+        for records in drawn:
+            self._findings.count("records_drawn", 1)
+            if not are_among(records.positions, positions).any():
+                yield records
 
     def _read(self, file: InputFile, part: Slice) -> Iterator[Records]:
         return reader_for(file.format).read(file, part, self._shape, self._config)
 
 
-def _slices(about: dict[str, Any], file: int) -> list[Slice]:
-    return [Slice(index, start, stop, 0) for index, start, stop in about["slices"] if index == file]
+def _slices(about: Unit, file: int) -> list[Slice]:
+    return [Slice(index, start, stop, 0) for index, start, stop in about.slices if index == file]

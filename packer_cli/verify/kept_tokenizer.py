@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
+from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.run.encoder import framing_of
 from packer_cli.tokenization.locate import TokenizerFiles, locate
@@ -22,11 +22,10 @@ def kept_tokenizer(
     trained on, unless it is to be `fast` and everything is trained on. Raises UsageError and
     DataError.
     """
-    said = packed.manifest["tokenizer"]
-    if said is None:
+    if packed.facts.tokenizer is None:
         return None, None
     framing, supervised = framing_of(config), shape.is_supervised
-    if not said["sha256"]:
+    if not packed.facts.tokenizer.sha256:
         tokenizer, files = bytes_tokenizer(framing), None
     else:
         files = locate(str(packed.path))
@@ -35,11 +34,11 @@ def kept_tokenizer(
     return tokenizer, files
 
 
-def other_tokenizer(manifest: dict[str, Any], tokenizer: Tokenizer | None) -> Iterator[str]:
+def other_tokenizer(manifest: Manifest, tokenizer: Tokenizer | None) -> Iterator[str]:
     """What the manifest says of the tokenizer that it is not."""
     if tokenizer is None:
         return
-    said = manifest["tokenizer"]
+    said = manifest.document["tokenizer"]
     info = msgspec.json.decode(msgspec.json.encode(tokenizer.info.as_json()))
     # the source is where it was, not what it is; older results do not say all of it
     for name in sorted(info.keys() & said.keys() - {"source"}):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.records import Int64, Slice, Stock, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import REJECTED, UNITS
+from packer_cli.result.manifest import Unit
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import UnitRecord, counts_of
@@ -44,7 +44,7 @@ class PlanComparison:
         self._paths = paths
         self._edges = np.concatenate([[0], np.cumsum(rows.row_sizes)])
         self._row = 0
-        self._shard = Shard("", unit)
+        self._shard = Shard.begun("", unit)
         self.difference = ""
 
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
@@ -121,7 +121,7 @@ def _trained_tokens(stock: Stock, order: Int64) -> int:
 
 
 def compare_packed(
-    about: dict[str, Any],
+    about: Unit,
     record: UnitRecord,
     rejected_from: int,
     rows: UnitRows,
@@ -137,11 +137,9 @@ def compare_packed(
     `rejected_from`: where its part of rejected.jsonl begins. `same_plan`: whether this packer
     plans as the one that packed it.
     """
-    number = about["unit"]
-    slices = tuple(Slice(file, start, stop, 0) for file, start, stop in about["slices"])
-    plan = PlanComparison(
-        number, rows, job.config, [one["path"] for one in packed.manifest["inputs"]]
-    )
+    number = about.unit
+    slices = tuple(Slice(file, start, stop, 0) for file, start, stop in about.slices)
+    plan = PlanComparison(number, rows, job.config, [one.path for one in packed.facts.inputs])
     with tempfile.TemporaryDirectory(prefix="packer-verify-") as folder:
         again = replace(job, encode=documents.encode, folder=Path(folder))
         try:

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from packer_cli.errors import Interrupted, from_os_error
 from packer_cli.result.reader import PackedDirectory
-from packer_cli.result.shards import digest
+from packer_cli.result.shards import Shard, digest
 
 _READ_BYTES = 1 << 20
 
@@ -39,13 +39,13 @@ def digest_of(packed: PackedDirectory, name: str) -> tuple[int, str]:
     return digest(path_of(packed, name))
 
 
-def open_shard(packed: PackedDirectory, shard: dict[str, Any]) -> IO[bytes]:
+def open_shard(packed: PackedDirectory, shard: Shard) -> IO[bytes]:
     """A shard to be hashed, whose size is what it should be. Raises DataError and OSError."""
     packed.check_size(shard)
-    return open(path_of(packed, shard["file"]), "rb", buffering=0)
+    return open(path_of(packed, shard.file), "rb", buffering=0)
 
 
-def batches_of(packed: PackedDirectory, shard: dict[str, Any]) -> Iterator[Any]:
+def batches_of(packed: PackedDirectory, shard: Shard) -> Iterator[Any]:
     """The record batches of a shard, mapped. Raises DataError."""
     return packed.batches(shard)
 

@@ -5,12 +5,14 @@ Columns stay mapped; what is kept is 100 bytes for every segment of the unit.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from packer_cli.records import Int32, Int64
+from packer_cli.result.documents import documents_of, segments_in
 from packer_cli.result.reader import PackedDirectory, rows_of, segments_of
+from packer_cli.result.shards import Shard
 from packer_cli.verify.reading import batches_of
 
 
@@ -59,7 +61,7 @@ class UnitRows(NamedTuple):
         raise IndexError(row)
 
 
-def load_rows(packed: PackedDirectory, shards: list[dict[str, Any]]) -> UnitRows:
+def load_rows(packed: PackedDirectory, shards: list[Shard]) -> UnitRows:
     """The rows of one unit's shards, which are known to be sound."""
     parts = [np.empty((7, 0), np.int64)]  # a unit may have lost all its documents
     batches: list[Batch] = []
@@ -67,30 +69,18 @@ def load_rows(packed: PackedDirectory, shards: list[dict[str, Any]]) -> UnitRows
     for shard in shards:
         first_row = 0
         for batch in batches_of(packed, shard):
-            begin, length, offsets = segments_of(batch)
-            places = _places(batch, len(length))
+            begin, _, offsets = segments_of(batch)
             row = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
             number = np.full(len(row), len(batches))
-            parts.append(np.stack([*places, length, number, row, begin]))
+            parts.append(np.concatenate([segments_in(batch), np.stack([number, row, begin])]))
             sizes.append(np.diff(offsets))
             labels = rows_of(batch.column("labels")) if "labels" in batch.schema.names else None
-            batches.append(
-                Batch(shard["file"], first_row, rows_of(batch.column("input_ids")), labels)
-            )
+            batches.append(Batch(shard.file, first_row, rows_of(batch.column("input_ids")), labels))
             first_row += batch.num_rows
     found = np.concatenate(parts, axis=1)
-    file, position, start = found[:3]
-    by_place = np.lexsort((start, position, file))
-    file, position, start, length, number, row, begin = found[:, by_place]
+    order, (file, position, start, length), _ = documents_of(found[:4])
+    number, row, begin = found[4:, order]
     return UnitRows(
         file, position, start, length, number, row, begin, batches, found[:4],
-        np.concatenate(sizes), "segments" in packed.manifest["config"]["columns"],
+        np.concatenate(sizes), "segments" in packed.facts.config.columns,
     )  # fmt: skip
-
-
-def _places(batch: Any, segments: int) -> Int64:
-    """int64[3, segments]: file, position, start."""
-    if "segments" not in batch.schema.names:
-        return np.zeros((3, segments), np.int64)
-    struct = batch.column("segments").values
-    return np.stack([struct.field(i).to_numpy().astype(np.int64) for i in range(3)])

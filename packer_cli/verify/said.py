@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 from packer_cli.config.formats import format_named, format_of
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import UsageError
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
-from packer_cli.result.manifest import checksum
+from packer_cli.result.manifest import Manifest, checksum
 from packer_cli.result.manifest_check import disagreements, why_incomplete
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.verify.findings import Findings
@@ -20,10 +19,13 @@ from packer_cli.verify.reading import is_file
 
 def check_manifest(packed: PackedDirectory, config: PackConfig, findings: Findings) -> None:
     """Add what cannot be true, whatever the shards hold."""
-    manifest = packed.manifest
-    found, said = checksum(manifest), manifest.get("sha256")
-    if found != said:
-        findings.add(MANIFEST, f"was edited: its contents have the sha256 {found}, it says {said}")
+    manifest = packed.facts
+    found = checksum(manifest.document)
+    if found != manifest.sha256:
+        findings.add(
+            MANIFEST,
+            f"was edited: its contents have the sha256 {found}, it says {manifest.sha256}",
+        )
     findings.add(MANIFEST, *disagreements(manifest))
     findings.add(MANIFEST, *_impossible_options(manifest, config))
     findings.add(MANIFEST, *_marked(packed, config))
@@ -32,8 +34,9 @@ def check_manifest(packed: PackedDirectory, config: PackConfig, findings: Findin
 
 def _marked(packed: PackedDirectory, config: PackConfig) -> list[str]:
     """Whether a result that lost too much is marked so, and no other."""
-    manifest = packed.manifest
-    found, expected = manifest.get("incomplete"), why_incomplete(config.max_loss, manifest)
+    facts = packed.facts
+    lost = facts.truncated_tokens, facts.dropped_tokens
+    found, expected = facts.incomplete, why_incomplete(config.max_loss, facts.tokens, *lost)
     if found != expected:
         return [f"incomplete is {found!r}, by --max-loss and the tokens lost it is {expected!r}"]
     if (expected is not None) == is_file(packed, MANIFEST):  # the other name is not listed
@@ -41,7 +44,7 @@ def _marked(packed: PackedDirectory, config: PackConfig) -> list[str]:
     return []
 
 
-def _impossible_options(manifest: dict[str, Any], config: PackConfig) -> list[str]:
+def _impossible_options(manifest: Manifest, config: PackConfig) -> list[str]:
     """Options that no run with such records, or with as many bad ones, ends with."""
     wrong = []
     try:
@@ -55,45 +58,42 @@ def _impossible_options(manifest: dict[str, Any], config: PackConfig) -> list[st
         ]
     except UsageError as error:
         wrong.append(f"config: {error.message}")
-    bad, limit = manifest["rejected_records"], config.max_errors
+    bad, limit = manifest.rejected_records, config.max_errors
     if bad and config.on_error == "fail":
         wrong.append(f"config: on_error is 'fail', but rejected_records is {bad}")
     if limit is not None:
-        records = bad + sum(
-            manifest[name] for name in ("documents", "empty_documents", "dropped_documents")
-        )
+        records = bad + manifest.documents + manifest.empty_documents + manifest.dropped_documents
         if bad > (limit * records if isinstance(limit, float) else limit):
             wrong.append(f"config: max_errors is {limit}, but rejected_records is {bad}")
     return wrong
 
 
-def uncovered(manifest: dict[str, Any]) -> list[str]:
+def uncovered(manifest: Manifest) -> list[str]:
     """Inputs that the slices of all units do not cover once, from their beginning to their end.
 
     Where row groups end is not known here, see `row_groups_left`.
     """
     slices: dict[int, list[tuple[int, float]]] = {}
-    for unit in manifest["units"]:
-        for file, start, stop in unit["slices"]:
+    for unit in manifest.units:
+        for file, start, stop in unit.slices:
             slices.setdefault(file, []).append((start, inf if stop is None else stop))
     wrong = []
-    for index, one in enumerate(manifest["inputs"]):
+    for index, one in enumerate(manifest.inputs):
         parts = sorted(slices.get(index, []))
-        if one.get("removed"):
+        if one.removed:
             if parts:
-                wrong.append(f"a unit reads {one['path']}, which is said to be removed")
+                wrong.append(f"a unit reads {one.path}, which is said to be removed")
             continue
         cut_by = format_named(file_format(manifest, index) or "jsonl").cut_by or "byte"
-        end = one["size"] if cut_by == "byte" else inf
+        end = one.size if cut_by == "byte" else inf
         if text := _not_once(parts, end):
-            wrong.append(f"the units' slices of {one['path']} {text.format(cut_by)}")
+            wrong.append(f"the units' slices of {one.path} {text.format(cut_by)}")
     return wrong
 
 
-def file_format(manifest: dict[str, Any], index: int) -> str | None:
+def file_format(manifest: Manifest, index: int) -> str | None:
     """Of an input, as the run told it."""
-    config, path = manifest["config"], manifest["inputs"][index]["path"]
-    return config.get("input_format") or format_of(path)[0]
+    return manifest.config.input_format or format_of(manifest.inputs[index].path)[0]
 
 
 def _not_once(parts: list[tuple[int, float]], end: float) -> str:
@@ -115,14 +115,13 @@ def _not_once(parts: list[tuple[int, float]], end: float) -> str:
     return ""
 
 
-def row_groups_left(manifest: dict[str, Any], index: int, groups: int) -> str:
+def row_groups_left(manifest: Manifest, index: int, groups: int) -> str:
     """What the slices of a Parquet file with so many row groups leave out; "" for nothing."""
-    stops = [
-        stop for unit in manifest["units"] for file, _, stop in unit["slices"] if file == index
-    ]
-    if None in stops or not stops or max(stops) == groups:
+    stops = [stop for unit in manifest.units for file, _, stop in unit.slices if file == index]
+    last = max((stop for stop in stops if stop is not None), default=groups)
+    if None in stops or last == groups:
         return ""
-    return f"has {groups} row groups, the units' slices end after {max(stops)}"
+    return f"has {groups} row groups, the units' slices end after {last}"
 
 
 def unshaped(config: PackConfig, shape: Shape) -> list[str]:

@@ -6,7 +6,6 @@ Shards are hashed while their rows are checked, units on threads.
 from __future__ import annotations
 
 import threading
-from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -18,11 +17,13 @@ from packer_cli.errors import Interrupted, PackerError
 from packer_cli.progress import Progress
 from packer_cli.records import Int64
 from packer_cli.result.counts import Counts
+from packer_cli.result.documents import Documents, documents_of, segments_in
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.reader import PackedDirectory, first_line, metadata_of
 from packer_cli.result.recount import count_documents, count_rows, differences
-from packer_cli.result.rules import Broken, broken_rules
+from packer_cli.result.rules import Broken, RowLimits, broken_rules, broken_sources
 from packer_cli.result.shard_writer import schema
+from packer_cli.result.shards import Shard
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
 from packer_cli.verify.findings import Findings
@@ -44,54 +45,45 @@ class ShardChecks:
         progress: Progress,
         stop: threading.Event,
     ) -> None:
-        manifest = packed.manifest
-        tokenizer = manifest["tokenizer"]
+        facts, tokenizer = packed.facts, packed.facts.tokenizer
         self._packed = packed
         self._config = config
         self._findings = findings
         self._progress = progress
         self._stop = stop
-        self._pad = tokenizer["pad_token_id"] if tokenizer else 0
-        self._schema = schema(config, self._pad, tokenizer["sha256"] if tokenizer else "")
-        self._highest = _highest(packed, findings)
+        self._schema = schema(config, facts.pad_token_id, tokenizer.sha256 if tokenizer else "")
+        self._limits = RowLimits.of(facts, _highest(packed, findings))
         self._files = {
-            unit["unit"]: np.unique([part[0] for part in unit["slices"]]).astype(np.int64)
-            for unit in manifest["units"]
+            unit.unit: np.unique([part[0] for part in unit.slices]).astype(np.int64)
+            for unit in facts.units
         }
         self._counts = Counts()
         self._complete = True  # whether every row was counted
 
-    def units(self) -> list[list[dict[str, Any]]]:
-        """The shards of each unit."""
-        shards = self._packed.manifest["shards"]
-        return [list(group) for _, group in groupby(shards, lambda shard: shard["unit"])]
-
-    def check_unit(self, shards: list[dict[str, Any]]) -> None:
+    def check_unit(self, shards: list[Shard]) -> None:
         """The shards of one unit, and its documents, whose pieces lie in any of them."""
         counts = Counts()
         found = [self._check_shard(shard, counts) for shard in shards]
         parts = [part for parts in found if parts for part in parts]
         if None not in found and parts:
-            segments = np.concatenate(parts, axis=1)
-            count_documents(segments[:3], counts, self._packed.max_length)
-            file, position, length, start = segments
-            order = np.lexsort((start, position, file))
-            _count_inputs(file[order], position[order], length[order], counts)
-            where = shards[0]["file"] if len(shards) == 1 else f"unit {shards[0]['unit']}"
-            self._findings.add(where, *self._gaps(segments[:, order]))
+            documents = documents_of(np.concatenate(parts, axis=1))
+            count_documents(documents, counts, self._packed.max_length)
+            _count_inputs(documents, counts)
+            where = shards[0].file if len(shards) == 1 else f"unit {shards[0].unit}"
+            self._findings.add(where, *self._gaps(documents))
         with self._findings.lock:
             self._counts.add(counts)
 
-    def _check_shard(self, shard: dict[str, Any], counts: Counts) -> list[Int64] | None:
-        """int64[4, segments] of each batch (file, position, length, start); None if not sound."""
-        path, name = path_of(self._packed, shard["file"]), shard["file"]
+    def _check_shard(self, shard: Shard, counts: Counts) -> list[Int64] | None:
+        """The segments of each batch, see `result.documents`; None if not sound."""
+        path, name = path_of(self._packed, shard.file), shard.file
         rules: dict[str, Broken] = {}
         texts: list[str] = []
         parts: list[Int64] = []
         mine = Counts()
         try:
             with open_shard(self._packed, shard) as file:
-                hashed = Hashed(file, shard["bytes"], self._stop)
+                hashed = Hashed(file, shard.bytes, self._stop)
                 try:
                     for batch in self._packed.read_batches(pa.PythonFile(hashed, mode="r")):
                         if not mine.rows:
@@ -101,13 +93,13 @@ class ShardChecks:
                         if batch.schema.names != list(self._config.columns):
                             self._complete = False
                             break
-                        self._check_batch(batch, first_row, shard["unit"], rules, mine, parts)
+                        self._check_batch(batch, first_row, shard.unit, rules, mine, parts)
                 except (pa.ArrowException, OSError) as error:
                     if isinstance(error, OSError) and error.errno:
                         raise
                     texts.append(f"not a readable shard: {first_line(error)}")
-                if (found := hashed.digest()) != shard["sha256"]:
-                    texts.append(f"its sha256 is {found}, the manifest says {shard['sha256']}")
+                if (found := hashed.digest()) != shard.sha256:
+                    texts.append(f"its sha256 is {found}, the manifest says {shard.sha256}")
                 if hashed.end != _STREAM_END:
                     texts.append("does not end with the end marker of an Arrow stream")
         except Interrupted:
@@ -121,15 +113,15 @@ class ShardChecks:
         figures += ["trained_tokens"] if "labels" in self._config.columns else []
         if not texts:
             texts += [
-                f"holds {value} {figure}, the manifest says {shard[figure]}"
+                f"holds {value} {figure}, the manifest says {said}"
                 for figure in figures
-                if (value := getattr(mine, figure)) != shard[figure]
+                if (value := getattr(mine, figure)) != (said := getattr(shard, figure))
             ]
         self._findings.add(name, *texts)
         with self._findings.lock:
             self._complete = self._complete and not texts
             self._findings.shards += 1
-            self._findings.bytes += shard["bytes"]
+            self._findings.bytes += shard.bytes
             self._findings.rows += mine.rows
             self._findings.tokens += mine.tokens
         counts.add(mine)
@@ -149,19 +141,11 @@ class ShardChecks:
         broken = [
             one._replace(row=begin + one.row)
             for begin in range(0, batch.num_rows, step)
-            for one in broken_rules(
-                batch.slice(begin, step),
-                config.max_length,
-                self._pad,
-                max_segments=config.max_segments_per_row,
-                segment_multiple=config.segment_multiple,
-                label_shift=config.label_shift,
-                highest_id=self._highest,
-            )
+            for one in broken_rules(batch.slice(begin, step), self._limits)
         ]
         if not broken and "segments" in config.columns:
-            part, broken = _segments(batch, self._files.get(unit, np.empty(0, np.int64)))
-            parts.append(part)
+            broken = broken_sources(batch, self._files.get(unit, np.empty(0, np.int64)))
+            parts.append(segments_in(batch))
         tokens = 0
         if not broken:
             more = count_rows(batch, config.max_length)
@@ -192,19 +176,15 @@ class ShardChecks:
             texts.append("its metadata is not written as packer writes it")
         return texts
 
-    def _gaps(self, segments: Int64) -> list[str]:
-        """Documents whose pieces, sorted, do not follow each other from their first token on."""
-        file, position, length, start = segments
-        same = np.zeros(len(file), bool)
-        same[1:] = (file[1:] == file[:-1]) & (position[1:] == position[:-1])
-        expected = np.where(same, np.roll(start + length, 1), 0)
+    def _gaps(self, documents: Documents) -> list[str]:
+        """Documents whose pieces do not follow each other from their first token on."""
+        file, position, start, _ = documents.segments
+        expected = documents.expected_starts(whole=self._config.truncate_side != "left")
         wrong = start != expected
-        if self._config.truncate_side == "left":
-            wrong &= same
         if not wrong.any():
             return []
         at = int(np.argmax(wrong))
-        source = self._packed.manifest["inputs"][file[at]]["path"]
+        source = self._packed.facts.inputs[file[at]].path
         return [
             f"the document at position {position[at]} of {source} has a piece from token "
             f"{start[at]}, expected from {expected[at]} ({np.count_nonzero(wrong)} pieces)"
@@ -216,67 +196,36 @@ class ShardChecks:
             return
         wrong = differences(self._counts, self._packed)
         if "segments" in self._config.columns:
-            for index, one in enumerate(self._packed.manifest["inputs"]):
+            for index, one in enumerate(self._packed.facts.inputs):
                 found = self._counts.file(index)
                 wrong += [
-                    f"{name} of the input {one['path']}: {value} in the shards, {one[name]} "
-                    "in the manifest"
+                    f"{name} of the input {one.path}: {value} in the shards, {said} in the manifest"
                     for name in ("documents", "tokens")
-                    if (value := getattr(found, name)) != one[name]
+                    if (value := getattr(found, name)) != (said := getattr(one, name))
                 ]
         self._findings.add(MANIFEST, *wrong)
 
 
-def _segments(batch: Any, files: Int64) -> tuple[Int64, list[Broken]]:
-    """int64[4, segments] (file, position, length, start), and what cannot be."""
-    boundaries = batch.column("cu_seqlens")
-    edges = boundaries.offsets.to_numpy()
-    values = boundaries.values.to_numpy()[edges[0] : edges[-1]]
-    length = np.delete(np.diff(values), edges[1:-1] - edges[0] - 1)
-    column = batch.column("segments")
-    places = column.offsets.to_numpy()
-    struct = column.values
-    file, position, start = (
-        struct.field(i).to_numpy()[places[0] : places[-1]].astype(np.int64) for i in range(3)
-    )
-    broken = []
-    for name, holds, values in (
-        ("file is not an input of its unit", np.isin(file, files), file),
-        ("position is negative", position >= 0, position),
-        ("start is negative", start >= 0, start),
-    ):
-        if not holds.all():
-            at = int(np.argmin(holds))
-            row = int(np.searchsorted(places - places[0], at, side="right")) - 1
-            rows = len(np.unique(np.searchsorted(places - places[0], np.flatnonzero(~holds),
-                                                 side="right")))  # fmt: skip
-            broken.append(Broken(row, f"segments: {name}", f": {values[at]}", rows))
-    if broken:
-        return np.empty((4, 0), np.int64), broken
-    return np.stack([file, position, length.astype(np.int64), start]), []
-
-
-def _count_inputs(file: Int64, position: Int64, length: Int64, counts: Counts) -> None:
-    """What came of each input, from segments sorted by file and position."""
-    first = np.ones(len(file), np.int64)
-    first[1:] = (file[1:] != file[:-1]) | (position[1:] != position[:-1])
-    indices, begins = np.unique(file, return_index=True)
-    documents, tokens = np.add.reduceat(first, begins), np.add.reduceat(length, begins)
-    for index, some, of_them in zip(indices.tolist(), documents, tokens, strict=True):
+def _count_inputs(documents: Documents, counts: Counts) -> None:
+    """What came of each input."""
+    files, first = np.unique(documents.segments[0][documents.first[:-1]], return_index=True)
+    tokens = np.add.reduceat(documents.tokens, first)
+    some = np.diff(first, append=len(documents.first) - 1)
+    for index, *found in zip(files.tolist(), some.tolist(), tokens.tolist(), strict=True):
         of_file = counts.file(index)
-        of_file.documents += int(some)
-        of_file.tokens += int(of_them)
+        of_file.documents += found[0]
+        of_file.tokens += found[1]
 
 
 def _highest(packed: PackedDirectory, findings: Findings) -> int | None:
     """The highest id that the tokenizer gives; None when that is not known."""
-    tokenizer = packed.manifest["tokenizer"]
+    tokenizer = packed.facts.tokenizer
     if tokenizer is None:
         return None
-    if not tokenizer["sha256"]:
+    if not tokenizer.sha256:
         return BytesEngine.VOCAB_SIZE - 1
     try:
-        if not is_file(packed, TOKENIZER) or digest_of(packed, TOKENIZER)[1] != tokenizer["sha256"]:
+        if not is_file(packed, TOKENIZER) or digest_of(packed, TOKENIZER)[1] != tokenizer.sha256:
             return None  # told already
         return highest_id(content_of(packed, TOKENIZER))
     except (PackerError, OSError):

@@ -11,18 +11,19 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
+from msgspec.structs import asdict
 
 from packer_cli.errors import DataError
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import REJECTED, UNITS
-from packer_cli.result.manifest import TOTALS
+from packer_cli.result.manifest import OF_INPUTS, TOTALS, Manifest, Unit
 from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.shards import Shard
 from packer_cli.run.commits import UnitRecord, counts_of
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import digest_of, lines_of
-
-_OF_INPUTS = ("documents", "tokens", "empty_documents", "rejected_records")
 
 
 def unit_records(packed: PackedDirectory) -> Iterator[UnitRecord]:
@@ -37,13 +38,11 @@ def unit_records(packed: PackedDirectory) -> Iterator[UnitRecord]:
 
 def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
     """Add what the units' records and the manifest say differently."""
-    manifest = packed.manifest
+    manifest = packed.facts
     total = Counts(piece_length=np.zeros(packed.max_length + 1, np.int64))
     rejected, numbers = 0, list[int]()
-    units = {unit["unit"]: unit for unit in manifest["units"]}
-    shards: dict[int, list[dict[str, Any]]] = {}
-    for shard in manifest["shards"]:
-        shards.setdefault(shard["unit"], []).append(shard)
+    units = {one.unit: one for one in manifest.units}
+    shards = {some[0].unit: some for some in manifest.shards_of_units()}
     try:
         for record in unit_records(packed):
             numbers.append(record.unit)
@@ -73,7 +72,7 @@ def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
         *(f"{name}: {value} in all units, {said} in the manifest"
           for name, value, said in figures if value != said),
     )  # fmt: skip
-    size = digest_of(packed, REJECTED)[0] if REJECTED in manifest["side_files"] else 0
+    size = digest_of(packed, REJECTED)[0] if REJECTED in manifest.side_files else 0
     if rejected != size:
         findings.add(
             UNITS, f"{rejected} bytes of rejected records in all units, {REJECTED} has {size}"
@@ -83,28 +82,26 @@ def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
 def _differences(
     record: UnitRecord,
     counts: Counts,
-    unit: dict[str, Any],
-    shards: list[dict[str, Any]],
-    manifest: dict[str, Any],
+    unit: Unit,
+    shards: list[Shard],
+    manifest: Manifest,
 ) -> list[str]:
     """In what a record is not that of its unit in the manifest."""
     wrong = []
-    slices = [list(part[:3]) for part in record.slices]
-    if slices != [list(part) for part in unit["slices"]]:
+    if [part[:3] for part in record.slices] != unit.slices:
         wrong.append("its slices are not those in the manifest")
-    if [shard.as_json() for shard in record.shards] != shards:
+    if record.shards != shards:
         wrong.append("its shards are not those in the manifest")
-    if not _agree(record.tokenizer, manifest["tokenizer"]):
+    if not _agree(record.tokenizer, manifest.document["tokenizer"]):
         wrong.append("its tokenizer is not that in the manifest")
     if record.reused or record.rejected_from or record.rejected < 0:
         wrong.append("is not as a finished result has it")
-    inputs = manifest["inputs"]
+    digests = {index: (one.size, one.sha256) for index, one in enumerate(manifest.inputs)}
     for index, size, sha256 in record.inputs:
-        found = inputs[index] if 0 <= index < len(inputs) else {}
-        if (size, sha256) != (found.get("size"), found.get("sha256")):
+        if (size, sha256) != digests.get(index):
             wrong.append(f"its input {index} is not as in the manifest")
     for name in ("rows", "segments", "tokens"):
-        value, said = getattr(counts, name), sum(shard[name] for shard in shards)
+        value, said = getattr(counts, name), sum(getattr(shard, name) for shard in shards)
         if value != said:
             wrong.append(f"{name} is {value}, {said} in its shards")
     if not counts.conserved():
@@ -126,22 +123,22 @@ def _agree(tokenizer: dict[str, Any] | None, other: dict[str, Any] | None) -> bo
 
 def _figures(total: Counts, packed: PackedDirectory) -> Iterator[tuple[str, Any, Any]]:
     """(name, by the units, by the manifest) of every figure."""
-    manifest = packed.manifest
-    for name in TOTALS:
-        yield name, getattr(total, name), manifest.get(name, 0)  # earlier packers knew fewer
-    yield "rows", total.rows, manifest["rows"]
-    for name, said in manifest["histograms"].items():
-        yield name, np.asarray(getattr(total, name)).tolist(), said
-    if "attention_cost" in manifest:
-        for name, cost in manifest["attention_cost"].items():
-            yield f"attention_cost {name}", getattr(total, f"attention_{name}").as_json(), cost
+    manifest = packed.facts
+    for name in ("rows", *TOTALS):
+        yield name, getattr(total, name), getattr(manifest, name)
+    for name, said in asdict(manifest.histograms).items():
+        yield name, getattr(total, name).tolist(), said
+    if manifest.attention_cost is not UNSET:
+        for name, cost in asdict(manifest.attention_cost).items():
+            found = getattr(total, f"attention_{name}").as_json()
+            yield f"attention_cost {name}", found, asdict(cost)
     bound = lower_bound_rows(
         total.piece_length,
         packed.max_length,
         max_segments=packed.max_segments_per_row,
         segment_multiple=packed.segment_multiple,
     )
-    yield "lower_bound_rows", bound, manifest["lower_bound_rows"]
-    for index, one in enumerate(manifest["inputs"]):
-        for name in _OF_INPUTS:
-            yield f"{name} of {one['path']}", getattr(total.file(index), name), one[name]
+    yield "lower_bound_rows", bound, manifest.lower_bound_rows
+    for index, one in enumerate(manifest.inputs):
+        for name in OF_INPUTS:
+            yield f"{name} of {one.path}", getattr(total.file(index), name), getattr(one, name)

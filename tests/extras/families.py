@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,10 @@ def batch_of(collator: str, attention: str, config: Any) -> dict[str, Any]:
         batch = block_mask_collate(rows(), config=config, form="documents")
         made = flex_block_mask(batch.pop("document_ids"), config=config)
         return batch | {"attention_mask": made}
-    collate: Any = {"varlen_collate": varlen_collate, "padded_collate": padded_collate}[collator]
+    collate: Any = {
+        "varlen_collate": partial(varlen_collate, config=None),
+        "padded_collate": partial(padded_collate, config=None),
+    }[collator]
     return collate(rows(), config=config)  # type: ignore[no-any-return]
 
 

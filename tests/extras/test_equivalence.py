@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +58,24 @@ def flex_documents(rows: Any) -> Batch:
 def positions_alone(rows: Any) -> Batch:
     """What is left of varlen_collate for who knows no boundaries: they follow from positions."""
     names = ("input_ids", "labels", "position_ids", "use_cache")
-    return varlen_collate(rows, names=names)
+    return varlen_collate(rows, names=names, config=None)
 
 
 # (collator, attn_implementation)
 WAYS = [
-    (varlen_collate, "sdpa"),
-    (varlen_collate, "eager"),
-    (varlen_collate, "flex_attention"),
+    (partial(varlen_collate, config=None), "sdpa"),
+    (partial(varlen_collate, config=None), "eager"),
+    (partial(varlen_collate, config=None), "flex_attention"),
     (positions_alone, "sdpa"),
-    (padded_collate, "sdpa"),
-    (padded_collate, "eager"),
-    (padded_collate, "flex_attention"),
+    (partial(padded_collate, config=None), "sdpa"),
+    (partial(padded_collate, config=None), "eager"),
+    (partial(padded_collate, config=None), "flex_attention"),
     (block_mask, "sdpa"),
     (additive_mask, "sdpa"),
     (additive_mask, "eager"),
     (flex_documents, "flex_attention"),
 ]
-IDS = [f"{collate.__name__}-{attention}" for collate, attention in WAYS]
+IDS = [f"{getattr(made, 'func', made).__name__}-{attention}" for made, attention in WAYS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -235,9 +235,9 @@ def pretended_flash(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("collate", "attention", "leaks"),
     [
-        (varlen_collate, "sdpa", True),
-        (padded_collate, "eager", True),
-        (varlen_collate, PRETENDED, False),
+        (partial(varlen_collate, config=None), "sdpa", True),
+        (partial(padded_collate, config=None), "eager", True),
+        (partial(varlen_collate, config=None), PRETENDED, False),
         (block_mask, "sdpa", False),
         (additive_mask, "eager", False),
     ],
@@ -254,7 +254,10 @@ def test_a_cache_lets_documents_see_each_other(
 
 @pytest.mark.usefixtures("pretended_flash")
 @pytest.mark.parametrize("kind", ["llama", "qwen"])
-@pytest.mark.parametrize("collate", [varlen_collate, padded_collate, positions_alone])
+@pytest.mark.parametrize(
+    "collate",
+    [partial(varlen_collate, config=None), partial(padded_collate, config=None), positions_alone],
+)
 def test_what_flash_attention_is_given(packed: Path, kind: str, collate: Collate) -> None:
     check(kind, PRETENDED, packed, collate)
     before, after, same = other_documents_logits(model_of(kind, PRETENDED), packed, collate)
@@ -264,12 +267,14 @@ def test_what_flash_attention_is_given(packed: Path, kind: str, collate: Collate
 def boundaries_of_rows(rows: Any) -> Batch:
     edges = torch.arange(0, (len(rows) + 1) * L, L, dtype=torch.int32)
     boundaries = {"cu_seq_lens_q": edges, "cu_seq_lens_k": edges}
-    return varlen_collate(rows) | boundaries | {"max_length_q": L, "max_length_k": L}
+    return varlen_collate(rows, config=None) | boundaries | {"max_length_q": L, "max_length_k": L}
 
 
 def positions_of_rows(rows: Any) -> Batch:
     """FlashAttention looks at positions in batches of one row only."""
-    return padded_collate(rows, names=("input_ids", "labels", "position_ids", "use_cache"))
+    return padded_collate(
+        rows, names=("input_ids", "labels", "position_ids", "use_cache"), config=None
+    )
 
 
 def mask_kept_flat(rows: Any) -> Batch:
@@ -295,7 +300,7 @@ def test_labels_that_are_stored_shifted(packed: Path, tmp_path: Path, kind: str)
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     dataset = PackedDataset(tmp_path / "out")
-    batch = varlen_collate(dataset.__getitems__(range(len(dataset))))
+    batch = varlen_collate(dataset.__getitems__(range(len(dataset))), config=None)
     loss = model_of(kind, "sdpa")(**batch, labels=batch["shift_labels"]).loss
     _, mean, _ = unpacked(kind, packed)
     assert loss.item() == pytest.approx(mean, abs=LOSS)
@@ -308,7 +313,7 @@ def test_flash_attention(packed: Path) -> None:
     flash = model_of("llama", "flash_attention_2").cuda().bfloat16()
     expected, *_ = unpacked("llama", packed)
     dataset = PackedDataset(packed)
-    batch = moved(varlen_collate(dataset.__getitems__(range(len(dataset)))), "cuda")
+    batch = moved(varlen_collate(dataset.__getitems__(range(len(dataset))), config=None), "cuda")
     each = losses(flash(**batch).logits.float(), batch["labels"])
     trained = pad(batch["labels"], (0, 1), value=-100)[..., 1:].flatten() != -100
     torch.testing.assert_close(each[trained].cpu(), expected, **bounds)
@@ -319,12 +324,14 @@ def test_flash_attention(packed: Path) -> None:
 
 def mask_kept(rows: Any) -> Batch:
     """A 2-D mask of tokens and padding, with which transformers does not look at positions."""
-    return padded_collate(rows) | {"attention_mask": rows.columns["attention_mask"].long()}
+    return padded_collate(rows, config=None) | {
+        "attention_mask": rows.columns["attention_mask"].long()
+    }
 
 
 def positions_not_restarted(rows: Any) -> Batch:
     places = torch.arange(L).expand(len(rows), L)
-    return padded_collate(rows) | {"position_ids": places}
+    return padded_collate(rows, config=None) | {"position_ids": places}
 
 
 def only_the_mask_restarts(rows: Any) -> Batch:
@@ -333,13 +340,13 @@ def only_the_mask_restarts(rows: Any) -> Batch:
 
 
 def labels_shifted_twice(rows: Any) -> Batch:
-    batch = padded_collate(rows)
+    batch = padded_collate(rows, config=None)
     return batch | {"labels": pad(batch["labels"], (0, 1), value=-100)[:, 1:]}
 
 
 def first_tokens_trained(rows: Any) -> Batch:
     """Labels that are the ids: each document's first token is predicted from another's last."""
-    batch = padded_collate(rows)
+    batch = padded_collate(rows, config=None)
     return batch | {"labels": batch["input_ids"]}
 
 

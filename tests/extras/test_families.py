@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -28,7 +29,10 @@ from packer_cli.errors import UsageError
 from packer_cli.torch import check_isolation, padded_collate, varlen_collate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-PLAIN = {"varlen_collate": varlen_collate, "padded_collate": padded_collate}
+PLAIN = {
+    "varlen_collate": partial(varlen_collate, config=None),
+    "padded_collate": partial(padded_collate, config=None),
+}
 CASES = cases()
 IDS = [name + (", kernels" if kernels else "") for name, kernels in CASES]
 

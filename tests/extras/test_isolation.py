@@ -27,7 +27,11 @@ SIZES = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
 }  # fmt: skip
-COLLATORS = [varlen_collate, padded_collate, partial(block_mask_collate, config=None)]
+COLLATORS = [
+    partial(varlen_collate, config=None),
+    partial(padded_collate, config=None),
+    partial(block_mask_collate, config=None),
+]
 LEAK = "documents see each other"
 
 
@@ -60,16 +64,16 @@ def test_what_is_right_passes(collate: Any, mode: str) -> None:
 def test_what_is_wrong_is_found(wrong: Any, mode: str) -> None:
     model = getattr(llama(attention_dropout=0.3), mode)()
     with pytest.raises(UsageError, match=LEAK) as caught:
-        check_isolation(model, wrong(padded_collate(rows())))
+        check_isolation(model, wrong(padded_collate(rows(), config=None)))
     assert "docs/training.md" in caught.value.tip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_half_precision(dtype: Any) -> None:
     model = llama(initializer_range=0.2).to(dtype)
-    check_isolation(model, padded_collate(rows()))
+    check_isolation(model, padded_collate(rows(), config=None))
     with pytest.raises(UsageError, match=LEAK):
-        check_isolation(model, with_a_mask(padded_collate(rows())))
+        check_isolation(model, with_a_mask(padded_collate(rows(), config=None)))
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -77,9 +81,9 @@ def test_experts_that_compute_together_are_no_leak(mode: str) -> None:
     torch.manual_seed(0)
     config = MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.1)
     model = getattr(MixtralForCausalLM(config), mode)()
-    check_isolation(model, varlen_collate(rows()))
+    check_isolation(model, varlen_collate(rows(), config=None))
     with pytest.raises(UsageError, match=LEAK):
-        check_isolation(model, with_cache(varlen_collate(rows())))
+        check_isolation(model, with_cache(varlen_collate(rows(), config=None)))
 
 
 @pytest.mark.parametrize("places", [1, 2])
@@ -95,7 +99,7 @@ def test_a_neighbours_last_tokens_are_enough(places: int) -> None:
             seen = self.words(input_ids)
             return seen + pad(seen, (0, 0, places, 0))[:, :-places]
 
-    for collate in (varlen_collate, padded_collate):
+    for collate in (partial(varlen_collate, config=None), partial(padded_collate, config=None)):
         with pytest.raises(UsageError, match=LEAK):
             check_isolation(Convolution(), collate(rows()))
 
@@ -135,7 +139,9 @@ def test_everything_is_as_it_was() -> None:
 def test_it_is_left_so_after_an_error() -> None:
     model, state = llama(), torch.get_rng_state()
     with pytest.raises((TypeError, AttributeError)):
-        check_isolation(model, padded_collate(rows()) | {"past_key_values": 3, "use_cache": True})
+        check_isolation(
+            model, padded_collate(rows(), config=None) | {"past_key_values": 3, "use_cache": True}
+        )
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.is_grad_enabled()
 
@@ -145,7 +151,7 @@ def test_it_is_left_so_after_an_error() -> None:
 def test_with_gradient_checkpointing(wrong: Any) -> None:
     model = llama().train()
     model.gradient_checkpointing_enable()
-    batch = padded_collate(rows())
+    batch = padded_collate(rows(), config=None)
     if wrong is None or wrong is with_cache:  # checkpointing turns the cache off
         check_isolation(model, batch if wrong is None else wrong(batch))
         return
@@ -160,7 +166,7 @@ def test_what_is_no_batch() -> None:
 
 
 def test_labels_are_not_looked_at() -> None:
-    batch = padded_collate(rows())
+    batch = padded_collate(rows(), config=None)
     check_isolation(llama(), batch | {"labels": None, "shift_labels": None})
 
 
@@ -182,16 +188,16 @@ class LooksAhead(torch.nn.Module):
 @pytest.mark.parametrize("model", [Counts(), LooksAhead()])
 def test_what_it_cannot_tell(model: Any) -> None:
     with pytest.raises(UsageError, match="before anything that was changed"):
-        check_isolation(model, varlen_collate(rows()))
+        check_isolation(model, varlen_collate(rows(), config=None))
 
 
 def test_batches_that_say_nothing() -> None:
     alone = [row for row in rows() if len(row["cu_seqlens"]) == 2]
-    for batch in (padded_collate(alone), separate_collate(rows())):
+    for batch in (padded_collate(alone, config=None), separate_collate(rows())):
         with pytest.raises(UsageError, match="no row of the batch has two documents"):
             check_isolation(llama(), batch)
     with pytest.raises(UsageError, match="nowhere where documents begin"):
         check_isolation(llama(), {"input_ids": torch.ones(1, 8)})
+    same = [{"input_ids": torch.ones(4), "cu_seqlens": torch.tensor([0, 2, 4])}]
     with pytest.raises(UsageError, match="every token of the batch is"):
-        check_isolation(llama(), padded_collate(
-            [{"input_ids": torch.ones(4), "cu_seqlens": torch.tensor([0, 2, 4])}]))  # fmt: skip
+        check_isolation(llama(), padded_collate(same, config=None))

@@ -138,7 +138,7 @@ def test_a_data_set_is_not_a_column_of_it() -> None:
 def test_rows_train_with_the_collators() -> None:
     """By their positions; their attention_mask would let documents see each other."""
     rows = pack_dataset([[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]], 8, strategy="next-fit")
-    batch = varlen_collate(list(rows))
+    batch = varlen_collate(list(rows), config=None)
     assert "attention_mask" not in batch
     assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 8, 12, 13, 16]
     assert batch["labels"][0].tolist() == [label for row in rows["labels"][:] for label in row]

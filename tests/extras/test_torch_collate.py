@@ -29,9 +29,9 @@ IDS, LABELS = "input_ids", "labels"
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 INT32, INT64 = torch.int32, torch.int64
 COLLATORS = [
-    varlen_collate,
+    partial(varlen_collate, config=None),
     flash_attn_collate,
-    padded_collate,
+    partial(padded_collate, config=None),
     partial(block_mask_collate, config=None),
 ]
 
@@ -56,7 +56,7 @@ ROWS = [row([1, 2, 3, 4, 5, 0, 0, 0], 3, 2), row([6, 7, 8, 9, 6, 7, 8, 9], 8)]
 
 
 def test_varlen() -> None:
-    batch = varlen_collate(ROWS)
+    batch = varlen_collate(ROWS, config=None)
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 0, 0, 0, 6, 7, 8, 9, 6, 7, 8, 9]]
     assert batch["labels"].tolist() == [[
         -100, 2, 3, -100, 5, -100, -100, -100, -100, 7, 8, 9, 6, 7, 8, 9
@@ -82,7 +82,7 @@ def test_varlen_has_the_names_shapes_and_types_of_transformers() -> None:
     theirs = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)(
         documents
     )
-    ours = varlen_collate([row([1, 2, 3, 4, 5], 3, 2)])
+    ours = varlen_collate([row([1, 2, 3, 4, 5], 3, 2)], config=None)
     assert ours.pop("use_cache") is False
     assert set(ours) == set(theirs)
     for name, value in theirs.items():
@@ -94,7 +94,7 @@ def test_varlen_has_the_names_shapes_and_types_of_transformers() -> None:
 
 
 def test_flash_attn_has_its_own_names() -> None:
-    batch, same = flash_attn_collate(ROWS), varlen_collate(ROWS)
+    batch, same = flash_attn_collate(ROWS), varlen_collate(ROWS, config=None)
     names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
     assert list(batch) == [IDS, LABELS, "position_ids", "seq_idx", *names, "use_cache"]
     assert batch["cu_seqlens_q"].dtype == INT32
@@ -103,7 +103,7 @@ def test_flash_attn_has_its_own_names() -> None:
 
 
 def test_padded() -> None:
-    batch, same = padded_collate(ROWS), varlen_collate(ROWS)
+    batch, same = padded_collate(ROWS, config=None), varlen_collate(ROWS, config=None)
     assert batch["input_ids"].tolist() == [r["input_ids"].tolist() for r in ROWS]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]]
     assert batch["seq_idx"].tolist() == [[0, 0, 0, 1, 1, 2, 2, 2], [0] * 8]
@@ -133,7 +133,7 @@ def test_names_choose() -> None:
         batch = collate(ROWS, names=("position_ids", IDS))
         assert list(batch) == ["position_ids", IDS]
     with pytest.raises(UsageError, match="names: 'seqidx' is not one of input_ids") as caught:
-        varlen_collate(ROWS, names=["seqidx"])
+        varlen_collate(ROWS, names=["seqidx"], config=None)
     assert caught.value.tip == "did you mean seq_idx?"
 
 
@@ -231,11 +231,13 @@ def test_models_that_block_masks_are_not_for(
         block_mask_collate(ROWS, config=config(**facts), form=form)
 
 
-def test_block_masks_want_to_know_of_windows() -> None:
-    with pytest.raises(UsageError, match="does not know the model's windows") as caught:
-        block_mask_collate(ROWS)
-    assert "config=model.config" in caught.value.tip
-    with pytest.raises(UsageError, match="flex_block_mask does not know"):
+@pytest.mark.parametrize("collate", [varlen_collate, padded_collate, block_mask_collate])
+def test_collators_want_to_know_the_model(collate: Any) -> None:
+    """Without a word, some families would let documents see each other."""
+    with pytest.raises(UsageError, match="does not know the model, and some would let") as caught:
+        collate(ROWS)
+    assert caught.value.tip.startswith(f"partial({collate.__name__}, config=model.config)")
+    with pytest.raises(UsageError, match="flex_block_mask does not know the model"):
         flex_block_mask(torch.zeros(1, 8, dtype=torch.int32))
 
 
@@ -271,7 +273,7 @@ def test_rows_of_unlike_columns(name: str, turn: int) -> None:
     if name == "labels":
         rows = [ROWS[0], {key: value for key, value in ROWS[1].items() if key != name}]
     with pytest.raises(UsageError, match=f"some rows of a batch have {name}, others do not"):
-        varlen_collate(rows[::turn])
+        varlen_collate(rows[::turn], config=None)
 
 
 def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: Path) -> None:
@@ -288,9 +290,10 @@ def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: 
         dataset = PackedDataset(out, ["input_ids", "position_ids", "cu_seqlens"])
         rows = dataset.__getitems__(range(len(dataset)))
         assert torch.equal(
-            padded_collate(rows, dtype=INT32)["position_ids"], rows.columns["position_ids"]
+            padded_collate(rows, dtype=INT32, config=None)["position_ids"],
+            rows.columns["position_ids"],
         )
-        edges = varlen_collate(rows)["cu_seq_lens_q"]
+        edges = varlen_collate(rows, config=None)["cu_seq_lens_q"]
         assert edges.diff().sum() == 16 * len(dataset)
         assert (edges % multiple == 0).all()
 
@@ -298,12 +301,12 @@ def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: 
 def test_what_cannot_be_collated_is_named() -> None:
     without = [{name: value for name, value in r.items() if name != "cu_seqlens"} for r in ROWS]
     with pytest.raises(UsageError, match="rows without cu_seqlens") as caught:
-        varlen_collate(without)
+        varlen_collate(without, config=None)
     assert "remove_unused_columns=False" in caught.value.tip
     with pytest.raises(UsageError, match="rows without input_ids"):
-        padded_collate([{"cu_seqlens": ROWS[0]["cu_seqlens"]}])
+        padded_collate([{"cu_seqlens": ROWS[0]["cu_seqlens"]}], config=None)
     with pytest.raises(UsageError, match="got no rows"):
-        varlen_collate([])
+        varlen_collate([], config=None)
     with pytest.raises(UsageError, match="form: 'masks' is not one of mask, documents"):
         block_mask_collate(ROWS, config=None, form="masks")
 
@@ -318,7 +321,7 @@ def test_boundaries_that_are_none_are_named(edges: list[int]) -> None:
 
 def test_another_dtype_is_refused() -> None:
     with pytest.raises(UsageError, match="int16"):
-        padded_collate(ROWS, dtype=torch.int16)
+        padded_collate(ROWS, dtype=torch.int16, config=None)
 
 
 def test_rows_without_boundaries_have_them_where_positions_restart() -> None:

@@ -143,7 +143,11 @@ def test_loaders_give_every_row_once_in_order(packed: Path, how: str) -> None:
     workers: dict[str, Any] = {}
     if how != "no workers":
         workers = {"num_workers": 2, "multiprocessing_context": how}
-    batches = list(DataLoader(dataset, batch_size=7, collate_fn=padded_collate, **workers))
+    batches = list(
+        DataLoader(
+            dataset, batch_size=7, collate_fn=partial(padded_collate, config=None), **workers
+        )
+    )
     for name in ("input_ids", "labels", "position_ids"):
         found = torch.cat([batch[name] for batch in batches])
         assert torch.equal(found, torch.from_numpy(expected[name]).long())
@@ -158,7 +162,9 @@ def test_chosen_columns_stack_by_the_default_collator_too(packed: Path) -> None:
 
 def test_a_subset_is_a_dataset(packed: Path) -> None:
     loader = DataLoader(
-        Subset(PackedDataset(packed), [5, 3]), batch_size=2, collate_fn=padded_collate
+        Subset(PackedDataset(packed), [5, 3]),
+        batch_size=2,
+        collate_fn=partial(padded_collate, config=None),
     )
     (batch,) = loader
     assert torch.equal(batch["input_ids"].int(), torch.from_numpy(
@@ -195,9 +201,9 @@ def test_shifted_labels_never_pass_as_labels(packed: Path, tmp_path: Path) -> No
         assert packer(*arguments, "-o", tmp_path / out, *options).exit_code == 0
     plain, shifted = (PackedDataset(tmp_path / name) for name in ("plain", "shifted"))
     assert "labels" not in shifted[0]
-    batch = varlen_collate(shifted.__getitems__(range(len(shifted))))
+    batch = varlen_collate(shifted.__getitems__(range(len(shifted))), config=None)
     assert "labels" not in batch
-    expected = varlen_collate(plain.__getitems__(range(len(plain))))["labels"]
+    expected = varlen_collate(plain.__getitems__(range(len(plain))), config=None)["labels"]
     assert torch.equal(batch["shift_labels"][:, :-1], expected[:, 1:])
 
 
@@ -325,7 +331,9 @@ def test_a_manifest_lost_on_the_way(copy: Path) -> None:
 def test_a_shard_lost_on_the_way_is_named_by_the_worker_that_wants_it(copy: Path) -> None:
     dataset = PackedDataset(copy)
     shutil.rmtree(copy)
-    loader = DataLoader(dataset, batch_size=2, collate_fn=padded_collate, num_workers=1)
+    loader = DataLoader(
+        dataset, batch_size=2, collate_fn=partial(padded_collate, config=None), num_workers=1
+    )
     message = r"(?s)shard-00000-000-\w+\.arrow: is missing\ntip: copy the directory again"
     with pytest.raises(DataError, match=message):
         next(iter(loader))

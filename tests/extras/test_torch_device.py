@@ -27,7 +27,7 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 def batches(**options: Any) -> list[dict[str, Any]]:
     rows = list(PackingIterableDataset([range(n) for n in range(1, 60)], 64, seed=None))
-    collate = partial(varlen_collate, **options)
+    collate = partial(varlen_collate, config=None, **options)
     return [collate(rows[k : k + 1 + k % 3]) for k in range(len(rows) - 3)]  # of several sizes
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,9 @@ def a_loop(dataset: PackedDataset) -> list[int]:
     alone = Seeing()
     if distributed.get_rank() == 0:
         sampler = PackedSampler(dataset, rank=0, world_size=1, **SMALL)
-        loader = DataLoader(dataset, 4, sampler=sampler, collate_fn=varlen_collate)
+        loader = DataLoader(
+            dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None)
+        )
         for batch in islice(loader, 1):
             alone(**batch)
         state = [sampler.state_dict()]
@@ -116,7 +119,9 @@ def a_loop(dataset: PackedDataset) -> list[int]:
         dataset, rank=distributed.get_rank(), world_size=distributed.get_world_size(), **SMALL
     )
     sampler.load_state_dict(state[0])
-    loader = DataLoader(dataset, 4, sampler=sampler, collate_fn=varlen_collate, num_workers=1)
+    loader = DataLoader(
+        dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None), num_workers=1
+    )
     for batch in loader:
         together(**batch).loss.backward()
     for step, batch in enumerate(loader, start=1):
@@ -134,7 +139,8 @@ def with_accelerate(dataset: PackedDataset) -> list[int]:
     sampler = PackedSampler(dataset, rank=0, world_size=1, **SMALL)
     model = Seeing()
     loader, together = accelerator.prepare(
-        DataLoader(dataset, 4, sampler=sampler, collate_fn=varlen_collate), model
+        DataLoader(dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None)),
+        model,
     )
     for _ in range(2):
         for batch in loader:
@@ -172,7 +178,8 @@ def with_the_trainer(dataset: PackedDataset, folder: Path) -> list[int]:
         )  # fmt: skip
         model = Seeing()
         trainer = PackedTrainer(
-            model=model, args=options, train_dataset=dataset, data_collator=varlen_collate,
+            model=model, args=options, train_dataset=dataset,
+            data_collator=partial(varlen_collate, config=None),
             callbacks=[SamplersEpoch(), *([] if resume else [Interruption()])],
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=resume)

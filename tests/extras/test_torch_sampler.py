@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,9 @@ def test_a_state_of_other_data_is_refused(dataset: PackedDataset) -> None:
 
 def test_a_plain_loader_is_resumed_on_more_ranks(dataset: PackedDataset) -> None:
     sampler = PackedSampler(dataset, **SMALL)
-    loader = DataLoader(dataset, 4, sampler=sampler, collate_fn=varlen_collate)
+    loader = DataLoader(
+        dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None)
+    )
     found = [row for batch in islice(loader, 5) for row in rows_of(batch)]
     state = sampler.state_dict()
     assert state["samples"] == 20
@@ -209,7 +212,9 @@ def test_a_plain_loader_is_resumed_on_more_ranks(dataset: PackedDataset) -> None
     for rank in range(2):
         again = PackedSampler(dataset, rank=rank, world_size=2, **SMALL)
         again.load_state_dict(state)
-        loader = DataLoader(dataset, 4, sampler=again, collate_fn=varlen_collate)
+        loader = DataLoader(
+            dataset, 4, sampler=again, collate_fn=partial(varlen_collate, config=None)
+        )
         rest.append([row for batch in loader for row in rows_of(batch)])
     assert len(rest[0]) == len(rest[1]) == 30
     found += chain.from_iterable(zip(*rest, strict=True))
@@ -218,12 +223,14 @@ def test_a_plain_loader_is_resumed_on_more_ranks(dataset: PackedDataset) -> None
 
 def test_a_plain_loader_that_reads_ahead_is_told_where_it_is(dataset: PackedDataset) -> None:
     sampler = PackedSampler(dataset, **SMALL)
-    loader = DataLoader(dataset, 4, sampler=sampler, collate_fn=varlen_collate, num_workers=2)
+    loader = DataLoader(
+        dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None), num_workers=2
+    )
     found = [row for batch in islice(loader, 5) for row in rows_of(batch)]
     assert sampler.state_dict()["samples"] > 20
     again = PackedSampler(dataset, **SMALL)
     again.load_state_dict(sampler.state_dict(rows=5 * 4))
-    loader = DataLoader(dataset, 4, sampler=again, collate_fn=varlen_collate)
+    loader = DataLoader(dataset, 4, sampler=again, collate_fn=partial(varlen_collate, config=None))
     found += [row for batch in loader for row in rows_of(batch)]
     assert found == expected_rows(dataset)
 
@@ -234,7 +241,9 @@ def test_rows_are_counted_within_an_epoch(dataset: PackedDataset, epoch: int, st
     sampler, again = (PackedSampler(dataset, **SMALL) for _ in range(2))
     for _ in range(epoch):
         list(sampler)
-    loader = DataLoader(dataset, 6, sampler=sampler, collate_fn=varlen_collate, num_workers=1)
+    loader = DataLoader(
+        dataset, 6, sampler=sampler, collate_fn=partial(varlen_collate, config=None), num_workers=1
+    )
     found = [row for batch in islice(loader, steps) for row in rows_of(batch)]
     again.load_state_dict(sampler.state_dict(rows=steps * 6))
     found += [int(dataset[row]["input_ids"][0]) for row in again]
@@ -263,7 +272,11 @@ def test_a_stateful_loader_goes_on_where_it_was(
     def loader() -> Any:
         sampler = PackedSampler(dataset, **SMALL)
         return StatefulDataLoader(
-            dataset, 4, sampler=sampler, collate_fn=varlen_collate, num_workers=workers
+            dataset,
+            4,
+            sampler=sampler,
+            collate_fn=partial(varlen_collate, config=None),
+            num_workers=workers,
         )
 
     first = loader()
@@ -287,7 +300,9 @@ def test_accelerate_gives_each_epoch_its_order(
     dataset: PackedDataset, accelerator: Accelerator
 ) -> None:
     sampler = PackedSampler(dataset, rank=0, world_size=1, **SMALL)
-    loader = accelerator.prepare(DataLoader(dataset, 4, sampler=sampler, collate_fn=varlen_collate))
+    loader = accelerator.prepare(
+        DataLoader(dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None))
+    )
     found = [row for _ in range(2) for batch in loader for row in rows_of(batch)]
     assert found == expected_rows(dataset, 2)
 
@@ -320,7 +335,7 @@ def train(dataset: PackedDataset, folder: Path, stop: int | None, resume: bool) 
     seen: list[int] = []
 
     def collate(rows: Any) -> dict[str, Any]:
-        batch = varlen_collate(rows)
+        batch = varlen_collate(rows, config=None)
         seen.extend(rows_of(batch))
         return batch
 
@@ -363,7 +378,7 @@ def test_a_trainer_that_removes_columns_is_told(dataset: PackedDataset, tmp_path
     )  # fmt: skip
     trainer = PackedTrainer(
         model=LlamaForCausalLM(config), args=options, train_dataset=dataset,
-        data_collator=varlen_collate,
+        data_collator=partial(varlen_collate, config=None),
     )  # fmt: skip
     with pytest.raises(UsageError, match="rows without cu_seqlens") as caught:
         trainer.train()

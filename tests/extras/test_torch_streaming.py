@@ -119,7 +119,9 @@ def test_a_position_of_other_options_is_refused() -> None:
 def test_a_stateful_loader_goes_on_where_it_was(workers: int, steps: int) -> None:
     def loader() -> Any:
         dataset = PackingIterableDataset(documents(300), L, 16)
-        return StatefulDataLoader(dataset, 4, collate_fn=padded_collate, num_workers=workers)
+        return StatefulDataLoader(
+            dataset, 4, collate_fn=partial(padded_collate, config=None), num_workers=workers
+        )
 
     whole = [batch["input_ids"] for batch in loader()]
     first = loader()
@@ -137,7 +139,8 @@ def test_a_worker_that_ended_before_the_other_gives_nothing_again(persistent: bo
 
     def loader() -> Any:
         return StatefulDataLoader(
-            PackingIterableDataset(documents(61), L, 8), 4, collate_fn=padded_collate,
+            PackingIterableDataset(documents(61), L, 8), 4,
+            collate_fn=partial(padded_collate, config=None),
             num_workers=2, persistent_workers=persistent,
         )  # fmt: skip
 
@@ -197,7 +200,10 @@ def test_ranks_that_would_get_nothing(rank: int) -> None:
         next(iter(dataset))
 
 
-@pytest.mark.parametrize("collate", [varlen_collate, padded_collate, packed_collate_fn])
+@pytest.mark.parametrize(
+    "collate",
+    [partial(varlen_collate, config=None), partial(padded_collate, config=None), packed_collate_fn],
+)
 def test_rows_suit_every_collator(collate: Any) -> None:
     loader = DataLoader(PackingIterableDataset(documents(50), L), 4, collate_fn=collate)
     assert len(list(loader)) > 3
