@@ -248,10 +248,10 @@ def identity_of(parent: Folder, name: str) -> str | None:
 def _is_at(parent: Folder, place: str, folder: Folder) -> bool:
     """Whether a folder that is held open has this place, links not followed."""
     try:
-        found = os.stat(place, dir_fd=parent.descriptor, follow_symlinks=False)
+        status = os.stat(place, dir_fd=parent.descriptor, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return os.path.samestat(found, os.fstat(folder.descriptor))
+    return os.path.samestat(status, os.fstat(folder.descriptor))
 
 
 def _identity(outer: Folder) -> str | None:
@@ -291,27 +291,27 @@ def remove_leftovers(parent: Folder, name: str, own: re.Pattern[str]) -> None:
     Another run may be bringing one in or out just now. So one with a marker gets another name
     first, by which nobody puts it in its place; one without only loses what is empty.
     """
-    for found in parent.names():
-        if is_leftover(found, name):
+    for entry in parent.names():
+        if is_leftover(entry, name):
             with suppress(OSError):
-                _remove_leftover(parent, found, name, own)
+                _remove_leftover(parent, entry, name, own)
 
 
-def _remove_leftover(parent: Folder, found: str, name: str, own: re.Pattern[str]) -> None:
-    with Folder(parent.path / found, parent) as outer:
+def _remove_leftover(parent: Folder, entry: str, name: str, own: re.Pattern[str]) -> None:
+    with Folder(parent.path / entry, parent) as outer:
         if _identity(outer) is None:
             for empty in filter(_ID.fullmatch, outer.names()):
                 outer.rmdir(empty)
-            parent.rmdir(found)
+            parent.rmdir(entry)
             return
     ours = f"{name}-{secrets.token_hex(16)}"
-    parent.rename(found, parent, ours)
+    parent.rename(entry, parent, ours)
     _remove(parent, ours, own)
 
 
-def is_leftover(found: str, name: str) -> bool:
+def is_leftover(entry: str, name: str) -> bool:
     """Whether it is called as the folder `name` is on its way in or out."""
-    return found.startswith(f"{name}-") and bool(_ID.fullmatch(found.removeprefix(f"{name}-")))
+    return entry.startswith(f"{name}-") and bool(_ID.fullmatch(entry.removeprefix(f"{name}-")))
 
 
 def _remove(parent: Folder, name: str, own: re.Pattern[str]) -> None:

@@ -165,12 +165,12 @@ def sizes(url: str) -> dict[str, int | None]:
         store, own = _store(url)
         store.invalidate_cache()
         try:
-            found = store.ls(own, detail=True)
+            entries = store.ls(own, detail=True)
         except FileNotFoundError:
             return {}
         return {
             base_name(info["name"]): None if info["type"] == "directory" else info["size"]
-            for info in found
+            for info in entries
             if info["name"].rstrip("/") != own.rstrip("/")
         }
 
@@ -263,8 +263,8 @@ def glob(pattern: str) -> list[str]:
         store, own = _store(pattern)
         # names have lost what made the pattern a URL: scheme, host
         head = pattern.rstrip("/").removesuffix(own)
-        found = store.glob(own, detail=True)
-        return sorted(head + name for name, info in found.items() if info["type"] == "file")
+        entries = store.glob(own, detail=True)
+        return sorted(head + name for name, info in entries.items() if info["type"] == "file")
 
 
 def _refuse_unlistable(pattern: str) -> None:

@@ -18,7 +18,7 @@ class Unpacked(SavedDataset):
     needs = ("segments",)
 
     def columns(self, rows: Rows) -> dict[str, Any]:
-        found = {"input_ids": lists(rows.offsets, rows.ids)}
+        columns = {"input_ids": lists(rows.offsets, rows.ids)}
         if rows.labels is not None:
-            found["labels"] = lists(rows.offsets, rows.labels)
-        return found
+            columns["labels"] = lists(rows.offsets, rows.labels)
+        return columns

@@ -108,21 +108,23 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) ->
                 "--max-errors the run finishes at once",
             )
     if not total.rows:
-        found = _nothing(total, rejected, claim)
+        problem = _nothing(total, rejected, claim)
         output.forget(claim)  # no other run would find more
-        raise DataError(found, "check --shape, --field, --overlong and the input")
+        raise DataError(problem, "check --shape, --field, --overlong and the input")
 
 
 def _nothing(total: Counts, rejected: list[UnitRecord], claim: Claim) -> str:
-    found = f"nothing to pack: {total.empty_documents} empty, {total.dropped_documents} dropped "
-    found += f"and {total.rejected_records} rejected records, no tokens"
+    problem = f"nothing to pack: {total.empty_documents} empty, {total.dropped_documents} dropped "
+    problem += f"and {total.rejected_records} rejected records, no tokens"
     if total.untrained_documents:
-        found += f"; {total.untrained_documents} of those dropped have nothing to train on"
+        problem += f"; {total.untrained_documents} of those dropped have nothing to train on"
     if rejected:
         with _rejected_part(rejected[0], claim) as file:
             first = json.loads(file.readline())
-        found += f"; the first rejected, {first['file']} at {first['position']}: {first['reason']}"
-    return found
+        problem += (
+            f"; the first rejected, {first['file']} at {first['position']}: {first['reason']}"
+        )
+    return problem
 
 
 @contextmanager
@@ -200,8 +202,8 @@ def _manifest(
 
 
 def _input(file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:
-    found = {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
-    return found if file.format else found | {"removed": True}
+    entry = {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
+    return entry if file.format else entry | {"removed": True}
 
 
 def _attention_cost(config: PackConfig, counts: Counts) -> dict[str, Any]:

@@ -115,8 +115,8 @@ class _Job:
                 notify=self.notify,
                 no_lock=self.options.no_lock,
             ) as claim:
-                found = self._pack_claimed(claim, run, None)
-            return found or load(folder, incomplete_too=True)
+                manifest = self._pack_claimed(claim, run, None)
+            return manifest or load(folder, incomplete_too=True)
 
         return publish(
             url, staging, run, pack_staged, overwrite=self.options.overwrite,
@@ -148,9 +148,9 @@ class _Job:
                 if update
                 else self._run(self.files, plan_units(self.files, self.config))
             )
-            found = self._pack_claimed(claim, run, update)
-            if found is not None:
-                return found
+            manifest = self._pack_claimed(claim, run, update)
+            if manifest is not None:
+                return manifest
         return finalize_if_last(destination, self.notify, no_lock=options.no_lock)
 
     def _run(self, files: Iterable[InputFile], units: Iterable[WorkUnit]) -> Run:

@@ -41,22 +41,22 @@ def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]
     """
     if rank is None and world_size is None:
         return {"rank": None, "world_size": None}
-    found: dict[str, int | None] = {}
+    numbers: dict[str, int | None] = {}
     for place, name, given in ((0, "rank", rank), (1, "world_size", world_size)):
         option = f"--{name.replace('_', '-')}"
         if given is not None and given != _AUTO:
-            found[name] = _number(option, given)
+            numbers[name] = _number(option, given)
             continue
         known = [names for names in _VARIABLES if names[place] in os.environ]
         if not known:
             tried = ", ".join(names[place] for names in _VARIABLES if names[place])
             raise UsageError(f"{option}: not given, and none of {tried} is set")
-        found[name] = _from_environment(known[0][place])
+        numbers[name] = _from_environment(known[0][place])
         if name == "rank" and known[0][2] in os.environ:
-            found[name] = _from_environment(known[0][place]) - _from_environment(known[0][2])
+            numbers[name] = _from_environment(known[0][place]) - _from_environment(known[0][2])
         if name == "rank" and known[0][3] in os.environ:  # --array=0-6:2
-            found[name] = (found[name] or 0) // max(1, _from_environment(known[0][3]))
-    return found
+            numbers[name] = (numbers[name] or 0) // max(1, _from_environment(known[0][3]))
+    return numbers
 
 
 def _from_environment(name: str) -> int:

@@ -91,10 +91,10 @@ def is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
 def is_input_times(content: bytes) -> bool:
     """Whether it says nothing but what packer writes there, at this version or an earlier one."""
     try:
-        said = msgspec.json.decode(content, type=dict[str, list[Any]])
+        document = msgspec.json.decode(content, type=dict[str, list[Any]])
     except (ValueError, RecursionError):
         return False
-    return said.keys() <= {"inputs", "racy", "mtime_ns"}
+    return document.keys() <= {"inputs", "racy", "mtime_ns"}
 
 
 def replace_earlier(folder: Folder, work: Folder) -> None:
@@ -147,11 +147,11 @@ def _state(folder: Folder, name: str) -> _State | None:
 def _earlier_files(work: Folder) -> dict[str, _Own]:
     try:
         content = unsealed(work.read(_EARLIER) or b"")
-        found = msgspec.json.decode(content, type=dict[str, _Own])
+        owned = msgspec.json.decode(content, type=dict[str, _Own])
     except ValueError:
         return {}
     known = (MANIFEST, INCOMPLETE)
-    return {name: found[name] for name in found if is_result_file(name) or name in known}
+    return {name: owned[name] for name in owned if is_result_file(name) or name in known}
 
 
 def _refuse_blocked(folder: Folder, work: Folder, new: Manifest, own: dict[str, _Own]) -> None:

@@ -26,8 +26,8 @@ Unnamed = dict[int, Input]  # by index
 _MOST_NAMED = 3
 
 
-def find_unnamed(manifest: Manifest, found: Iterable[InputFile]) -> Unnamed:
-    named = {file.path for file in found}
+def find_unnamed(manifest: Manifest, current: Iterable[InputFile]) -> Unnamed:
+    named = {file.path for file in current}
     return {index: one for index, one in manifest.inputs_now.items() if one.path not in named}
 
 
@@ -40,21 +40,21 @@ def refuse_loss(directory: Path, unnamed: Unnamed) -> None:
         )
 
 
-def refuse_loss_of_stdin(manifest: Manifest, found: Iterable[InputFile]) -> None:
+def refuse_loss_of_stdin(manifest: Manifest, current: Iterable[InputFile]) -> None:
     """UsageError where stdin would replace what another stdin has brought."""
     earlier = [one.path for one in manifest.inputs_now.values()]
-    if STDIN in earlier and any(file.path == STDIN for file in found):
+    if STDIN in earlier and any(file.path == STDIN for file in current):
         raise UsageError(
             "-: stdin would replace the documents that came from stdin before",
             "write the data to a file and name that, or use --prune to drop the earlier ones",
         )
 
 
-def refuse_other_names(unnamed: Unnamed, found: Iterable[InputFile]) -> None:
+def refuse_other_names(unnamed: Unnamed, current: Iterable[InputFile]) -> None:
     """UsageError for an input that is named in another way than the result names it."""
     if not unnamed:
         return
-    names = {storage.identity(file.path): file.path for file in found if file.path != STDIN}
+    names = {storage.identity(file.path): file.path for file in current if file.path != STDIN}
     for path in (one.path for one in unnamed.values()):
         # no file has a null byte in its name, whatever a damaged manifest says
         if path != STDIN and "\0" not in path and storage.identity(path) in names:

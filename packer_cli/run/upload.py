@@ -82,7 +82,7 @@ class _Marker(msgspec.Struct, frozen=True):
     earlier: dict[str, tuple[int, str]] = {}
 
 
-class _Found(NamedTuple):
+class _Remote(NamedTuple):
     """What is at the URL. `manifest`: of a finished result, and the `files` that it lists;
     `problem`: why it cannot be used.
     """
@@ -149,22 +149,22 @@ def publish(
     try:
         with _staging(url, staging, run, overwrite, no_lock, notify) as folder:
             result, manifest = folder / _RESULT, _finished(folder / _RESULT)
-            found = _look(url)
+            remote = _look(url)
             if manifest is None:
-                _refuse(url, found, None, overwrite)
-                with _reserved(url, found):
+                _refuse(url, remote, None, overwrite)
+                with _reserved(url, remote):
                     manifest = _packed(pack, result)
                     if manifest.incomplete:
                         _unmark_empty(url)
                         return manifest
-                found = _look(url)
+                remote = _look(url)
             own = digest(result / MANIFEST)
-            if _is_there(url, found, own):
+            if _is_there(url, remote, own):
                 notify(f"{url}: was complete except for its last step")
-                _unmark(url, found)
+                _unmark(url, remote)
             else:
-                _refuse(url, found, own[1], overwrite)
-                _upload(url, result, manifest, own, found, notify, show_progress)
+                _refuse(url, remote, own[1], overwrite)
+                _upload(url, result, manifest, own, remote, notify, show_progress)
             output.remove_result(result, no_lock=no_lock)
             return manifest
     except OSError as error:
@@ -281,7 +281,7 @@ def _files(result: Path, manifest: Manifest) -> dict[str, Listed]:
     }
 
 
-def _look(url: str) -> _Found:
+def _look(url: str) -> _Remote:
     if storage.is_file(url):
         raise UsageError(f"{url}: exists and is not a folder", "choose another --output")
     sizes, manifest, problem = storage.sizes(url), None, ""
@@ -296,36 +296,36 @@ def _look(url: str) -> _Found:
                     problem = error.message
                 break
     files = {} if manifest is None else replacing.listed(manifest)
-    return _Found(sizes, manifest, files, problem, _marker(url) if WORK in sizes else None)
+    return _Remote(sizes, manifest, files, problem, _marker(url) if WORK in sizes else None)
 
 
-def _is_there(url: str, found: _Found, own: tuple[int, str]) -> bool:
+def _is_there(url: str, remote: _Remote, own: tuple[int, str]) -> bool:
     """Whether the manifest at the URL is that of the staged result."""
-    return found.sizes.get(MANIFEST) == own[0] and digest(storage.join(url, MANIFEST)) == own
+    return remote.sizes.get(MANIFEST) == own[0] and digest(storage.join(url, MANIFEST)) == own
 
 
-def _refuse(url: str, found: _Found, own: str | None, overwrite: bool) -> None:
+def _refuse(url: str, remote: _Remote, own: str | None, overwrite: bool) -> None:
     """UsageError for what must not be replaced. `own`: the digest of the manifest, if known."""
-    if found.complete:
+    if remote.complete:
         if not overwrite:
             raise UsageError(
                 f"{url}: holds a finished result",
                 "choose another --output, or replace it with --overwrite",
             )
-        if found.problem:
+        if remote.problem:
             raise UsageError(
-                f"{storage.join(url, MANIFEST)}: {found.problem}, so it does not tell which files "
+                f"{storage.join(url, MANIFEST)}: {remote.problem}, so it does not tell which files "
                 "are packer's",
                 "choose another --output, or remove that folder yourself",
             )
-    elif found.marker is not None and found.marker.manifest_sha256:
-        if own not in (None, found.marker.manifest_sha256) and not overwrite:
+    elif remote.marker is not None and remote.marker.manifest_sha256:
+        if own not in (None, remote.marker.manifest_sha256) and not overwrite:
             raise UsageError(
                 f"{url}: holds an unfinished upload of another result",
                 "finish that with its own command, or replace it with --overwrite",
             )
-    elif found.sizes.keys() - {WORK} or (
-        found.marker is None and storage.sizes(storage.join(url, WORK))
+    elif remote.sizes.keys() - {WORK} or (
+        remote.marker is None and storage.sizes(storage.join(url, WORK))
     ):
         raise UsageError(
             f"{url}: is not empty, and not a result of packer",
@@ -333,10 +333,10 @@ def _refuse(url: str, found: _Found, own: str | None, overwrite: bool) -> None:
         )
 
 
-def _refuse_in_the_way(url: str, found: _Found, files: dict[str, Listed]) -> None:
+def _refuse_in_the_way(url: str, remote: _Remote, files: dict[str, Listed]) -> None:
     """UsageError for objects that packer did not make, where the result is to be."""
-    blocked = [n for n in files if n in found.sizes and not _is_own(url, n, found)]
-    if MANIFEST in found.sizes and not found.complete:
+    blocked = [n for n in files if n in remote.sizes and not _is_own(url, n, remote)]
+    if MANIFEST in remote.sizes and not remote.complete:
         blocked.append(MANIFEST)
     if blocked:
         raise UsageError(
@@ -346,21 +346,21 @@ def _refuse_in_the_way(url: str, found: _Found, files: dict[str, Listed]) -> Non
         )
 
 
-def _is_own(url: str, name: str, found: _Found) -> bool:
-    return _own_digest(url, name, found) is not None
+def _is_own(url: str, name: str, remote: _Remote) -> bool:
+    return _own_digest(url, name, remote) is not None
 
 
-def _own_digest(url: str, name: str, found: _Found) -> str | None:
+def _own_digest(url: str, name: str, remote: _Remote) -> str | None:
     """The sha256 of an object that packer's records list, or "" if it is told by something else;
     None for all others. The names of shards tell their content; others are read.
     """
-    size, listed = found.sizes[name], list(found.listed(name))
+    size, listed = remote.sizes[name], list(remote.listed(name))
     if size is None:
         return None
-    put = found.marker.files.get(name) if found.marker is not None else None
+    put = remote.marker.files.get(name) if remote.marker is not None else None
     if put is not None and size < put[0] and not storage.is_put_whole(url):
         return ""  # its beginning
-    if name == INPUT_TIMES and (found.complete or listed):  # no digest covers it
+    if name == INPUT_TIMES and (remote.complete or listed):  # no digest covers it
         with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
             return "" if replacing.is_input_times(file.read()) else None
     digests = {file.sha256 for file in listed if file.size in (None, size)}
@@ -394,14 +394,14 @@ def _write(url: str, name: str, blocks: Iterable[bytes], size: int) -> None:
     storage.write(storage.join(url, name), blocks, size, part)
 
 
-def _unmark(url: str, found: _Found) -> None:
+def _unmark(url: str, remote: _Remote) -> None:
     """Remove what an earlier result has left, and then the marker that lists it."""
-    if found.marker is not None:
+    if remote.marker is not None:
         sizes = storage.sizes(url)
         gone = [
             name
-            for name, (size, _) in found.marker.earlier.items()
-            if name not in found.marker.files and sizes.get(name) == size
+            for name, (size, _) in remote.marker.earlier.items()
+            if name not in remote.marker.files and sizes.get(name) == size
         ]
         tasks = (partial(storage.remove, storage.join(url, name)) for name in sorted(gone))
         _on_threads(tasks, _THREADS, threading.Event())
@@ -419,9 +419,9 @@ def _unmark_empty(url: str) -> None:
 
 
 @contextmanager
-def _reserved(url: str, found: _Found) -> Iterator[None]:
+def _reserved(url: str, remote: _Remote) -> Iterator[None]:
     """Show that the URL can be written to before all the work, rather than after."""
-    if found.marker is None:
+    if remote.marker is None:
         _mark(url, _Marker(""))
     try:
         yield
@@ -435,20 +435,22 @@ def _upload(
     result: Path,
     manifest: Manifest,
     own: tuple[int, str],
-    found: _Found,
+    remote: _Remote,
     notify: Notify,
     show_progress: bool,
 ) -> None:
     """`own`: size and digest of the manifest."""
     files = _files(result, manifest)
-    _refuse_in_the_way(url, found, files)
+    _refuse_in_the_way(url, remote, files)
     marker = _Marker(own[1], {name: (file.size or 0, file.sha256) for name, file in files.items()})
-    if found.marker is not None and found.marker == replace(marker, earlier=found.marker.earlier):
-        marker = found.marker
+    if remote.marker is not None and remote.marker == replace(
+        marker, earlier=remote.marker.earlier
+    ):
+        marker = remote.marker
     else:
-        marker = replace(marker, earlier=_earlier_files(url, found))
-    left = [name for name in files if not _is_there_already(name, files[name], found)]
-    if found.marker != marker:
+        marker = replace(marker, earlier=_earlier_files(url, remote))
+    left = [name for name in files if not _is_there_already(name, files[name], remote)]
+    if remote.marker != marker:
         _mark(url, marker)
     elif len(left) < len(files):
         done = len(files) - len(left)
@@ -488,27 +490,27 @@ def _upload(
     _write(url, MANIFEST, blocks, own[0])
     if storage.stat(storage.join(url, MANIFEST), again=True).size != own[0]:
         raise _other_writer(f"{storage.join(url, MANIFEST)}: is not what was uploaded")
-    _unmark(url, found._replace(marker=marker))
+    _unmark(url, remote._replace(marker=marker))
 
 
 def _other_writer(message: str) -> DataError:
     return DataError(message, "let nothing else write there, and run the same command again")
 
 
-def _is_there_already(name: str, file: Listed, found: _Found) -> bool:
-    return bool(_NAMED_BY_CONTENT.fullmatch(name)) and found.sizes.get(name) == file.size
+def _is_there_already(name: str, file: Listed, remote: _Remote) -> bool:
+    return bool(_NAMED_BY_CONTENT.fullmatch(name)) and remote.sizes.get(name) == file.size
 
 
-def _earlier_files(url: str, found: _Found) -> dict[str, tuple[int, str]]:
+def _earlier_files(url: str, remote: _Remote) -> dict[str, tuple[int, str]]:
     """What is there of an earlier result, or upload, by packer's records."""
     earlier = {
         name: (size, sha256)
-        for name, size in sorted(found.sizes.items())
+        for name, size in sorted(remote.sizes.items())
         if size is not None
-        if (sha256 := _own_digest(url, name, found)) is not None
+        if (sha256 := _own_digest(url, name, remote)) is not None
     }
-    if found.manifest is not None and found.manifest.incomplete:
-        earlier[INCOMPLETE] = found.sizes[INCOMPLETE] or 0, ""
+    if remote.manifest is not None and remote.manifest.incomplete:
+        earlier[INCOMPLETE] = remote.sizes[INCOMPLETE] or 0, ""
     return earlier
 
 

@@ -178,13 +178,13 @@ def commit_input(file: InputFile, folder: Path, stop: threading.Event) -> None:
         return digest_of(file.path, commits.stretches_in(folder).get(file.index, ()), stop.is_set)
 
     is_clear = check_unchanged(file) and not file.racy
-    found = digest_of(file.path, (), stop.is_set) if is_clear else holding_all()
+    digest = digest_of(file.path, (), stop.is_set) if is_clear else holding_all()
     if not check_unchanged(file) and is_clear:  # meanwhile
-        found = holding_all()
+        digest = holding_all()
     _raise_if(stop)
-    if found is None:
+    if digest is None:
         raise changed(file, _OTHER_BYTES)
-    commits.write_input(folder, file.index, *found)
+    commits.write_input(folder, file.index, *digest)
 
 
 def _digest(

@@ -330,13 +330,13 @@ def _special(files: TokenizerFiles) -> tuple[Callable[[], OrdinaryTextEngine], U
 
 def _runs(ids: list[int]) -> list[tuple[np.uint32, int]]:
     """The ids as (first, how many) of each run of them: most tokenizers have one or two."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for token in sorted(set(ids)):
-        if found and token == sum(found[-1]):
-            found[-1][1] += 1
+        if runs and token == sum(runs[-1]):
+            runs[-1][1] += 1
         else:
-            found.append([token, 1])
-    return [(np.uint32(begin), size) for begin, size in found]
+            runs.append([token, 1])
+    return [(np.uint32(begin), size) for begin, size in runs]
 
 
 def _on_fast(
