@@ -1,4 +1,4 @@
-"""What can go wrong, by whose fault. The library raises; only `cli.py` prints.
+"""Errors, by whose fault they are. The library raises them; only `cli/` prints.
 
 Every error carries one line that names the place, the value found and the expectation,
 and one line (`tip`) that says what to do. The class decides the exit code.
@@ -37,13 +37,13 @@ class PackerError(Exception):
 
 
 class DataError(PackerError):
-    """The input, a shard or the machine's storage is not as it should be (exit 1)."""
+    """Something is wrong with the input, a shard or the machine's storage (exit 1)."""
 
     exit_code = 1
 
 
 class InputChangedError(DataError):
-    """An input is not what it was when the run began: what is packed of it is of no use."""
+    """An input changed after the run began: what was packed of it is useless."""
 
 
 class ThresholdMissed(PackerError):
@@ -59,7 +59,7 @@ class UsageError(PackerError):
 
 
 class InternalError(PackerError):
-    """A promise of ours broken by us (exit 3)."""
+    """packer broke one of its own promises: a bug (exit 3)."""
 
     exit_code = 3
 

@@ -102,7 +102,7 @@ def _check_shift(label_shift: str) -> None:
 
 
 def _arrays(sequences: Any) -> Sequence[Any]:
-    """A column as a list of views, one per row; anything else as it is."""
+    """A column as a list of views, one per row; anything else unchanged."""
     if isinstance(sequences, Dataset):
         raise UsageError("expected a column, got a whole Dataset", 'give one: dataset["input_ids"]')
     if isinstance(getattr(sequences, "source", None), Dataset):  # dataset["input_ids"]

@@ -1,4 +1,4 @@
-"""Locks that the system takes away with the process that holds them (flock).
+"""Locks that end with the process that holds them (flock).
 
 Where there are none to be had, as on some network file systems, nothing is locked unless that is
 asked for: two runs in one directory give wrong data in silence.
@@ -35,7 +35,7 @@ def locked(
     tries: int = 1,
     without: bool = False,
 ) -> Iterator[None]:
-    """Hold the lock file `name`, which is made if need be. `place`: what errors say is in use.
+    """Hold the lock file `name`, made if necessary. `place`: what errors say is in use.
 
     `shared`: with others that share it. `wait`: for whoever holds it; otherwise it is tried
     `tries` times, a twentieth of a second apart. `without`: go on where there are no locks. Raises

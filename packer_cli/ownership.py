@@ -1,4 +1,4 @@
-"""What is packer's. Whatever removes, replaces or truncates a file goes through here.
+"""Which files packer made. All code that removes, replaces or truncates files is here.
 
     claim(folder, ".packer")      a folder for packer alone, told by a marker that only packer makes
     Listed, unchanged             whether a file is still what packer's own record says it wrote
@@ -38,7 +38,7 @@ _PUT_NS = 60_000_000_000  # from the writing of a record to its rename; longer, 
 
 
 class Folder:
-    """A directory that is held open: names in it mean its files, whatever its path becomes."""
+    """A directory held open: its names mean the same files even if its path changes."""
 
     def __init__(self, path: Path, within: Folder | None = None) -> None:
         """`within`: the folder that holds it; then `path` may be no link. Raises OSError."""
@@ -191,7 +191,7 @@ class OwnFolder:
             raise in_the_way(self.inside.path, names)
 
     def remove(self, own: re.Pattern[str]) -> None:
-        """Remove packer's files and the folder; strangers stay where they are, and it with them."""
+        """Remove packer's files and the folder; the folder stays if it holds other files."""
         if self.strangers(own):
             for name in self.inside.names():
                 if own.fullmatch(name) and self.inside.is_file(name):
@@ -246,7 +246,7 @@ def identity_of(parent: Folder, name: str) -> str | None:
 
 
 def _is_at(parent: Folder, place: str, folder: Folder) -> bool:
-    """Whether a folder that is held open has this place, links not followed."""
+    """Whether a folder held open is at this path, links not followed."""
     try:
         status = os.stat(place, dir_fd=parent.descriptor, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -264,7 +264,7 @@ def _identity(outer: Folder) -> str | None:
 
 
 def _make(parent: Folder, name: str, identity: str) -> None:
-    """Make it beside its place, then rename it: it is never there without its marker."""
+    """Make it under another name, then rename it: it never exists without its marker."""
     new = f"{name}-{identity}"
     parent.mkdir(new)
     with Folder(parent.path / new, parent) as outer:
@@ -286,7 +286,7 @@ def _make(parent: Folder, name: str, identity: str) -> None:
 
 
 def remove_leftovers(parent: Folder, name: str, own: re.Pattern[str]) -> None:
-    """Remove folders of packer's that a kill or a power loss left on their way in or out.
+    """Remove half-made or half-removed folders of packer, left by a kill or a power loss.
 
     Another run may be bringing one in or out just now. So one with a marker gets another name
     first, by which nobody puts it in its place; one without only loses what is empty.
@@ -315,7 +315,7 @@ def is_leftover(entry: str, name: str) -> bool:
 
 
 def _remove(parent: Folder, name: str, own: re.Pattern[str]) -> None:
-    """Remove a folder of packer's; what is not packer's stays, by an OSError that it causes."""
+    """Remove a folder of packer. Files that are not packer's stay, and cause an OSError."""
     with Folder(parent.path / name, parent) as outer:
         identity = _identity(outer)
         if identity is not None and outer.status(identity) is not None:
@@ -338,7 +338,7 @@ def _foreign(path: Path, why: str) -> UsageError:
 
 
 def in_the_way(folder: Path, names: Iterable[str]) -> UsageError:
-    """The error for files that packer did not make, where it is to write or remove."""
+    """The error for files that packer did not make, in places where it would write or remove."""
     return UsageError(
         f"{folder}: holds files that packer did not make, or that have changed: "
         f"{named(sorted(names), _MOST_NAMED)}",

@@ -226,9 +226,9 @@ def test_one_file_by_two_names_is_refused(nights: list[str]) -> None:
     Path("link.jsonl").symlink_to(nights[0])
     message = f"link.jsonl: is {nights[0]} in the result, by another name"
     for how in ("--add", "--update"):
-        refused("link.jsonl", how, message=message, tip="use the name that the result has")
+        refused("link.jsonl", how, message=message, tip="use the name")
     message = f"./{nights[1]}: is {nights[1]} in the result, by another name"
-    refused(nights[0], f"./{nights[1]}", "--add", message=message, tip="use the name that the result has")
+    refused(nights[0], f"./{nights[1]}", "--add", message=message, tip="use the name")
 
 
 def test_stdin_does_not_replace_what_came_by_stdin(folder: Path) -> None:

@@ -55,7 +55,7 @@ class Rows:
 
 
 def batches(packed: PackedDirectory, read: Read) -> Iterator[Any]:
-    """The record batches of all shards, mapped and held against the manifest.
+    """The record batches of all shards, mapped and compared with the manifest.
 
     Raises DataError for a damaged shard, and for one with more or fewer segments or tokens than
     the manifest says: that is how a lost token would show.

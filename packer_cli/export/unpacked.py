@@ -1,4 +1,4 @@
-"""Packing undone: one document a row, its pieces joined, in the order of the inputs.
+"""Packing undone: one document per row, its pieces joined, in the order of the inputs.
 
 `datasets` maps it, and `packer pack` takes it as an input.
 """

@@ -34,7 +34,7 @@ _VARIABLES = (
 
 
 def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]:
-    """The options `rank` and `world_size`; what is "auto", or not given, by the environment.
+    """The options `rank` and `world_size`; "auto" is read from the environment.
 
     Nothing is looked up unless one of them is given: a job array in which every task packs a
     file of its own must not lose all but a share of it. Raises UsageError.
@@ -72,7 +72,7 @@ def _number(name: str, text: str) -> int:
 def finalize_if_last(
     destination: Path, notify: Callable[[str], None], *, no_lock: bool = False
 ) -> Manifest | None:
-    """The manifest, when no other rank is at work any more and all units are packed."""
+    """The manifest, if no other rank is working and all units are packed."""
     work = output.work_of(destination)
     # before it is locked, or a rank that begins now would find it locked
     if work and (run := load_run(work / RUN)) and (missing := _missing(run, work)):

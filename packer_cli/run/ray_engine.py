@@ -75,7 +75,7 @@ def pack_on_ray(
 
 
 def _refuse_unreachable(address: str | None) -> None:
-    """UsageError at once, where Ray would try for minutes."""
+    """Raise UsageError at once; Ray itself would retry for minutes."""
     host, _, port = (address or "").rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         return
@@ -147,7 +147,7 @@ def _cancelled_by_failure(ray: Any, running: Iterable[Any]) -> Iterator[None]:
 
 
 class _Told(NamedTuple):
-    """What a worker is to know of a run; `key` is the run's digest."""
+    """What a worker has to know about a run; `key` is the run's digest."""
 
     key: str
     folder: str

@@ -1,4 +1,4 @@
-"""How a result takes the place of another in one directory.
+"""How one result replaces another in a directory.
 
     OUT/.packer/<id>/replacing.json   run.json, from when all is packed until it is in its place
     OUT/.packer/<id>/earlier.json     which files of the earlier result are packer's
@@ -37,7 +37,7 @@ _TICK_SECONDS = 0.01  # what is changed later than this has a later time on ever
 
 
 class Earlier(NamedTuple):
-    """A result that is there. `status`: of its manifest's file, `name`."""
+    """A result in the output. `status` is that of its manifest, the file `name`."""
 
     name: str
     manifest: Manifest
@@ -45,7 +45,7 @@ class Earlier(NamedTuple):
 
 
 def holds_result(output: Path) -> bool:
-    """Whether a finished result is there, also one that is marked incomplete."""
+    """Whether there is a finished result, even one that is marked incomplete."""
     return is_manifest(output / MANIFEST) or is_manifest(output / INCOMPLETE)
 
 
@@ -98,7 +98,7 @@ def is_input_times(content: bytes) -> bool:
 
 
 def replace_earlier(folder: Folder, work: Folder) -> None:
-    """Put the result in the work folder in the place of the earlier one in `folder`.
+    """Replace the earlier result in `folder` with the one in the work folder.
 
     Every file must be on the disk already, the manifest too. Raises UsageError, before anything is
     changed, when files of others are where the result is to be; OSError.
@@ -228,7 +228,7 @@ def _new_result(folder: Folder, work: Folder) -> Manifest | None:
 
 
 def _take_back(folder: Folder, work: Folder) -> None:
-    """Shards that were moved to the output already, and that no result there lists."""
+    """Move back shards that are already in the output and that no result there lists."""
     earlier = earlier_result(folder)
     there = listed(earlier.manifest) if earlier else {}
     for path in work.path.glob(UNIT_RECORDS):

@@ -32,7 +32,7 @@ def find_unnamed(manifest: Manifest, current: Iterable[InputFile]) -> Unnamed:
 
 
 def refuse_loss(directory: Path, unnamed: Unnamed) -> None:
-    """UsageError that names what an update would drop."""
+    """Raise a UsageError that names what an update would drop."""
     if unnamed:
         raise UsageError(
             f"{directory}: the update would drop {described(unnamed)}",
@@ -41,7 +41,7 @@ def refuse_loss(directory: Path, unnamed: Unnamed) -> None:
 
 
 def refuse_loss_of_stdin(manifest: Manifest, current: Iterable[InputFile]) -> None:
-    """UsageError where stdin would replace what another stdin has brought."""
+    """Raise UsageError if stdin would replace what came from stdin before."""
     earlier = [one.path for one in manifest.inputs_now.values()]
     if STDIN in earlier and any(file.path == STDIN for file in current):
         raise UsageError(
@@ -51,7 +51,7 @@ def refuse_loss_of_stdin(manifest: Manifest, current: Iterable[InputFile]) -> No
 
 
 def refuse_other_names(unnamed: Unnamed, current: Iterable[InputFile]) -> None:
-    """UsageError for an input that is named in another way than the result names it."""
+    """Raise UsageError for an input whose name differs from the result's name for it."""
     if not unnamed:
         return
     names = {storage.identity(file.path): file.path for file in current if file.path != STDIN}
@@ -83,14 +83,14 @@ def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
 
 
 def kept_file(index: int, one: Input, config: PackConfig, mtime_ns: int) -> InputFile:
-    """An input as it was when it was packed."""
+    """An input as it was when packed."""
     file_format, compression = format_of(one.path)
     file_format = config.input_format or file_format or "jsonl"
     return InputFile(index, one.path, file_format, compression, one.size, mtime_ns)
 
 
 def read_again(unnamed: Unnamed, config: PackConfig) -> list[InputFile]:
-    """Kept inputs that must be packed anew. UsageError for those that cannot be read any more."""
+    """Kept inputs that must be packed again. UsageError for those that can no longer be read."""
     files = []
     for index, one in unnamed.items():
         if one.path == STDIN:
@@ -104,7 +104,7 @@ def read_again(unnamed: Unnamed, config: PackConfig) -> list[InputFile]:
 
 
 def refuse_changed(files: Iterable[InputFile], same: set[int], *, checksum: bool) -> None:
-    """UsageError for kept inputs to be packed anew that are not what they were."""
+    """Raise UsageError for kept inputs that must be packed again and have changed."""
     tip = "" if checksum else "to compare contents rather than times, --checksum; "
     for file in files:
         if file.index not in same:

@@ -1,4 +1,4 @@
-"""`--update`: which units of an earlier result still stand, and which are to be packed.
+"""`--update`: which units of an earlier result stay, and which are packed.
 
     plan_update(...) -> Update(files, units, reused)
 
@@ -70,7 +70,7 @@ class Update:
     dropped: Unnamed
 
     def keep(self, work: Path) -> None:
-        """Have the units that stand recorded, but for those packed anew by a run before.
+        """Record the units that stay, except those that an earlier run packed again.
 
         Not down to the disk, which would take a million units an hour: the records of the
         result stay where they are, and a record that a power loss has cost counts as none.
@@ -138,7 +138,7 @@ def _kept_files(
     config: PackConfig,
     checksum: bool,
 ) -> list[InputFile]:
-    """The inputs that are kept: as they were, but for those whose units do not stand."""
+    """The inputs that are kept: as they were, except those whose units do not stay."""
     if not kept:
         return []
     anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
@@ -186,7 +186,7 @@ def _refuse_other_options(
 def _same_inputs(
     directory: Path, manifest: Manifest, current: list[InputFile], checksum: bool
 ) -> set[int]:
-    """The indices of the earlier inputs that are what they were."""
+    """The indices of the earlier inputs that have not changed."""
     inputs = manifest.inputs
     then = [] if checksum else load_identities(directory, inputs)
     now = {file.path: file for file in current}

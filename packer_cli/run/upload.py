@@ -98,7 +98,7 @@ class _Remote(NamedTuple):
         return self.manifest is not None or bool(self.problem)
 
     def listed(self, name: str) -> Iterator[Listed]:
-        """What packer may have put there under a name, as its records say."""
+        """What packer may have written under a name, by its records."""
         if name in self.files:
             yield self.files[name]
         for marked in (self.marker.files, self.marker.earlier) if self.marker else ():
@@ -107,7 +107,7 @@ class _Remote(NamedTuple):
 
 
 def check_options(url: str, options: RunOptions) -> None:
-    """UsageError for what cannot be done at a URL."""
+    """Raise UsageError for options that do not work with a URL."""
     if not url.partition("://")[2].strip("/"):
         raise UsageError(f"--output: {url}: names no folder", "for example s3://bucket/folder")
     if options.update:
@@ -124,7 +124,7 @@ def check_options(url: str, options: RunOptions) -> None:
 
 
 def default_staging(url: str) -> Path:
-    """The same for each run of a user on this machine."""
+    """The default staging directory: the same for each run of a user on this machine."""
     mine = hashlib.sha256(f"{os.getuid()}\n{url.rstrip('/')}".encode()).hexdigest()
     return Path(tempfile.gettempdir()) / f"packer-{mine[:20]}"
 
@@ -140,7 +140,7 @@ def publish(
     notify: Notify,
     show_progress: bool,
 ) -> Manifest:
-    """Put the result of `run` at a URL; gives its manifest.
+    """Pack `run` and upload its result to a URL; returns its manifest.
 
     `pack` packs it into a local directory, or goes on with it. A result that is marked incomplete
     is not uploaded, and stays in the staging directory. Raises PackerError.
@@ -183,7 +183,7 @@ def _packed(pack: Callable[[Path], Manifest], result: Path) -> Manifest:
 def _staging(
     url: str, path: Path | None, run: Run, overwrite: bool, no_lock: bool, notify: Notify
 ) -> Iterator[Path]:
-    """The staging directory, ours alone, with what an equal run has left in it."""
+    """The staging directory, locked, with what an equal run left in it."""
     if path is None:
         path = default_staging(url)
         _make_private(path)
@@ -305,7 +305,7 @@ def _is_there(url: str, remote: _Remote, own: tuple[int, str]) -> bool:
 
 
 def _refuse(url: str, remote: _Remote, own: str | None, overwrite: bool) -> None:
-    """UsageError for what must not be replaced. `own`: the digest of the manifest, if known."""
+    """Raise UsageError for what must not be replaced. `own`: the manifest's digest, if known."""
     if remote.complete:
         if not overwrite:
             raise UsageError(
@@ -334,7 +334,7 @@ def _refuse(url: str, remote: _Remote, own: str | None, overwrite: bool) -> None
 
 
 def _refuse_in_the_way(url: str, remote: _Remote, files: dict[str, Listed]) -> None:
-    """UsageError for objects that packer did not make, where the result is to be."""
+    """Raise UsageError for objects that packer did not make, where the result would be."""
     blocked = [n for n in files if n in remote.sizes and not _is_own(url, n, remote)]
     if MANIFEST in remote.sizes and not remote.complete:
         blocked.append(MANIFEST)
@@ -395,7 +395,7 @@ def _write(url: str, name: str, blocks: Iterable[bytes], size: int) -> None:
 
 
 def _unmark(url: str, remote: _Remote) -> None:
-    """Remove what an earlier result has left, and then the marker that lists it."""
+    """Remove what an earlier result left, then the marker that lists it."""
     if remote.marker is not None:
         sizes = storage.sizes(url)
         gone = [
@@ -420,7 +420,7 @@ def _unmark_empty(url: str) -> None:
 
 @contextmanager
 def _reserved(url: str, remote: _Remote) -> Iterator[None]:
-    """Show that the URL can be written to before all the work, rather than after."""
+    """Prove that the URL can be written to before the work, not after."""
     if remote.marker is None:
         _mark(url, _Marker(""))
     try:
