@@ -17,7 +17,7 @@ import msgspec
 from measuring import report, run, say, seconds_of
 from settings import CHECKOUT, Settings, from_environment
 
-from packer_cli.cli.app import default_output
+from packer_cli.cli.pack import default_output
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.ownership import Folder, claim

@@ -10,7 +10,6 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # typing takes as long to import as all else before Ctrl-C is handled
 if TYPE_CHECKING:
-    __version__: str
     from packer_cli.packing.planning import PackMetrics as PackMetrics
     from packer_cli.packing.planning import PackPlan as PackPlan
     from packer_cli.packing.planning import plan_packing as plan_packing
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from packer_cli.packing.stream_packer import StreamPacker as StreamPacker
     from packer_cli.result.reader import PackedDirectory as PackedDirectory
     from packer_cli.result.reader import open_packed as open_packed
+
+    __version__: str
 
 _HOMES = {
     "PackMetrics": "packing.planning",

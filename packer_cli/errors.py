@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 # Control characters, line ends other than \n, and what changes the direction of writing or is
@@ -81,11 +81,16 @@ def needs_extra(name: str, extra: str) -> str:
     return f"{name} needs packages that are not installed: pip install 'llm-packer[{extra}]'"
 
 
-def one_of(option: str, value: str, allowed: Iterable[str]) -> UsageError:
-    """The error for a value that is not one of those allowed, with the nearest as a tip."""
-    allowed = list(allowed)
-    near = get_close_matches(value, allowed, 1)
-    tip = f"did you mean {near[0]}?" if near else ""
+def one_of(
+    option: str, value: str, allowed: Iterable[str], aliases: Mapping[str, str] | None = None
+) -> UsageError:
+    """The error for a value that is not one of those allowed, with the nearest as a tip.
+
+    `aliases`: other names -> the one to suggest.
+    """
+    allowed, aliases = list(allowed), aliases or {}
+    near = get_close_matches(value.lower(), [*allowed, *aliases], 1)
+    tip = f"did you mean {aliases.get(near[0], near[0])}?" if near else ""
     return UsageError(f"{option}: {value!r} is not one of {', '.join(allowed)}", tip)
 
 

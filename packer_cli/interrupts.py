@@ -116,3 +116,10 @@ def as_flag() -> Iterator[Callable[[], bool]]:
             signal.setitimer(signal.ITIMER_REAL, 0)
     if flag.interrupted:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, both raise KeyboardInterrupt, those that come inside of a destructor, too."""
+    with handled(signal.default_int_handler), sent_again():
+        yield

@@ -86,9 +86,9 @@ def test_python_dash_m_is_the_same_command(data: Path) -> None:
         (["stats"], "Usage: packer stats [OPTIONS]"),
         (["unknown"], "No such command 'unknown'"),
         (["pack", "a.jsonl"], "Missing option '--max-length'"),
-        (["pack", "a.jsonl", "-l", "many"], "Invalid value for '--max-length'"),
+        (["pack", "a.jsonl", "-l", "many"], "--max-length: 'many' is not a whole number like 4096"),
         (["pack", "a.jsonl", "-l", "8", "--nonsense"], "No such option: --nonsense"),
-        (["stats", "out", "--min-utilization", "high"], "Invalid value for '--min-utilization'"),
+        (["stats", "out", "--min-utilization", "high"], "--min-utilization: 'high' is not a share"),
     ],
 )
 def test_usage_errors_of_the_parser(arguments: list[str], message: str) -> None:

@@ -52,10 +52,10 @@ def test_help_needs_nothing_heavy() -> None:
     """--help must answer at once."""
     loaded = _imported_by(
         """
-import sys
+import os, sys
 from packer_cli.cli import app as cli
 sys.argv = ["packer", "pack", "--help"]
-cli.os._exit = sys.exit  # or nothing could be asked afterwards
+os._exit = sys.exit  # or nothing could be asked afterwards
 try:
     cli.main()
 except SystemExit as end:
@@ -70,10 +70,10 @@ def test_a_local_run_needs_no_fsspec(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     loaded = _imported_by(
         f"""
-import sys
+import os, sys
 from packer_cli.cli import app as cli
 sys.argv = ["packer", "pack", "{tmp_path}/a.jsonl", "-l", "8", "-t", "bytes", "-o", "{tmp_path}/o"]
-cli.os._exit = sys.exit
+os._exit = sys.exit
 try:
     cli.main()
 except SystemExit as end:

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 # The peak of this program alone: what getrusage says begins with the process it was forked from.
 _RUN = """
-import re, sys
+import os, re, sys
 from packer_cli.cli import app as cli
-cli.os._exit = sys.exit  # or nothing could be asked afterwards
+os._exit = sys.exit  # or nothing could be asked afterwards
 try:
     cli.main()
 finally:

@@ -471,7 +471,7 @@ for kind, name in ((LocalFileSystem, "open"), (LocalFileSystem, "rm_file"),
                    (LocalFileOpener, "write"), (LocalFileOpener, "close"), (os, "rename")):
     setattr(kind, name, counted(getattr(kind, name)))
 if {step} < 0:
-    cli.os._exit = lambda code: (print(-1 - steps, file=sys.stderr), sys.stderr.flush(), code)
+    os._exit = lambda code: (print(-1 - steps, file=sys.stderr), sys.stderr.flush(), code)
 cli.main()
 """
 

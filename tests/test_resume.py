@@ -126,7 +126,7 @@ def counted(call):
 for name in ("rename", "fsync", "unlink"):
     setattr(os, name, counted(getattr(os, name)))
 if {step} < 0:
-    cli.os._exit = lambda code: (print(-1 - steps, file=sys.stderr), sys.stderr.flush(), code)
+    os._exit = lambda code: (print(-1 - steps, file=sys.stderr), sys.stderr.flush(), code)
 cli.main()
 """
 

@@ -22,7 +22,7 @@ from fsspec.registry import known_implementations
 from fsspec.spec import AbstractBufferedFile
 
 from packer_cli import storage
-from packer_cli.cli.app import default_output
+from packer_cli.cli.pack import default_output
 
 TEXTS = [f"text {i} " + "ab" * (i % 5) for i in range(400)]
 TABLE = pa.table({"text": TEXTS})

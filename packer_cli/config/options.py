@@ -10,10 +10,26 @@ import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 from packer_cli.config.formats import FORMATS
-from packer_cli.config.shapes import Shape, check_options
-from packer_cli.config.strategies import canonical_name, keeps_order
+from packer_cli.config.option import (
+    DOCUMENTS,
+    INPUT,
+    OUTPUT,
+    ROWS,
+    RUNNING,
+    SUPERVISED,
+    Need,
+    Option,
+    as_option,
+    options_of,
+    plain,
+    settle,
+)
+from packer_cli.config.shapes import KINDS, Shape, check_fields
+from packer_cli.config.shapes import OTHER_NAMES as SHAPE_NAMES
+from packer_cli.config.strategies import BY_ALIAS, NAMES, keeps_order
 from packer_cli.errors import UsageError, one_of
 
 MAX_LENGTH_LIMIT = 1 << 24
@@ -22,17 +38,6 @@ DEFAULT_COLUMNS = COLUMNS[:5]
 PADDED_BOUNDARIES = "cu_seqlens_padded"  # written exactly when there is a segment multiple
 BALANCES = ("none", "attention")
 REQUIRED_COLUMNS = ("input_ids", "cu_seqlens")
-_CHOICES = {
-    "label_shift": ("none", "pre"),
-    "overlong": ("split", "truncate", "truncate-turns", "drop", "error"),
-    "truncate_side": ("right", "left"),
-    "train_on": ("assistant", "last-assistant", "completion", "all"),
-    "prompt_template": ("none", "alpaca", "chat"),
-    "on_error": ("fail", "skip"),
-    "special_tokens_in_text": ("keep", "text", "error"),
-    "sample_by": ("line", "paragraph", "document"),
-    "input_format": tuple(FORMATS),
-}
 _UNLIMITED = {
     "wrap": "wrap fills every row to its end, whatever the number of segments",
     "mffd": "with a limit mffd would not keep within 71/60 of the fewest rows",
@@ -43,7 +48,7 @@ _UNBALANCED = {
     "harmonic": "harmonic puts documents of similar length together, exchanges would undo it",
 }
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 SECONDS_PER_RECORD = 60.0
 _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
 
@@ -86,8 +91,14 @@ def check_row_options(
         )
 
 
-def _as_option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _of_messages(shape: Shape, config: PackConfig) -> bool:
+    return shape.is_chat or shape.of_messages or config.prompt_template == "chat"
+
+
+_MESSAGES = Need("messages, which a chat template renders", _of_messages)
+_SUPERVISED = Need("messages, prompts and instructions", lambda shape, config: shape.is_supervised)
+_UNTRAINED = Need("records that say what is trained on", lambda shape, config: shape.kind != "text")
+_TEXT = Need("records with text", lambda shape, config: shape.kind != "tokens")
 
 
 @dataclass(frozen=True)
@@ -96,93 +107,331 @@ class PackConfig:
 
     Raises UsageError from the constructor when a value cannot work.
 
-    max_length        tokens in a row, 1..2**24
-    strategy          a name or alias from `strategies.py`
-    seed              of the shuffle of rows and of segments in a row, 0..2**63-1
+    Beyond what --help says of them:
+
     shuffle           None: on, except for strategies that keep the input order
-    overlong          what happens to documents longer than a row; None: "split" for text and
-                      tokens, "drop" for supervised shapes
-    force_split       let "split" cut supervised documents
-    truncate_side     where "truncate" cuts: "right" keeps the beginning, "left" the end
-    max_errors        a run that rejects more records fails: a number, or a share of them (float)
-    max_loss          a run that truncates or drops more than this share of the tokens fails
-    columns           which columns are written, in the order of the format
-    shape             the shape of the records; None: by the fields of the first one
+    overlong          None: "split" for text and tokens, "drop" for supervised shapes
+    max_errors        a number of records, or a share of them (float)
+    columns           in the order of the format
     fields            (a shape's own name of a field, its name in the input), where they differ
-    input_format      None: by file name
-    sample_by         what one document is in a plain text file
-    chat_template     source of the template that renders messages, when one is needed
-    prompt_template   how a prompt or an instruction becomes text: "none", "alpaca" or "chat";
-                      None: by the shape
-    train_on          "assistant", "last-assistant", "completion" or "all"; None: by the shape
-    turn_end          tokens that end the assistant's turns where they follow one, and after the
-                      last one
-    allow_open_turns  train on turns that the chat template ends in nothing
-    keep_untrained    keep documents without a trained token
-    add_bos, add_eos  put the tokenizer's BOS or EOS around every document that lacks it; None: as
-                      the tokenizer does, with EOS; not around what a chat template rendered
-    separator         text after every document, never trained on
-    eos_token         the EOS, where the tokenizer does not say
-    special_tokens_in_text  what becomes of special tokens that a record's own content spells out:
-                      "keep" them, make ordinary "text" of them, or "error": it is a bad record
-    on_error          a bad record ends the run ("fail") or goes to rejected.jsonl ("skip")
-    max_line_bytes    longest line, cell, paragraph or text document accepted
-    unit_bytes        input bytes in a work unit; None: by the size of the input
-    window_tokens     tokens that one plan considers together
+    chat_template     its source
+    turn_end          also written after the last turn
+    add_bos, add_eos  None: as the tokenizer does, with EOS; not around what a chat template
+                      rendered
+    window_tokens     tokens that one plan considers together; None: by `max_length`
     shard_bytes       a unit's shard is continued in a new part beyond this size
-    max_segments_per_row  a row that has as many is closed; None: any number
-    segment_multiple  every segment is padded inside its row to a multiple of this; above 1 the
-                      column cu_seqlens_padded says where segments begin
-    balance           "attention": segments are exchanged between equally full rows until the
-                      sums of squared segment lengths are about even; "none"
-    label_shift       "pre": labels are shifted inside their segments; "none": the model shifts
+    segment_multiple  above 1 the column cu_seqlens_padded says where segments begin
     """
 
-    max_length: int
-    strategy: str = "best-fit"
-    seed: int = 0
-    shuffle: bool | None = None
-    overlong: str | None = None
-    force_split: bool = False
-    truncate_side: str = "right"
-    max_loss: float | None = None
-    columns: tuple[str, ...] = DEFAULT_COLUMNS
-    shape: str | None = None
-    fields: tuple[tuple[str, str], ...] = ()
-    input_format: str | None = None
-    sample_by: str = "line"
-    chat_template: str | None = None
-    prompt_template: str | None = None
-    train_on: str | None = None
-    turn_end: tuple[str, ...] = ()
-    allow_open_turns: bool = False
-    keep_untrained: bool = False
-    add_bos: bool | None = None
-    add_eos: bool | None = None
-    separator: str | None = None
-    eos_token: str | None = None
-    special_tokens_in_text: str = "keep"
-    on_error: str = "fail"
-    max_errors: int | float | None = None
-    max_line_bytes: int = 256 * MIB
-    unit_bytes: int | None = None
+    max_length: Annotated[
+        int,
+        Option(
+            "Tokens in a packed row: 4096, or 4k.",
+            ROWS,
+            first=1,
+            short="-l",
+            value="count",
+            least=1,
+            most=MAX_LENGTH_LIMIT,
+            elsewhere=(
+                "--seq-len", "--seq-length", "--sequence-length", "--max-seq-len",
+                "--max-seq-length", "--block-size", "--context-length", "--cutoff-len",
+            ),
+        ),
+    ]  # fmt: skip
+    strategy: Annotated[
+        str,
+        Option(
+            "How documents are put into rows:",
+            ROWS,
+            first=8,
+            metavar="NAME",
+            choices=plain(NAMES),
+            aliases=BY_ALIAS,
+            elsewhere=("--packing-strategy", "--packing", "--algorithm"),
+        ),
+    ] = "best-fit"
+    seed: Annotated[
+        int,
+        Option(
+            "Of the shuffle of rows, and of segments in a row.", ROWS, metavar="N", value="count"
+        ),
+    ] = 0
+    shuffle: Annotated[
+        bool | None,
+        Option(
+            "Whether rows are shuffled. Default: yes, but next-fit and wrap keep the input order.",
+            ROWS,
+            flag="--shuffle/--no-shuffle",
+        ),
+    ] = None
+    overlong: Annotated[
+        str | None,
+        Option(
+            "What becomes of documents longer than a row:",
+            DOCUMENTS,
+            first=7,
+            metavar="HOW",
+            choices={
+                "split": "the default for text",
+                "truncate": "",
+                "truncate-turns": "drop the oldest turns",
+                "drop": "the default for messages and prompts",
+                "error": "",
+            },
+            elsewhere=("--truncation", "--truncate", "--on-overlong"),
+        ),
+    ] = None
+    force_split: Annotated[
+        bool,
+        Option("Let --overlong split cut messages and prompts, too.", DOCUMENTS, needs=_SUPERVISED),
+    ] = False
+    truncate_side: Annotated[
+        str,
+        Option(
+            "Where --overlong truncate cuts:",
+            DOCUMENTS,
+            metavar="SIDE",
+            choices={"right": "keep the beginning", "left": "keep the end"},
+            elsewhere=("--truncation-side",),
+        ),
+    ] = "right"
+    max_loss: Annotated[
+        float | None,
+        Option(
+            "Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%.",
+            DOCUMENTS,
+            value="share",
+            least=0,
+            most=1,
+        ),
+    ] = None
+    columns: Annotated[
+        tuple[str, ...],
+        Option(
+            "Columns to write, with commas between:",
+            OUTPUT,
+            metavar="NAMES",
+            choices=plain(COLUMNS),
+            value="list",
+        ),
+    ] = DEFAULT_COLUMNS
+    shape: Annotated[
+        str | None,
+        Option(
+            "What the records are:",
+            INPUT,
+            metavar="SHAPE",
+            choices=plain(KINDS),
+            unset="by the fields of the first record",
+            aliases=SHAPE_NAMES,
+            elsewhere=("--dataset-type", "--data-format"),
+        ),
+    ] = None
+    fields: Annotated[
+        tuple[tuple[str, str], ...],
+        Option(
+            "Where a field of the shape is: messages=chosen. May be repeated.",
+            INPUT,
+            flag="--field",
+            metavar="NAME=COLUMN",
+            value="fields",
+        ),
+    ] = ()
+    input_format: Annotated[
+        str | None,
+        Option(
+            "What the files are:",
+            INPUT,
+            metavar="FORMAT",
+            choices=plain(FORMATS),
+            unset="by file name",
+            aliases={"json": "jsonl", "jsonlines": "jsonl", "ndjson": "jsonl", "txt": "text",
+                     "feather": "arrow"},
+        ),
+    ] = None  # fmt: skip
+    sample_by: Annotated[
+        str,
+        Option(
+            "What a document of a plain text file is:",
+            INPUT,
+            metavar="PART",
+            choices=plain(("line", "paragraph", "document")),
+            aliases={"lines": "line", "file": "document", "whole": "document"},
+        ),
+    ] = "line"
+    chat_template: Annotated[
+        str | None,
+        Option(
+            "Template that renders messages. Default: the tokenizer's own.",
+            SUPERVISED,
+            first=5,
+            metavar="FILE|NAME",
+            needs=_MESSAGES,
+        ),
+    ] = None
+    prompt_template: Annotated[
+        str | None,
+        Option(
+            "How prompts become text:",
+            SUPERVISED,
+            metavar="NAME",
+            choices={"none": "as they are", "alpaca": "", "chat": ""},
+            unset="by the shape of the records",
+        ),
+    ] = None
+    train_on: Annotated[
+        str | None,
+        Option(
+            "Which tokens are trained on:",
+            SUPERVISED,
+            first=6,
+            metavar="WHAT",
+            choices={
+                "assistant": "the default for messages",
+                "last-assistant": "",
+                "completion": "the default for prompts",
+                "all": "the default for text",
+            },
+            aliases={
+                "last": "last-assistant",
+                "last-turn": "last-assistant",
+                "assistant-only": "assistant",
+                "assistants": "assistant",
+                "response": "completion",
+                "completion-only": "completion",
+                "full": "all",
+            },
+            elsewhere=("--loss-on", "--train-on-inputs", "--assistant-only-loss"),
+        ),
+    ] = None
+    turn_end: Annotated[
+        tuple[str, ...],
+        Option(
+            "Ends the assistant's turns: trained on where it follows one. May be repeated.",
+            SUPERVISED,
+            metavar="TOKEN",
+        ),
+    ] = ()
+    allow_open_turns: Annotated[
+        bool,
+        Option(
+            "Train on turns that the chat template ends in nothing.", SUPERVISED, needs=_MESSAGES
+        ),
+    ] = False
+    keep_untrained: Annotated[
+        bool, Option("Keep documents without a trained token.", SUPERVISED, needs=_UNTRAINED)
+    ] = False
+    add_bos: Annotated[
+        bool | None,
+        Option(
+            "Whether each document begins with BOS. Default: as the tokenizer does.",
+            DOCUMENTS,
+            flag="--bos/--no-bos",
+            elsewhere=("--add-bos", "--add-bos-token"),
+        ),
+    ] = None
+    add_eos: Annotated[
+        bool | None,
+        Option(
+            "Whether each document ends with EOS. Default: yes, but chat templates end turns "
+            "themselves.",
+            DOCUMENTS,
+            flag="--eos/--no-eos",
+            elsewhere=("--add-eos", "--append-eod", "--append-eos", "--add-eos-token"),
+        ),
+    ] = None
+    separator: Annotated[
+        str | None,
+        Option("Text after each document, never trained on.", DOCUMENTS, metavar="TEXT"),
+    ] = None
+    eos_token: Annotated[
+        str | None,
+        Option("The EOS, where the tokenizer does not name one.", DOCUMENTS, metavar="TOKEN"),
+    ] = None
+    special_tokens_in_text: Annotated[
+        str,
+        Option(
+            "What becomes of special tokens that a record's content spells out:",
+            DOCUMENTS,
+            metavar="POLICY",
+            choices={"keep": "", "text": "ordinary text", "error": "a bad record"},
+            needs=_TEXT,
+        ),
+    ] = "keep"
+    on_error: Annotated[
+        str,
+        Option(
+            "What a bad record does:",
+            INPUT,
+            metavar="WHAT",
+            choices={"fail": "end the run", "skip": "go to rejected.jsonl"},
+        ),
+    ] = "fail"
+    max_errors: Annotated[
+        int | float | None,
+        Option(
+            "Fail when more records are bad: 100, or 1% of all.",
+            INPUT,
+            metavar="N|SHARE",
+            value="count or share",
+        ),
+    ] = None
+    max_line_bytes: Annotated[
+        int, Option("Longest line, cell or text document accepted.", INPUT, value="size", least=1)
+    ] = 256 * MIB
+    unit_bytes: Annotated[
+        int | None,
+        Option(
+            "Input bytes in a work unit. Default: by the size of the input.",
+            RUNNING,
+            value="size",
+            least=1,
+        ),
+    ] = None
     window_tokens: int | None = None
-    shard_bytes: int = GIB
-    max_segments_per_row: int | None = None
-    segment_multiple: int = 1
-    label_shift: str = "none"
-    balance: str = "none"
+    shard_bytes: Annotated[int, Option("Longest shard, about.", OUTPUT, value="size", least=1)] = (
+        GIB
+    )
+    max_segments_per_row: Annotated[
+        int | None,
+        Option("Close a row that has N segments.", ROWS, value="count"),
+    ] = None
+    segment_multiple: Annotated[
+        int,
+        Option(
+            "Pad every segment, inside its row, to a multiple of N tokens.", ROWS, value="count"
+        ),
+    ] = 1
+    label_shift: Annotated[
+        str,
+        Option(
+            "Who shifts labels by one:",
+            OUTPUT,
+            metavar="WHEN",
+            choices={"none": "the model does", "pre": "packer, inside segments"},
+        ),
+    ] = "none"
+    balance: Annotated[
+        str,
+        Option(
+            "What is evened out between rows:",
+            ROWS,
+            metavar="WHAT",
+            choices={"none": "", "attention": "the sum of squared segment lengths"},
+        ),
+    ] = "none"
 
     def __post_init__(self) -> None:
         self._check()
-        strategy = canonical_name(self.strategy)
+        strategy = self.strategy
         check_row_options(
             strategy,
             self.max_length,
             self.max_segments_per_row,
             self.segment_multiple,
             self.balance,
-            _as_option,
+            as_option,
         )
         if strategy == "wrap" and self.overlong not in (None, "split"):
             raise UsageError(
@@ -195,7 +444,6 @@ class PackConfig:
                 "leave it out, or choose another strategy; most trainers shuffle rows themselves",
             )
         normal: dict[str, object] = {
-            "strategy": strategy,
             "columns": tuple(name for name in COLUMNS if name in self.columns)
             + self._padded_boundaries,
         }
@@ -213,29 +461,21 @@ class PackConfig:
         return (PADDED_BOUNDARIES,) if self.segment_multiple > 1 else ()
 
     def _check(self) -> None:
-        if not 1 <= self.max_length <= MAX_LENGTH_LIMIT:
-            raise UsageError(
-                f"--max-length: {self.max_length} is not between 1 and {MAX_LENGTH_LIMIT}",
-                "use the context length of the model that will train, for example 4096",
-            )
+        if self._padded_boundaries:  # which nobody asks for by name
+            given = tuple(name for name in self.columns if name != PADDED_BOUNDARIES)
+            object.__setattr__(self, "columns", given)
+        settle(self)
         if not 0 <= self.seed < 1 << 63:
             raise UsageError(f"--seed: {self.seed} is not between 0 and 2**63 - 1")
-        check_options(self.shape, self.renamed)
-        for name, allowed in _CHOICES.items():
-            if (chosen := getattr(self, name)) is not None:
-                _one_of(f"--{name.replace('_', '-')}", chosen, allowed)
-        for name in self.columns:
-            _one_of("--columns", name, COLUMNS + self._padded_boundaries)
+        check_fields(self.renamed)
         missing = [name for name in REQUIRED_COLUMNS if name not in self.columns]
         if missing:
             raise UsageError(
                 f"--columns: {', '.join(missing)} missing",
                 "rows are not readable without input_ids and cu_seqlens; add them",
             )
-        for option in ("max_line_bytes", "shard_bytes", "unit_bytes", "window_tokens"):
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise UsageError(f"--{option.replace('_', '-')}: {value} is not positive")
+        if self.window_tokens is not None and self.window_tokens < 1:
+            raise UsageError(f"window_tokens: {self.window_tokens} is not positive")
         if self.max_errors is not None:
             if self.on_error != "skip":
                 raise UsageError(
@@ -246,8 +486,18 @@ class PackConfig:
                     f"--max-errors: {self.max_errors} is neither a number nor a share of records",
                     "for example 100, or 0.01 for 1% of all records",
                 )
-        if self.max_loss is not None and not 0 <= self.max_loss <= 1:
-            raise UsageError(f"--max-loss: {self.max_loss} is not between 0 and 1", "1% is 0.01")
+
+    def refuse_idle(self, shape: Shape) -> None:
+        """UsageError for an option that was given and means nothing for records of this shape."""
+        defaults = {one.name: one.default for one in dataclasses.fields(self)}
+        for name, option in options_of(PackConfig).items():
+            given = getattr(self, name) != defaults[name]
+            if given and option.needs and not option.needs.is_met(shape, self):
+                raise UsageError(
+                    f"{option.name(name)}: is for {option.needs.what}; the records' shape is "
+                    f"{shape.kind}",
+                    "leave it out, or name what the records are with --shape and --field",
+                )
 
     def for_shape(self, shape: Shape) -> PackConfig:
         """With every option set that depends on the shape of the records.
@@ -320,39 +570,96 @@ class PackConfig:
 class RunOptions:
     """Options that change how a run goes, never what it writes.
 
-    workers            work units packed at the same time
-    max_seconds_per_record  of processor time for rendering a record; beyond it is bad. Longer
-                       may find fewer bad records, and changes no other
-    tokenizer_backend  "auto", "gigatoken" or "tokenizers"
-    overwrite          replace an earlier result in the output directory
-    update             bring it up to date: pack only what is new or has changed
+    Beyond what --help says of them:
+
+    max_seconds_per_record  longer may find fewer bad records, and changes no other
     add                an update that keeps the inputs which are not named, as they are packed
-    prune              let an update drop the inputs which are not named
-    checksum           tell changed inputs by their contents, not by size and time of change
-    no_lock            go on where the file system has no locks
     progress           show progress on stderr
-    engine             "local": threads of this process; "ray": tasks of a Ray cluster
-    ray_address        of a cluster that runs already; None: one is started
     rank, world_size   pack every world_size-th unit only, as one of so many processes
     """
 
-    workers: int = 0
-    max_seconds_per_record: float = SECONDS_PER_RECORD
-    tokenizer_backend: str = "auto"
-    overwrite: bool = False
-    update: bool = False
-    add: bool = False
-    prune: bool = False
-    checksum: bool = False
-    no_lock: bool = False
+    workers: Annotated[
+        int,
+        Option(
+            "Work units at a time. Default: as many as cores.",
+            RUNNING,
+            first=9,
+            value="count",
+            least=0,
+            elsewhere=("--num-workers", "--num-proc", "--jobs", "--threads"),
+        ),
+    ] = 0
+    max_seconds_per_record: Annotated[
+        float,
+        Option(
+            "Processor time to render a record; one that needs more is bad.",
+            RUNNING,
+            metavar="SECONDS",
+        ),
+    ] = SECONDS_PER_RECORD
+    tokenizer_backend: Annotated[
+        str,
+        Option(
+            "What encodes; it never changes the result:",
+            RUNNING,
+            metavar="NAME",
+            choices=plain(("auto", "gigatoken", "tokenizers")),
+        ),
+    ] = "auto"
+    overwrite: Annotated[
+        bool,
+        Option(
+            "Replace an earlier result in the output.", OUTPUT, first=10, elsewhere=("--force",)
+        ),
+    ] = False
+    update: Annotated[
+        bool,
+        Option(
+            "Pack only inputs that are new or have changed. All others must be named, too: see "
+            "--add and --prune.",
+            OUTPUT,
+        ),
+    ] = False
+    add: Annotated[
+        bool,
+        Option(
+            "Add these inputs to the result, if there is one; those that it has already and that "
+            "are not named stay as they are packed, even if their files are gone.",
+            OUTPUT,
+            elsewhere=("--append",),
+        ),
+    ] = False
+    prune: Annotated[
+        bool, Option("With --update: drop the documents of inputs that are not named.", OUTPUT)
+    ] = False
+    checksum: Annotated[
+        bool, Option("With --update or --add: compare contents, not times of change.", OUTPUT)
+    ] = False
+    no_lock: Annotated[
+        bool,
+        Option("Go on where the file system has no locks; let no other run write there.", RUNNING),
+    ] = False
     progress: bool = True
-    engine: str = "local"
-    ray_address: str | None = None
+    engine: Annotated[
+        str,
+        Option(
+            "What runs the work units:",
+            RUNNING,
+            metavar="NAME",
+            choices={"local": "this machine", "ray": "a task per unit on a Ray cluster"},
+        ),
+    ] = "local"
+    ray_address: Annotated[
+        str | None,
+        Option(
+            "Of a Ray cluster that runs. Default: Ray's own choice.", RUNNING, metavar="ADDRESS"
+        ),
+    ] = None
     rank: int | None = None
     world_size: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("--engine", self.engine, ("local", "ray"))
+        settle(self)
         if self.ray_address is not None and self.engine != "ray":
             raise UsageError("--ray-address: is for --engine ray")
         if (self.rank is None) != (self.world_size is None):
@@ -368,15 +675,12 @@ class RunOptions:
                     "--rank: does not go with --overwrite, --update, --add or --engine ray",
                     "give the ranks an --output of their own, and put it in place afterwards",
                 )
-        _one_of("--tokenizer-backend", self.tokenizer_backend, ("auto", "gigatoken", "tokenizers"))
         if not 0 < self.max_seconds_per_record <= _MOST_SECONDS:
             raise UsageError(
                 f"--max-seconds-per-record: {self.max_seconds_per_record:g} is not between "
                 f"0 and {_MOST_SECONDS}",
                 "a record takes milliseconds; the default is 60",
             )
-        if self.workers < 0:
-            raise UsageError(f"--workers: {self.workers} is negative")
         self._check_update()
         if self.workers == 0:
             object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))

@@ -89,6 +89,20 @@ KINDS = {
     "text": _Kind((("text",),)),
     "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
 }
+# what other tools call them
+OTHER_NAMES = {
+    "openai": "messages",
+    "chatml": "messages",
+    "chat": "messages",
+    "sharegpt": "conversations",
+    "prompt": "prompt-completion",
+    "completion": "prompt-completion",
+    "instruction": "alpaca",
+    "instruct": "alpaca",
+    "pretrain": "text",
+    "input-ids": "tokens",
+    "pretokenized": "tokens",
+}
 FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required}
                 | {name for k in KINDS.values() for name in k.optional})  # fmt: skip
 
@@ -142,10 +156,8 @@ def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[st
     return columns | {own: renamed.get(own, own) for own in kind.optional}
 
 
-def check_options(wanted: str | None, renamed: dict[str, str]) -> None:
-    """UsageError for a shape or a field name that does not exist."""
-    if wanted is not None and wanted not in KINDS:
-        raise one_of("--shape", wanted, KINDS)
+def check_fields(renamed: dict[str, str]) -> None:
+    """UsageError for a field's own name that no shape has."""
     for own in renamed:
         if own not in FIELDS:
             raise one_of("--field", own, FIELDS)

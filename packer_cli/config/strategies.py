@@ -1,6 +1,6 @@
 """The packing strategies by name: what each is called and whether it keeps the input order.
 
-The loops are in `_kernels/`; `packing.py` runs them. Adding one: CONTRIBUTING.md.
+The loops are in `_kernels/`; `packing/planning.py` calls them. Adding one: CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 NAMES = tuple(ALIASES)
 _KEEPS_ORDER = ("next-fit", "wrap")
-_BY_ALIAS = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
+BY_ALIAS = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
 
 
 def canonical_name(name: str) -> str:
     """The strategy's full name for a name or alias; UsageError for an unknown one."""
     try:
-        return _BY_ALIAS[name.lower().replace("_", "-")]
+        return BY_ALIAS[name.lower().replace("_", "-")]
     except KeyError:
         raise one_of("strategy", name, NAMES) from None
 

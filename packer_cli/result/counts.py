@@ -110,11 +110,6 @@ class Counts:
         for item in fields(loss):
             setattr(self, item.name, getattr(self, item.name) + getattr(loss, item.name))
 
-    def add_turns(self, turns: tuple[int, int]) -> None:
-        """(trained turns, those of them that do not end in a special token)."""
-        self.trained_turns += turns[0]
-        self.turns_without_end += turns[1]
-
     def add(self, other: Counts) -> None:
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)

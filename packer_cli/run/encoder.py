@@ -21,11 +21,10 @@ from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import beginning, reader_for
-from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch, WorkUnit
-from packer_cli.result.counts import Counts
+from packer_cli.records import InputFile, Records, Slice, WorkUnit
 from packer_cli.run.identity import Run
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
-from packer_cli.tokenization.encoding import Encode, Read, plain_encoder
+from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
 from packer_cli.tokenization.locate import (
     BYTES,
     TEMPLATE,
@@ -319,10 +318,8 @@ def source_again(
     processes = ComposingProcesses(seconds or SECONDS_PER_RECORD, *parts)
     encode = SupervisedEncoder(processes.render, config, tokenizer)
 
-    def compose_and_encode(
-        records: Records, file: InputFile, counts: Counts
-    ) -> tuple[TokenBatch, list[BadRecord]]:
-        return encode(processes.compose(records), file, counts)
+    def compose_and_encode(records: Records, file: InputFile) -> Encoded:
+        return encode(processes.compose(records), file)
 
     return Source(read, compose_and_encode, None, processes)
 

@@ -156,7 +156,8 @@ def _batches(
             if job.stop.is_set():
                 raise Interrupted("stopped")
             stretches[part.file] += records.stretches
-            batch, bad = job.encode(records, file, counts)
+            batch, bad, more = job.encode(records, file)
+            counts.add(more)
             if bad:
                 rejections.add(file, bad)
                 counts.rejected_records += len(bad)

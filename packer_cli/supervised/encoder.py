@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from packer_cli.config.options import PackConfig
-from packer_cli.records import BadRecord, InputFile, Records, TokenBatch
+from packer_cli.records import InputFile, Records, TokenBatch
 from packer_cli.result.counts import Counts
-from packer_cli.tokenization.encoding import token_batch
+from packer_cli.tokenization.encoding import Encoded, token_batch
 from packer_cli.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,12 +28,15 @@ class SupervisedEncoder:
         self._config = config
         self._tokenizer = tokenizer
 
-    def __call__(
-        self, records: Records, file: InputFile, counts: Counts
-    ) -> tuple[TokenBatch, list[BadRecord]]:
-        batch = token_batch(records, file, self._tokenizer, counts)
-        counts.add_turns(records.turns)
-        counts.unshown_tools += records.unshown
+    def __call__(self, records: Records, file: InputFile) -> Encoded:
+        batch, special = token_batch(records, file, self._tokenizer)
+        turns, without_end = records.turns
+        counts = Counts(
+            special_tokens_in_text=special,
+            trained_turns=turns,
+            turns_without_end=without_end,
+            unshown_tools=records.unshown,
+        )
         if records.conversations is not None:
             # jinja2 is slow to import
             from packer_cli.supervised.documents import placed  # noqa: PLC0415
@@ -48,7 +51,7 @@ class SupervisedEncoder:
             counts.add_loss(loss)
             counts.encoded_tokens += loss.truncated_tokens
         counts.double_bos_documents += _doubled(batch, self._tokenizer.info.bos_token_id)
-        return batch, records.bad
+        return Encoded(batch, records.bad, counts)
 
 
 def _doubled(batch: TokenBatch, bos: int | None) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +20,21 @@ from packer_cli.tokenization.tokenizer import Tokenizer
 
 # The records of a slice, in batches.
 Read = Callable[[InputFile, Slice], Iterator[Records]]
-# Records of a file to their tokens and the bad records, those of the reader included.
-Encode = Callable[[Records, InputFile, Counts], tuple[TokenBatch, list[BadRecord]]]
+
+
+class Encoded(NamedTuple):
+    """Records of a file as tokens.
+
+    bad     the bad records, those of the reader included
+    counts  what there is to know of the records beyond their tokens
+    """
+
+    batch: TokenBatch
+    bad: list[BadRecord]
+    counts: Counts
+
+
+Encode = Callable[[Records, InputFile], Encoded]
 
 
 def plain_encoder(
@@ -28,14 +42,12 @@ def plain_encoder(
 ) -> Encode:
     """For texts, and for token ids of a tokenizer whose `highest_id` is known."""
 
-    def encode(
-        records: Records, file: InputFile, counts: Counts
-    ) -> tuple[TokenBatch, list[BadRecord]]:
+    def encode(records: Records, file: InputFile) -> Encoded:
         records = _without_specials(records, specials)
-        batch = token_batch(records, file, tokenizer, counts)
+        batch, special = token_batch(records, file, tokenizer)
         if highest_id is not None:
             _refuse_ids_above(highest_id, batch, file)
-        return batch, records.bad
+        return Encoded(batch, records.bad, Counts(special_tokens_in_text=special))
 
     return encode
 
@@ -77,19 +89,19 @@ def _refuse_ids_above(highest: int, batch: TokenBatch, file: InputFile) -> None:
 
 
 def token_batch(
-    records: Records, file: InputFile, tokenizer: Tokenizer | None, counts: Counts
-) -> TokenBatch:
-    """The documents of texts or ids, all of one file; special tokens in their texts are counted.
+    records: Records, file: InputFile, tokenizer: Tokenizer | None
+) -> tuple[TokenBatch, int]:
+    """The documents of texts or ids, all of one file, and how many special tokens texts spell out.
 
     Texts are taken out of `records`: a very long one is gone before its tokens are copied.
     """
-    counts.special_tokens_in_text += records.specials or 0
+    special = records.specials or 0
     if records.tokens is not None:
         ids, offsets, trained = records.tokens
     elif tokenizer is not None and records.texts is not None:
         bare = tokenizer.encode_bare(records.texts, records.spans, records.controls)
         if records.specials is None:
-            counts.special_tokens_in_text += tokenizer.count_special(bare[0])
+            special = tokenizer.count_special(bare[0])
         records.texts.clear()
         ids, offsets, trained = tokenizer.surrounded(*bare)
     elif not len(records.positions):
@@ -99,4 +111,4 @@ def token_batch(
     if len(offsets) != len(records.positions) + 1:
         raise InternalError(f"{len(records.positions)} records became {len(offsets) - 1} documents")
     files = np.full(len(records.positions), file.index, np.int32)
-    return TokenBatch(ids, offsets, trained, files, records.positions)
+    return TokenBatch(ids, offsets, trained, files, records.positions), special

@@ -14,7 +14,6 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.packing.fitting import trained_documents
 from packer_cli.records import (
     IGNORED,
-    BadRecord,
     InputFile,
     Int64,
     Records,
@@ -22,9 +21,8 @@ from packer_cli.records import (
     UInt8,
     UInt32,
 )
-from packer_cli.result.counts import Counts
 from packer_cli.run.unit import pieces_of
-from packer_cli.tokenization.encoding import Encode
+from packer_cli.tokenization.encoding import Encode, Encoded
 from packer_cli.verify.findings import DIFFERENT, Findings
 from packer_cli.verify.rows import UnitRows
 
@@ -54,19 +52,18 @@ class Documents:
         self._compared: dict[int, list[Int64]] = defaultdict(list)
         self.differing = 0
 
-    def encode(
-        self, records: Records, file: InputFile, counts: Counts
-    ) -> tuple[TokenBatch, list[BadRecord]]:
+    def encode(self, records: Records, file: InputFile) -> Encoded:
         """The same as a run's, and every document is compared."""
         if self._stop.is_set():
             raise Interrupted("stopped")
-        batch, bad = self._encode(records, file, counts)
+        encoded = self._encode(records, file)
+        batch, bad, _ = encoded
         self._compared[file.index].append(batch.position)
         if self._unit.by_place:
             self._compare(batch, file)
         if bad and self._config.on_error == "fail":
             self._differs(file, bad[0].position, f"a bad record: {bad[0].reason}")
-        return batch, bad
+        return encoded
 
     def expect(self, file: InputFile, positions: Int64) -> None:
         """Note those documents of the rows that were not among the compared ones."""

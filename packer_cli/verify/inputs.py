@@ -30,7 +30,6 @@ from packer_cli.inputs.discovery import input_file
 from packer_cli.inputs.formats import detect_shape, groups_of, reader_for
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Int64, Records, Slice
-from packer_cli.result.counts import Counts
 from packer_cli.result.layout import MANIFEST, REJECTED
 from packer_cli.result.manifest import Input, Manifest, Unit
 from packer_cli.result.reader import PackedDirectory
@@ -253,7 +252,7 @@ class _Comparison:
             file = self._files[index]
             for part in _slices(about, index):
                 for records in self._read(file, part):
-                    documents.encode(records, file, Counts())
+                    documents.encode(records, file)
             documents.expect(file, rows.positions(index))
         self._findings.count("documents_compared", documents.finish())
 
@@ -269,13 +268,13 @@ class _Comparison:
             chosen = np.sort(rng.choice(positions, count, replace=False))
             if count:
                 for records in together(records_at(self._read, file, chosen)):
-                    documents.encode(records, file, Counts())
+                    documents.encode(records, file)
                 documents.expect(file, chosen)
             compared += count
             slices, number_drawn = _slices(about, index), drawn.get((number, index), 0)
             drawn_here = drawn_records(self._read, file, slices, number_drawn, rng)
             for unknown in together(self._unknown(drawn_here, positions)):
-                documents.encode(unknown, file, Counts())
+                documents.encode(unknown, file)
         documents.finish()
         self._findings.count("documents_compared", compared)
 

@@ -1,0 +1,171 @@
+"""A command's options out of their declarations: see `config/option.py`.
+
+A command is a function. Of its parameters,
+
+    size: Annotated[int, Option(...)] = 0    becomes an option of the command line
+    config: PackConfig                       becomes an option for every field that is declared
+
+and what Typer knows itself (arguments, the context) stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
+from operator import itemgetter
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from packer_cli.cli.values import read, written
+from packer_cli.config.option import FIRST, Option, as_option, options_of
+
+_METAVARS = {"count": "N", "size": "SIZE", "share": "SHARE", "list": "NAMES"}
+_REQUIRED = inspect.Parameter.empty
+
+
+def command(run: Callable[..., None]) -> Callable[..., None]:
+    """`run` as Typer takes it, with parameters for all options that it declares."""
+    hints = get_type_hints(run, include_extras=True)
+    parameters: list[tuple[int, inspect.Parameter]] = []
+    readers: dict[str, Callable[[dict[str, Any]], Any]] = {}
+    for name, parameter in inspect.signature(run).parameters.items():
+        hint = hints[name]
+        if is_dataclass(hint):
+            parameters += _of_fields(hint)
+            readers[name] = partial(_configuration, hint)
+        elif option := _declared(hint):
+            default = parameter.default
+            parameters.append((_place(option), _parameter(name, hint, option, default)))
+            readers[name] = partial(_own, name, option, parameter.default)
+        else:
+            parameters.append((0, _keyword(name, hint, parameter.default)))
+            readers[name] = itemgetter(name)
+
+    def filled(**given: Any) -> None:
+        run(**{name: reader(given) for name, reader in readers.items()})
+
+    taken: Any = filled
+    taken.__name__, taken.__doc__ = run.__name__, run.__doc__
+    taken.__signature__ = inspect.Signature(  # in the order of --help
+        [parameter for _, parameter in sorted(parameters, key=itemgetter(0))]
+    )
+    return filled
+
+
+def _declared(hint: Any) -> Option | None:
+    """The declaration in an annotation."""
+    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Option)), None)
+
+
+def other_names(run: Callable[..., None]) -> dict[str, str]:
+    """What other tools call the options of a command -> their names here."""
+    found: dict[str, str] = {}
+    for name, hint in get_type_hints(run, include_extras=True).items():
+        options = options_of(hint) if is_dataclass(hint) else {name: _declared(hint)}
+        for own, option in options.items():
+            if option:
+                found |= dict.fromkeys(option.elsewhere, option.name(own))
+    return found
+
+
+def _place(option: Option) -> int:
+    """After those that most people use, in the order of declaration."""
+    return option.first or sys.maxsize
+
+
+def _of_fields(configuration: Any) -> Iterator[tuple[int, inspect.Parameter]]:
+    hints = get_type_hints(configuration, include_extras=True)
+    options = options_of(configuration)
+    for one in fields(configuration):
+        if one.name in options:
+            default = _REQUIRED if one.default is MISSING else one.default
+            option = options[one.name]
+            yield _place(option), _parameter(one.name, hints[one.name], option, default)
+
+
+def _configuration(kind: Any, given: dict[str, Any]) -> Any:
+    """The configuration of the options that are given."""
+    options = options_of(kind)
+    values = {
+        name: read(option.value, option.name(name), given[name])
+        for name, option in options.items()
+        if given[name] not in (None, [])
+    }
+    return kind(**values)
+
+
+def _own(name: str, option: Option, default: Any, given: dict[str, Any]) -> Any:
+    """The value of an option of the command itself."""
+    value = given[name]
+    if value is None or value == []:
+        return default
+    value = read(option.value, option.name(name), value)
+    if option.choices:
+        return option.chosen(option.name(name), value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        option.check_number(option.name(name), value)
+    return value
+
+
+def _parameter(name: str, hint: Any, option: Option, default: Any) -> inspect.Parameter:
+    """What Typer makes an option of. Numbers come as text, what is not given as None."""
+    kinds = {one for one in _members(get_args(hint)[0]) if one is not NoneType}
+    flags = [option.flag or as_option(name), *([option.short] if option.short else [])]
+    is_flag, many = bool in kinds, any(get_origin(one) is tuple for one in kinds)
+    if is_flag:
+        kind: Any = bool | None if default is None else bool
+    elif many and option.value != "list":
+        kind = list[str] | None
+    else:
+        kind = float | None if kinds == {float} and not option.value else str | None
+    metavar = option.metavar or _METAVARS.get(option.value)
+    about = typer.Option(
+        *flags,
+        help=described(option, default),
+        metavar=None if is_flag else metavar,
+        rich_help_panel=FIRST if option.first else option.group or None,
+        autocompletion=_completion(option) if option.choices else None,
+        show_default=False,
+    )
+    if default is _REQUIRED:
+        return _keyword(name, Annotated[str, about], _REQUIRED)
+    return _keyword(name, Annotated[kind, about], False if kind is bool else None)
+
+
+def _keyword(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=hint, default=default)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """Of a union, or of one type alone."""
+    return (hint,) if isinstance(hint, type) or get_origin(hint) is tuple else get_args(hint)
+
+
+def _completion(option: Option) -> Callable[[str], list[tuple[str, str]]]:
+    """What Typer asks for the choices that begin with what is typed so far."""
+
+    def completed(incomplete: str) -> list[tuple[str, str]]:
+        return [
+            (name, note) for name, note in option.choices.items() if name.startswith(incomplete)
+        ]
+
+    return completed
+
+
+def described(option: Option, default: Any) -> str:
+    """The help of an option, with its choices and its default."""
+    text = option.help
+    if option.choices:
+        names = [f"{name} ({note})" if note else name for name, note in option.choices.items()]
+        text += f" {', '.join(names[:-1])} or {names[-1]}."
+    if option.unset:
+        return f"{text} Default: {option.unset}."
+    if default in (_REQUIRED, None, False, (), "") or "efault" in text:
+        return text
+    return f"{text} Default: {written(option.value, default)}."

@@ -1,0 +1,38 @@
+"""The report of a result, at the end of a run and in `packer stats`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packer_cli.errors import ThresholdMissed
+
+if TYPE_CHECKING:
+    from packer_cli.result.manifest import Manifest
+
+
+def print_packed(
+    directory: Path | str,
+    manifest: Manifest,
+    *,
+    as_json: bool,
+    kept: str = "kept, marked incomplete",
+) -> None:
+    """The report at the end of a run. Raises ThresholdMissed when its result is incomplete."""
+    print_report(directory, manifest, as_json=as_json, detail=False)
+    if manifest.incomplete:
+        raise ThresholdMissed(
+            f"{directory}: {manifest.incomplete}",
+            f"the output is {kept}; see --overlong and --max-length",
+        )
+
+
+def print_report(directory: Path | str, manifest: Manifest, *, as_json: bool, **how: Any) -> None:
+    if as_json:
+        from packer_cli.stats.report import as_json as render
+
+        print(render(directory, manifest, by=how.get("by")))
+    else:
+        from packer_cli.stats.table import print_report
+
+        print_report(directory, manifest, **how)

@@ -1,0 +1,25 @@
+"""Options that several commands have, and what they print on the way."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from packer_cli.config.option import RUNNING, Option
+from packer_cli.errors import one_line
+
+UNREAD = "shards are only read from local directories"
+Debug = Annotated[bool, Option("Show a traceback with an error.", RUNNING)]
+NoLock = Annotated[
+    bool,
+    Option("Go on where the file system has no locks; let no other run write there.", RUNNING),
+]
+AsJson = Annotated[
+    bool, Option("Print JSON instead of a table, errors too.", RUNNING, flag="--json")
+]
+Quiet = Annotated[bool, Option("No progress, no notes.", RUNNING, short="-q")]
+
+
+def say(message: str) -> None:
+    """A note on stderr."""
+    print(one_line(f"packer: {message}"), file=sys.stderr)

@@ -1,0 +1,62 @@
+"""`packer show`: rows as text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from packer_cli.cli.shared import UNREAD, Debug, say
+from packer_cli.config.option import Option
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
+    rows: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ROW",
+            help="Row numbers over all shards: 7, -1 for the last, 3-5. Default: 0.",
+        ),
+    ] = None,
+    segment: Annotated[
+        int | None, Option("Only this segment of each row.", metavar="K", value="count")
+    ] = None,
+    ids: Annotated[bool, Option("Token ids in the place of text.")] = False,
+    as_json: Annotated[bool, Option("A JSON object for each row.", flag="--json")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show rows as text: segments, where they came from, and which tokens are trained on.
+
+    Trained tokens are green; without colour (NO_COLOR, or no terminal) they stand in brackets.
+
+    Example: packer show documents-packed-1024 0 -1
+    """
+    from packer_cli.result.manifest import load
+    from packer_cli.result.reader import PackedDirectory
+    from packer_cli.show.rows import parse_rows, pick, read_row, row_as_json
+    from packer_cli.storage import local
+    from packer_cli.tokenization.decoding import load_decoder
+
+    directory = local(name, UNREAD)
+    packed = PackedDirectory(directory, load(directory))
+    wanted = parse_rows(rows or ["0"], len(packed))
+    found = None if ids else load_decoder(directory, packed.facts.tokenizer)
+    if isinstance(found, str):
+        say(f"showing token ids: {found}")
+    decoder = None if isinstance(found, str) else found
+    labels = "labels" in packed.facts.config.columns
+    if not labels:
+        say("no labels column was written: not known which tokens are trained on")
+    printer = None
+    for number in wanted:
+        row = read_row(packed, number)
+        segments = row.segments if segment is None else [pick(row, segment)]
+        if as_json:
+            print(row_as_json(row, segments, decoder))
+            continue
+        if printer is None:
+            from packer_cli.show.text import RowPrinter
+
+            printer = RowPrinter(len(packed), decoder, labels=labels)
+        printer.print(row, segments, whole=segment is None)

@@ -1,0 +1,66 @@
+"""`packer stats`: what a result was made with, and how full its rows are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from packer_cli.cli.reports import print_report
+from packer_cli.cli.shared import UNREAD, AsJson, Debug, say
+from packer_cli.cli.values import refuse_name
+from packer_cli.config.option import Option, plain
+from packer_cli.errors import ThresholdMissed
+
+
+def stats(
+    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory, or its URL.")],
+    min_utilization: Annotated[
+        float | None,
+        Option(
+            "Exit 1 when less than this share of the rows is tokens: 0.95 or 95%.",
+            value="share",
+            least=0,
+            most=1,
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        Option(
+            "Also a line for each",
+            metavar="WHAT",
+            choices=plain(("shard", "input")),
+            aliases={"shards": "shard", "inputs": "input", "file": "input"},
+        ),
+    ] = None,
+    deep: Annotated[bool, Option("Recount from the shards; exit 1 on any difference.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a result was made with, and how much of each row is real tokens.
+
+    Reads the manifest only, so it is instant on any size; --deep reads every shard.
+    """
+    from packer_cli.result.manifest import load
+    from packer_cli.storage import is_url, local
+
+    directory = name if is_url(name) else Path(name)
+    refuse_name("DIR", name)
+    if deep:
+        local(name, UNREAD)
+    manifest = load(directory, incomplete_too=True)
+    if manifest.incomplete:
+        say(f"{directory} is marked incomplete: {manifest.incomplete}")
+    if deep:
+        from packer_cli.result.recount import check_recount
+
+        check_recount(Path(directory))
+    print_report(directory, manifest, as_json=as_json, detail=True, by=by, deep=deep)
+    utilization = manifest.utilization
+    if min_utilization is not None and utilization < min_utilization:
+        raise ThresholdMissed(
+            f"{directory}: utilization {utilization:.4f} is below --min-utilization "
+            f"{min_utilization}",
+            "the histograms show whether the data or the packing is the cause",
+        )

@@ -1,0 +1,46 @@
+"""What the user of a name that does not exist may have meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+# what other tools call commands like ours
+_COMMANDS = {
+    "inspect": "show",
+    "view": "show",
+    "head": "show",
+    "print": "show",
+    "info": "stats",
+    "stat": "stats",
+    "check": "verify",
+    "validate": "verify",
+    "convert": "export",
+    "merge": "finalize",
+    "tokenize": "pack",
+    "preprocess": "pack",
+}
+
+
+def suggested(error: Any, other_options: Mapping[str, str]) -> str:
+    """The option or command nearest to what click calls unknown, or "".
+
+    `other_options`: names in other tools -> the options of ours.
+    """
+    ctx = getattr(error, "ctx", None)
+    if ctx is None:
+        return ""
+    if name := getattr(error, "possibilities", None) is not None and error.option_name:
+        mine = [flag for one in ctx.command.params for flag in (*one.opts, *one.secondary_opts)]
+        return _nearest(name, {flag: flag for flag in mine} | dict(other_options))
+    if unknown := re.match(r"No such command '(.*)'", error.format_message()):
+        mine = list(ctx.command.list_commands(ctx))
+        return _nearest(unknown[1], {name: name for name in mine} | _COMMANDS)
+    return ""
+
+
+def _nearest(name: str, names: Mapping[str, str]) -> str:
+    near = get_close_matches(name.lower().replace("_", "-"), list(names), 1)
+    return names[near[0]] if near else ""

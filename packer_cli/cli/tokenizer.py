@@ -1,0 +1,63 @@
+"""`packer tokenizer`: what a tokenizer is, compared with AutoTokenizer."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from packer_cli.cli.shared import AsJson, Debug
+from packer_cli.config.option import Option
+from packer_cli.errors import DataError, UsageError
+
+
+def tokenizer(
+    name: Annotated[
+        str, typer.Argument(metavar="DIR", help="As pack's --tokenizer, but for bytes.")
+    ],
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="INPUT", help="Compare texts of these, too.")
+    ] = None,
+    check: Annotated[bool, Option("Compare with AutoTokenizer of transformers.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a tokenizer is; --check: whether AutoTokenizer gives the same tokens.
+
+    Exit 1 when it does not, with what they differ on. Special tokens around texts do not count.
+
+    Example: packer tokenizer ./my-model --check data.jsonl
+    """
+    from packer_cli.tokenization.locate import locate
+    from packer_cli.tokenization.rebuilt import rebuilt_otherwise
+
+    if inputs and not check:
+        raise UsageError("inputs are for --check", "packer tokenizer DIR --check INPUT...")
+    files = locate(name)
+    about = {
+        "tokenizer": name, "sha256": files.sha256, "bos": files.bos, "eos": files.eos,
+        "pad": files.pad, "added_tokens": len(files.added_tokens),
+        "special_tokens": len(files.specials), "warning": rebuilt_otherwise(files) or None,
+    }  # fmt: skip
+    comparisons = []
+    if check:
+        from packer_cli.tokenizer_check import check as compare
+
+        comparisons = compare(files, inputs or [])
+    if as_json:
+        print(json.dumps(about | {"compared": [one.as_json() for one in comparisons]}, indent=1))
+    else:
+        for key, value in about.items():
+            if value is not None:
+                print(f"{key.replace('_', ' ')}: {value}")
+        for one in comparisons:
+            first = f", the first: {one.different[0][:80]!r}" if one.different else ""
+            count = f"{len(one.different):,} of {one.texts:,} texts differ"
+            print(f"{one.source}: {count} from AutoTokenizer{first}")
+    if any(one.different for one in comparisons):
+        raise DataError(
+            f"tokenizer {name}: AutoTokenizer gives other tokens than its tokenizer.json",
+            'train and infer with one of them: "tokenizer_class": "PreTrainedTokenizerFast" in '
+            "tokenizer_config.json makes AutoTokenizer load tokenizer.json as it is",
+        )

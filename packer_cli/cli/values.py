@@ -1,0 +1,108 @@
+"""Values as they are written on the command line: numbers, sizes, shares, lists, fields."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from packer_cli.errors import UsageError
+
+_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def read(kind: str, option: str, given: Any) -> Any:
+    """The value of an option declared to be of this kind; of no kind, as it is."""
+    if isinstance(given, list) and kind != "fields":
+        return tuple(given)
+    return _READERS[kind](option, given) if kind else given
+
+
+def written(kind: str, value: Any) -> str:
+    """A value as `read` takes it: 256M for 1 << 28."""
+    if kind == "list":
+        return ",".join(value)
+    if kind == "size":
+        for suffix in ("T", "G", "M", "K"):
+            if value >= _SUFFIXES[suffix] and value % _SUFFIXES[suffix] == 0:
+                return f"{value // _SUFFIXES[suffix]}{suffix}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def parse_size(option: str, text: str) -> int:
+    """64M, 1GiB, 512kb or a number of bytes."""
+    number = _scaled(text.strip().upper().removesuffix("B").removesuffix("I"))
+    if number is None:
+        raise UsageError(f"{option}: {text!r} is not a size like 256M or 1G")
+    return round(number)
+
+
+def parse_count(option: str, text: str) -> int:
+    """4096, or 4k; a whole number."""
+    number = _scaled(text.strip().upper())
+    if number is None or number != int(number):
+        raise UsageError(f"{option}: {text!r} is not a whole number like 4096 or 4k")
+    return int(number)
+
+
+def parse_share(option: str, text: str) -> float:
+    """0.01, or 1%."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise UsageError(f"{option}: {text!r} is not a share", "1% is 0.01") from None
+
+
+def parse_count_or_share(option: str, text: str) -> int | float:
+    """100 or 4k: so many; 1% or 0.01: a share of all."""
+    if "%" not in text and "." not in text and _scaled(text.strip().upper()) is not None:
+        return parse_count(option, text)
+    return parse_share(option, text)
+
+
+def parse_list(option: str, text: str) -> tuple[str, ...]:
+    """Names with commas between."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def parse_fields(option: str, mapped: list[str]) -> tuple[tuple[str, str], ...]:
+    """NAME=COLUMN options as pairs, in the order of the names; of a name given twice, the last."""
+    pairs = {}
+    for item in mapped:
+        own, separator, name = item.partition("=")
+        if not (own and separator and name):
+            raise UsageError(
+                f"{option}: {item!r} is not NAME=COLUMN", "for example messages=chosen"
+            )
+        pairs[own] = name
+    return tuple(sorted(pairs.items()))
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "count": parse_count,
+    "size": parse_size,
+    "share": parse_share,
+    "count or share": parse_count_or_share,
+    "list": parse_list,
+    "fields": parse_fields,
+}
+
+
+def _scaled(text: str) -> int | float | None:
+    """A number in capitals, times what its suffix stands for; None if it is none."""
+    unit = text[-1:] if text[-1:] in _SUFFIXES else ""
+    digits = text.removesuffix(unit)
+    try:
+        number = int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
+    except ValueError:
+        return None
+    return number * _SUFFIXES[unit] if math.isfinite(number) else None
+
+
+def refuse_name(option: str, name: str | None) -> None:
+    """UsageError for what nothing can be written to."""
+    if name == "":
+        raise UsageError(f"{option}: is empty", "is a variable of your script unset?")
+    from packer_cli.storage import refuse_other_than_utf8
+
+    refuse_other_than_utf8(f"{option}: ", name or "")

@@ -1,0 +1,66 @@
+"""`packer verify`: check a result."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from packer_cli.cli.shared import UNREAD, AsJson, Debug, Quiet, say
+from packer_cli.cli.values import parse_count
+from packer_cli.config.option import Option
+from packer_cli.errors import DataError, UsageError, one_line
+
+
+def verify(
+    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
+    against_inputs: Annotated[
+        bool, Option("Also read and encode documents of the inputs again.")
+    ] = False,
+    sample: Annotated[
+        str,
+        Option(
+            "How many documents --against-inputs compares; all: packs every unit again.",
+            metavar="N|all",
+        ),
+    ] = "1000",
+    seed: Annotated[int, Option("Of the sample.", value="count", least=0)] = 0,
+    workers: Annotated[
+        int, Option("Units checked at a time. Default: as many as cores.", value="count", least=0)
+    ] = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Check a result: digests, rows, figures, files. Exit 1 when anything is wrong.
+
+    Prints a line for each problem: the file, where in it, what was found and expected.
+
+    Example: packer verify data-packed-4096 --against-inputs --sample all
+    """
+    from packer_cli.config.options import RunOptions
+    from packer_cli.storage import local
+    from packer_cli.verify import verify as check
+
+    directory = local(name, UNREAD)
+    if sample != "all" and parse_count("--sample", sample) < 1:
+        raise UsageError(f"--sample: {sample!r} is not a positive number, nor all")
+    findings = check(
+        directory,
+        workers=RunOptions(workers=workers).workers,
+        show_progress=not quiet,
+        against_inputs=against_inputs,
+        sample=None if sample == "all" else parse_count("--sample", sample),
+        seed=seed,
+        notify=(lambda message: None) if quiet else say,
+    )
+    if as_json:
+        import json
+
+        print(json.dumps({"directory": str(directory)} | findings.as_json(), indent=1))
+    else:
+        for line in findings.lines(directory):
+            print(one_line(line))
+    if findings.problems:
+        count = len(findings.problems)
+        raise DataError(f"{directory}: {count} problem{'s' * (count != 1)}", findings.tip())
