@@ -202,7 +202,7 @@ def test_a_changed_file_stays_whatever_became_of_its_times(data: Path) -> None:
         time.sleep(0.02)
         Path("out", name).chmod(0o600)
     result = packer("pack", "b.jsonl", *OPTIONS, "--overwrite")
-    assert_error(result, 2, "or not like this: dataset_info.json, state.json")
+    assert_error(result, 2, "or that have changed: dataset_info.json, state.json")
     assert Path("out/state.json").read_bytes() == b"mine"
     assert Path("out/dataset_info.json").read_bytes() == b"mine, too"
 
@@ -266,7 +266,7 @@ def test_obstacles_are_found_before_the_earlier_result_goes(data: Path) -> None:
     Path("bad.jsonl").write_bytes(jsonl("new") + b"{\n")
     command = ["pack", "bad.jsonl", *OPTIONS, "--on-error", "skip", "--overwrite"]
     for _ in range(2):
-        assert_error(packer(*command), 2, "or not like this: rejected.jsonl")
+        assert_error(packer(*command), 2, "or that have changed: rejected.jsonl")
         assert contents("out") == before
     Path("out/rejected.jsonl").rmdir()
     assert packer(*command).exit_code == 0

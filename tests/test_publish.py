@@ -202,7 +202,10 @@ def test_stats_of_a_url() -> None:
         (["-o", ""], "--output: is empty"),
         (["--staging", "shop://a/b"], "--staging: 'shop://a/b' is not a local path"),
         (["--staging", "a.jsonl"], "--staging: a.jsonl: is not a directory"),
-        (["--staging", "mine"], "--staging: mine: is not empty, and not of an upload"),
+        (
+            ["--staging", "mine"],
+            "--staging: mine: is neither empty nor left by an interrupted upload",
+        ),
     ],
 )
 def test_refused_options(more: list[str], message: str) -> None:

@@ -121,7 +121,7 @@ def test_errors(how: dict[str, Any], error: type[Exception], message: str) -> No
     [
         (pa.array([[1], None, [2]]), "sequence 1: is null"),
         (pa.chunked_array([[[1]], [[2, 3], [], [4, None]]]), "sequence 3: holds a null"),
-        (pa.array(["text"]), "a column of string, not of lists of token ids"),
+        (pa.array(["text"]), "expected a column of lists of token ids, got string"),
         (pa.array([[0.5]]), "sequence 0: expected a flat sequence of integers"),
     ],
 )
