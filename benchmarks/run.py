@@ -29,7 +29,7 @@ QUESTIONS = (
     "rows_bound", "loader", "to_device", "startup", "checks_cost",
 )  # fmt: skip
 LATEST = settings.BENCHMARKS / "results" / "latest.json"
-_LIBRARIES = ("packer-cli", "numpy", "pyarrow", "msgspec", "tokenizers", "gigatoken")
+_LIBRARIES = ("llm-packer", "numpy", "pyarrow", "msgspec", "tokenizers", "gigatoken")
 _PEERS = ("trl", "transformers", "datasets", "tokenizers", "torch", "seqpacker")
 
 

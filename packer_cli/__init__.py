@@ -38,7 +38,7 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 slow to import
 
-        return version("packer-cli")
+        return version("llm-packer")
     if name in _HOMES:
         try:
             return getattr(import_module(f"packer_cli.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""A Python process of our own that does work beside this one, on another core.
+"""A helper Python process that works beside this one, on another core.
 
     child = Child("module:make", ...)     make(...) is made in the child: an object
     child.ask("method", *arguments)       its method's result
@@ -43,7 +43,7 @@ _Answer = tuple[str, Any]  # ("value", v), ("error", exception), ("item", v) or 
 
 
 class LostChildError(DataError):
-    """The child's process has ended, though nobody asked it to.
+    """The child process ended unexpectedly.
 
     `code`: -N when signal N ended it; None when it does not answer, and has not ended either.
     """

@@ -14,7 +14,7 @@ from packer_cli.errors import from_os_error
 
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write; on the disk afterwards."""
+    """A file to write, which is synced to the disk at the end."""
     try:
         with open(path, "wb") as file:
             yield file
@@ -25,7 +25,7 @@ def written(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file, down to the disk."""
+    """Write a file and sync it to the disk."""
     with written(path) as file:
         file.write(content)
 
@@ -63,7 +63,7 @@ def make_folders(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file or a directory to the disk (fsync)."""
+    """Sync a file or a directory to the disk (fsync)."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""What can begin before anything heavy is imported: the reference engine loads on another core.
+"""Starts the reference engine on another core before anything heavy is imported.
 
 It takes a third of a second to be ready, most of which the imports of this process take too.
 """
@@ -19,13 +19,13 @@ REFERENCE_ENGINE = "packer_cli.tokenization.engines:ReferenceEngine"
 
 @dataclass
 class EarlyReference:
-    """A child that loads `tokenizer_json`, until somebody takes it over."""
+    """A child that loads `tokenizer_json` until `take` hands it over."""
 
     tokenizer_json: bytes
     child: Child | None
 
     def take(self, tokenizer_json: bytes) -> Child | None:
-        """The child, if this is what it loads."""
+        """The child, if it loads this tokenizer."""
         if tokenizer_json != self.tokenizer_json:
             return None
         child, self.child = self.child, None
@@ -38,7 +38,7 @@ class EarlyReference:
 
 @contextmanager
 def begin_reference(tokenizer: str | None, backend: str) -> Iterator[EarlyReference | None]:
-    """Begin, if the tokenizer is a local one; whatever is wrong with it is found out later."""
+    """Start if the tokenizer is a local one; problems with it are reported later."""
     name = tokenizer or os.environ.get(ENVIRONMENT_VARIABLE)
     content = b""
     if name and backend != "tokenizers":

@@ -148,7 +148,7 @@ class BestFitPacking:
         self._counts = torch.zeros(_PROCESSES, len(_COUNTS), dtype=torch.int64).share_memory_()
 
     def packing_counts(self) -> dict[str, int]:
-        """What came of the samples that this rank's workers have read since the encoder was made.
+        """What happened to the samples that this rank's workers read since the encoder was made.
 
         documents    samples, of which empty_documents had no token
         tokens       in rows

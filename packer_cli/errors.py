@@ -1,4 +1,4 @@
-"""What can go wrong, by whose fault. The library raises; only `cli.py` prints.
+"""Errors, by whose fault they are. The library raises them; only `cli/` prints.
 
 Every error carries one line that names the place, the value found and the expectation,
 and one line (`tip`) that says what to do. The class decides the exit code.
@@ -37,7 +37,7 @@ class PackerError(Exception):
 
 
 class DataError(PackerError):
-    """The input, a shard or the machine's storage is not as it should be (exit 1)."""
+    """Something is wrong with the input, a shard or the machine's storage (exit 1)."""
 
     exit_code = 1
 
@@ -49,7 +49,7 @@ class NoSuchDirectoryError(DataError):
 
 
 class InputChangedError(DataError):
-    """An input is not what it was when the run began: what is packed of it is of no use."""
+    """An input changed after the run began: what was packed of it is useless."""
 
 
 class ThresholdMissed(PackerError):
@@ -65,7 +65,7 @@ class UsageError(PackerError):
 
 
 class InternalError(PackerError):
-    """A promise of ours broken by us (exit 3)."""
+    """packer broke one of its own promises: a bug (exit 3)."""
 
     exit_code = 3
 
@@ -83,8 +83,8 @@ class Interrupted(PackerError):
 
 
 def needs_extra(name: str, extra: str) -> str:
-    """What to do when an extra is not installed; the name on PyPI is another project's."""
-    return f"{name} needs packer's extra: pip install '.[{extra}]' in packer's sources"
+    """The error when an extra is missing; pip adds it to the packer that is installed."""
+    return f"{name} needs packages that are not installed: pip install 'llm-packer[{extra}]'"
 
 
 def one_of(

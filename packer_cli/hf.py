@@ -102,16 +102,16 @@ def _check_shift(label_shift: str) -> None:
 
 
 def _arrays(sequences: Any) -> Sequence[Any]:
-    """A column as a list of views, one per row; anything else as it is."""
+    """A column as a list of views, one per row; anything else unchanged."""
     if isinstance(sequences, Dataset):
-        raise UsageError("a Dataset is not a column of it", 'give one: dataset["input_ids"]')
+        raise UsageError("expected a column, got a whole Dataset", 'give one: dataset["input_ids"]')
     if isinstance(getattr(sequences, "source", None), Dataset):  # dataset["input_ids"]
         sequences = sequences.source.with_format("arrow")[:][sequences.column_name]
     if not isinstance(sequences, pa.ChunkedArray | pa.Array):
         chosen: Sequence[Any] = sequences
         return chosen
     if not hasattr(pa.array([], sequences.type), "value_lengths"):
-        raise DataError(f"a column of {sequences.type}, not of lists of token ids")
+        raise DataError(f"expected a column of lists of token ids, got {sequences.type}")
     if sequences.null_count:
         row = np.flatnonzero(sequences.is_null())[0]
         raise DataError(f"sequence {row}: is null", "leave out such rows: Dataset.filter")

@@ -66,7 +66,7 @@ def sent_again() -> Iterator[None]:
 
 @contextmanager
 def handled_as_before() -> Iterator[None]:
-    """Have both handled at the end as at the beginning, whatever a library sets inside."""
+    """Restore both handlers at the end, whatever a library sets inside."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -80,7 +80,7 @@ def handled_as_before() -> Iterator[None]:
 
 
 class _Flag:
-    """A handler that only remembers."""
+    """A handler that only remembers the signal."""
 
     interrupted = False
 

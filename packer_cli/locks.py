@@ -1,4 +1,4 @@
-"""Locks that the system takes away with the process that holds them (flock).
+"""Locks that end with the process that holds them (flock).
 
 Where there are none to be had, as on some network file systems, nothing is locked unless that is
 asked for: two runs in one directory give wrong data in silence.
@@ -35,7 +35,7 @@ def locked(
     tries: int = 1,
     without: bool = False,
 ) -> Iterator[None]:
-    """Hold the lock file `name`, which is made if need be. `place`: what errors say is in use.
+    """Hold the lock file `name`, made if necessary. `place`: what errors say is in use.
 
     `shared`: with others that share it. `wait`: for whoever holds it; otherwise it is tried
     `tries` times, a twentieth of a second apart. `without`: go on where there are no locks. Raises
@@ -77,7 +77,7 @@ def locked_folder(
                 yield own
                 return
     raise InUseError(
-        f"{place}: other runs begin and end there all the time", "choose another --output"
+        f"{place}: other runs keep starting and ending there", "choose another --output"
     )
 
 
@@ -94,10 +94,10 @@ def _lock(descriptor: int, how: int, tries: int, place: Path, without: bool) -> 
                 return
             raise DataError(
                 f"{place}: cannot be locked: {error.strerror}",
-                "choose a file system with locks; --no-lock goes without, where you know that no "
+                "choose a file system with locks, or add --no-lock if you are sure that no "
                 "other run writes there",
             ) from error
     raise InUseError(
         f"{place}: another run is writing there",
-        "wait for it to end, or choose another --output",
+        "wait until it ends, or choose another --output",
     )

@@ -1,4 +1,4 @@
-"""What is packer's. Whatever removes, replaces or truncates a file goes through here.
+"""Which files packer made. All code that removes, replaces or truncates files is here.
 
     claim(folder, ".packer")      a folder for packer alone, told by a marker that only packer makes
     Listed, unchanged             whether a file is still what packer's own record says it wrote
@@ -38,7 +38,7 @@ _PUT_NS = 60_000_000_000  # from the writing of a record to its rename; longer, 
 
 
 class Folder:
-    """A directory that is held open: names in it mean its files, whatever its path becomes."""
+    """A directory held open: its names mean the same files even if its path changes."""
 
     def __init__(self, path: Path, within: Folder | None = None) -> None:
         """`within`: the folder that holds it; then `path` may be no link. Raises OSError."""
@@ -108,7 +108,7 @@ class Folder:
 def _plain(name: str) -> str:
     """Every name of a call: of something in the folder itself. Raises ValueError."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"{name!r} is no name of a file")
+        raise ValueError(f"{name!r} is not a file name")
     return name
 
 
@@ -191,7 +191,7 @@ class OwnFolder:
             raise in_the_way(self.inside.path, names)
 
     def remove(self, own: re.Pattern[str]) -> None:
-        """Remove packer's files and the folder; strangers stay where they are, and it with them."""
+        """Remove packer's files and the folder; the folder stays if it holds other files."""
         if self.strangers(own):
             for name in self.inside.names():
                 if own.fullmatch(name) and self.inside.is_file(name):
@@ -246,12 +246,12 @@ def identity_of(parent: Folder, name: str) -> str | None:
 
 
 def _is_at(parent: Folder, place: str, folder: Folder) -> bool:
-    """Whether a folder that is held open has this place, links not followed."""
+    """Whether a folder held open is at this path, links not followed."""
     try:
-        found = os.stat(place, dir_fd=parent.descriptor, follow_symlinks=False)
+        status = os.stat(place, dir_fd=parent.descriptor, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return os.path.samestat(found, os.fstat(folder.descriptor))
+    return os.path.samestat(status, os.fstat(folder.descriptor))
 
 
 def _identity(outer: Folder) -> str | None:
@@ -264,7 +264,7 @@ def _identity(outer: Folder) -> str | None:
 
 
 def _make(parent: Folder, name: str, identity: str) -> None:
-    """Make it beside its place, then rename it: it is never there without its marker."""
+    """Make it under another name, then rename it: it never exists without its marker."""
     new = f"{name}-{identity}"
     parent.mkdir(new)
     with Folder(parent.path / new, parent) as outer:
@@ -286,36 +286,36 @@ def _make(parent: Folder, name: str, identity: str) -> None:
 
 
 def remove_leftovers(parent: Folder, name: str, own: re.Pattern[str]) -> None:
-    """Remove folders of packer's that a kill or a power loss left on their way in or out.
+    """Remove half-made or half-removed folders of packer, left by a kill or a power loss.
 
     Another run may be bringing one in or out just now. So one with a marker gets another name
     first, by which nobody puts it in its place; one without only loses what is empty.
     """
-    for found in parent.names():
-        if is_leftover(found, name):
+    for entry in parent.names():
+        if is_leftover(entry, name):
             with suppress(OSError):
-                _remove_leftover(parent, found, name, own)
+                _remove_leftover(parent, entry, name, own)
 
 
-def _remove_leftover(parent: Folder, found: str, name: str, own: re.Pattern[str]) -> None:
-    with Folder(parent.path / found, parent) as outer:
+def _remove_leftover(parent: Folder, entry: str, name: str, own: re.Pattern[str]) -> None:
+    with Folder(parent.path / entry, parent) as outer:
         if _identity(outer) is None:
             for empty in filter(_ID.fullmatch, outer.names()):
                 outer.rmdir(empty)
-            parent.rmdir(found)
+            parent.rmdir(entry)
             return
     ours = f"{name}-{secrets.token_hex(16)}"
-    parent.rename(found, parent, ours)
+    parent.rename(entry, parent, ours)
     _remove(parent, ours, own)
 
 
-def is_leftover(found: str, name: str) -> bool:
+def is_leftover(entry: str, name: str) -> bool:
     """Whether it is called as the folder `name` is on its way in or out."""
-    return found.startswith(f"{name}-") and bool(_ID.fullmatch(found.removeprefix(f"{name}-")))
+    return entry.startswith(f"{name}-") and bool(_ID.fullmatch(entry.removeprefix(f"{name}-")))
 
 
 def _remove(parent: Folder, name: str, own: re.Pattern[str]) -> None:
-    """Remove a folder of packer's; what is not packer's stays, by an OSError that it causes."""
+    """Remove a folder of packer. Files that are not packer's stay, and cause an OSError."""
     with Folder(parent.path / name, parent) as outer:
         identity = _identity(outer)
         if identity is not None and outer.status(identity) is not None:
@@ -332,15 +332,15 @@ def _remove(parent: Folder, name: str, own: re.Pattern[str]) -> None:
 
 def _foreign(path: Path, why: str) -> UsageError:
     return UsageError(
-        f"{path}: {why}, so it is not packer's to write in",
+        f"{path}: {why}, so packer does not write in it",
         "move it elsewhere, or choose another --output; if an older packer left it, remove it",
     )
 
 
 def in_the_way(folder: Path, names: Iterable[str]) -> UsageError:
-    """The error for files that packer did not make, where it is to write or remove."""
+    """The error for files that packer did not make, in places where it would write or remove."""
     return UsageError(
-        f"{folder}: holds what packer did not make, or not like this: "
+        f"{folder}: holds files that packer did not make, or that have changed: "
         f"{named(sorted(names), _MOST_NAMED)}",
-        "nothing was changed; move that elsewhere, or choose another --output",
+        "nothing was changed; move them elsewhere, or choose another --output",
     )

@@ -35,7 +35,7 @@ class Progress:
             )  # fmt: skip
 
     def skip(self, share: float) -> None:
-        """That much of the inputs was packed before."""
+        """Count inputs that were packed before."""
         self._bytes = int(self._total * share)
         if self._bar is not None:
             self._bar.initial = self._bar.n = self._bytes

@@ -1,4 +1,4 @@
-"""Where inputs lie, and results: local files, or URLs of any store that fsspec reaches.
+"""Where inputs and results are: local files, or URLs of any store that fsspec reaches.
 
 The only module that tells the two apart. Local paths go straight to the operating system and fail
 with OSError, as its functions do. For URLs fsspec is imported, at the first one; whatever a store
@@ -57,7 +57,7 @@ class Stat(NamedTuple):
 
 
 def is_url(path: str) -> bool:
-    """Whether fsspec reads it: `protocol://...`, without a folder before."""
+    """Whether it is a URL for fsspec: `protocol://...`, without a folder before."""
     head, separator, _ = path.partition("://")
     return bool(separator) and "/" not in head
 
@@ -74,7 +74,7 @@ def join(folder: str, name: str) -> str:
 
 
 def identity(path: str) -> str:
-    """The same for all local names of a file, by which it can be opened, too."""
+    """One name for a local file, whatever names it has; the file can be opened by it."""
     if not is_url(path):
         return os.path.realpath(path)
     return os.path.realpath(_store(path)[1]) if path.partition("://")[0] in _LOCAL else path
@@ -102,7 +102,7 @@ def refuse_other_than_utf8(option: str, path: str) -> None:
 
 
 def kind(path: str) -> Literal["file", "folder"] | None:
-    """What is there now; "file" is whatever is no folder. Raises PackerError for URLs."""
+    """What a path is now; "file" is anything but a folder. Raises PackerError for URLs."""
     if not is_url(path):
         if os.path.isdir(path):
             return "folder"
@@ -117,7 +117,7 @@ def kind(path: str) -> Literal["file", "folder"] | None:
 
 
 def stat(path: str, *, again: bool = False) -> Stat:
-    """What is known of a file, for URLs by its folder's listing unless it is asked for `again`.
+    """What is known of a file; for URLs from its folder's listing, unless asked `again`.
 
     Raises OSError, for URLs PackerError.
     """
@@ -165,12 +165,12 @@ def sizes(url: str) -> dict[str, int | None]:
         store, own = _store(url)
         store.invalidate_cache()
         try:
-            found = store.ls(own, detail=True)
+            entries = store.ls(own, detail=True)
         except FileNotFoundError:
             return {}
         return {
             base_name(info["name"]): None if info["type"] == "directory" else info["size"]
-            for info in found
+            for info in entries
             if info["name"].rstrip("/") != own.rstrip("/")
         }
 
@@ -244,7 +244,7 @@ def remove(url: str) -> None:
 
 
 def remove_folder(url: str) -> None:
-    """Remove an empty folder where stores have such things; nothing is said if it cannot be."""
+    """Remove an empty folder, where stores have folders; failures are ignored."""
     with suppress(Exception):
         store, name = _store(url)
         if name.startswith("/"):  # others have none, and might take it for a bucket
@@ -263,8 +263,8 @@ def glob(pattern: str) -> list[str]:
         store, own = _store(pattern)
         # names have lost what made the pattern a URL: scheme, host
         head = pattern.rstrip("/").removesuffix(own)
-        found = store.glob(own, detail=True)
-        return sorted(head + name for name, info in found.items() if info["type"] == "file")
+        entries = store.glob(own, detail=True)
+        return sorted(head + name for name, info in entries.items() if info["type"] == "file")
 
 
 def _refuse_unlistable(pattern: str) -> None:
@@ -278,7 +278,7 @@ def _refuse_unlistable(pattern: str) -> None:
 
 
 def open_bytes(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedReader:
-    """A file object of its own for each caller, unbuffered if local.
+    """A new file object for each caller, unbuffered if local.
 
     Of a URL, at least `ahead` bytes are fetched at a time. Raises OSError, for URLs PackerError,
     some of which only come from reading.
@@ -346,7 +346,7 @@ class _Remote(io.RawIOBase):
 
 
 def _store(url: str) -> tuple[Any, str]:
-    """The file system for a URL, and what the URL is called in there."""
+    """The file system for a URL, and the URL's path in it."""
     try:
         import fsspec  # noqa: PLC0415 slow, and not needed for local files
     except ImportError as error:
@@ -370,7 +370,7 @@ def _store(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _asking(url: str, doing: str = "read") -> Iterator[None]:
-    """Stores raise what they like: their own errors, those of their network library, OSErrors."""
+    """Turn errors of stores into PackerError: their own, their network library's, OSErrors."""
     try:
         yield
     except PackerError:

@@ -93,5 +93,5 @@ def _texts(name: str, files: TokenizerFiles) -> Iterator[str]:
     for file in inputs:
         whole = Slice(file.index, 0, None, 0)
         for records in reader_for(file.format).read(file, whole, shape, config):
-            found = composer.compose(records) if composer else records
-            yield from found.texts or []
+            composed = composer.compose(records) if composer else records
+            yield from composed.texts or []

@@ -164,10 +164,10 @@ def test_an_interrupted_addition_goes_on(nights: list[str]) -> None:
     # nobody would see that the third night was never added
     message = f"out: holds an unfinished run with other inputs: {nights[2]}"
     refused(nights[3], "--add", message=message, tip="remove out/.packer")
-    refused(*nights[1:2], "--add", message=message, tip="run its command again first")
+    refused(*nights[1:2], "--add", message=message, tip="first run its command again")
     again = packer_process(*(option for option in command if option != "-q"))
     assert again.returncode == 0, again.stderr
-    assert b"out: going on: " in again.stderr
+    assert b"out: continuing: " in again.stderr
     assert packed() == of_nights(0, 1, 2)
     check_directory("out")
 
@@ -177,7 +177,7 @@ def test_an_interrupted_first_night_is_not_forgotten(folder: Path) -> None:
         Path(name).write_bytes(jsonl(name))
     killed("pack", "a.jsonl", *map(str, OPTIONS), "--add")
     message = "out: holds an unfinished run with other inputs: a.jsonl"
-    refused("b.jsonl", "--add", message=message, tip="run its command again first")
+    refused("b.jsonl", "--add", message=message, tip="first run its command again")
     add("a.jsonl")
     add("b.jsonl")
     assert packed() == ["a.jsonl", "b.jsonl"]
@@ -212,10 +212,10 @@ def test_kept_inputs_that_cannot_be_packed_anew_are_named(
         Path(names[1]).write_bytes(jsonl("changed"))
     Path(names[2]).unlink()
     arguments = [names[1], "--add", *checksum]
-    message = f"{names[2]}: is not named, no longer exists, and would have to be packed anew"
-    refused(*arguments, message=message, tip="bring it back as it was")
+    message = f"{names[2]}: is not named, no longer exists, and would have to be packed again"
+    refused(*arguments, message=message, tip="restore the file")
     Path(names[2]).write_bytes(jsonl("quite another"))
-    message = f"{names[2]}: is not named, has changed, and would have to be packed anew"
+    message = f"{names[2]}: is not named, has changed, and would have to be packed again"
     refused(*arguments, message=message, tip="to pack it as it is now, name it")
     add(names[1], names[2], *checksum)
     changed = "text 1" if shard_lost else "changed"
@@ -224,11 +224,11 @@ def test_kept_inputs_that_cannot_be_packed_anew_are_named(
 
 def test_one_file_by_two_names_is_refused(nights: list[str]) -> None:
     Path("link.jsonl").symlink_to(nights[0])
-    message = f"link.jsonl: is {nights[0]} of the result by another name"
+    message = f"link.jsonl: is {nights[0]} in the result, by another name"
     for how in ("--add", "--update"):
-        refused("link.jsonl", how, message=message, tip="name it as it was named then")
-    message = f"./{nights[1]}: is {nights[1]} of the result by another name"
-    refused(nights[0], f"./{nights[1]}", "--add", message=message, tip="as it was named")
+        refused("link.jsonl", how, message=message, tip="use the name")
+    message = f"./{nights[1]}: is {nights[1]} in the result, by another name"
+    refused(nights[0], f"./{nights[1]}", "--add", message=message, tip="use the name")
 
 
 def test_stdin_does_not_replace_what_came_by_stdin(folder: Path) -> None:
@@ -237,7 +237,7 @@ def test_stdin_does_not_replace_what_came_by_stdin(folder: Path) -> None:
     for how in ("--add", "--update"):
         again = packer_process("pack", "-", *OPTIONS, how, stdin=jsonl("three"))
         assert again.returncode == 2
-        assert b"-: stdin would replace the documents that came by stdin before" in again.stderr
+        assert b"-: stdin would replace the documents that came from stdin before" in again.stderr
     Path("a.jsonl").write_bytes(jsonl("three"))
     add("a.jsonl")
     assert packed() == ["one", "three", "two"]
@@ -282,7 +282,7 @@ def test_kept_inputs_without_known_times(nights: list[str]) -> None:
     Path("out/input_times.json").write_text("{}")
     add(nights[2], "--checksum")
     assert packed() == of_nights(0, 1, 2)
-    message = f"{nights[1]}: is not named, has changed, and would have to be packed anew"
+    message = f"{nights[1]}: is not named, has changed, and would have to be packed again"
     refused(nights[0], "--add", message=message, tip="--checksum")
     assert "up to date" in add(nights[0], "--checksum")
     add(*nights[:2])

@@ -36,7 +36,7 @@ BAD_LINES = {
     "no comma": (b'{"text": "a" "b": 1}', "not valid JSON: Expecting ',' delimiter at char"),
     "two on a line": (b'{"text": "a"} {}', "not valid JSON: Extra data at character 15"),
     "control character": (b'{"text": "a\tb"}', "not valid JSON: Invalid control character"),
-    "NaN": (b'{"text": "a", "x": NaN}', "not valid JSON: NaN is no JSON value"),
+    "NaN": (b'{"text": "a", "x": NaN}', "not valid JSON: NaN is not a JSON value"),
     "nested": (b'{"text": "a", "x": ' + b"[" * 100_000 + b"}", "JSON nested too deeply"),
     "not UTF-8": (b'{"text": "caf\xe9"}', "invalid UTF-8 at byte 13 of the line: 0xe9"),
     "surrogate": (rb'{"text": "a\ud800b"}', "the lone surrogate \\ud800 in a string is not valid"),

@@ -348,7 +348,7 @@ def test_interrupted_and_run_again(folder: Path, number: signal.Signals) -> None
     stopped, tip = message.decode().splitlines()
     assert stopped == "stopped: interrupted"
     assert re.fullmatch(
-        r"tip: \d+ of 21 units are packed and kept; run the same command again to go on"
+        r"tip: \d+ of 21 units are packed and kept; run the same command again to continue"
         r"|tip: run the same command again to start over", tip,
     )  # fmt: skip
     assert packer(*options).exit_code == 0

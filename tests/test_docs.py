@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
@@ -11,8 +12,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import tiny_tokenizers as tiny
 from chats import marked_pieces, run
 from conftest import jsonl, packer, recover_texts
+from test_imports import LAYERS, MODULES, PACKAGE
 
 from packer_cli.config.options import COLUMNS, PADDED_BOUNDARIES
 from packer_cli.config.shapes import KINDS
@@ -22,8 +25,12 @@ from packer_cli.result.manifest import TOTALS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 EXPORT = (ROOT / "docs" / "export.md").read_text()
 SUPERVISED = (ROOT / "docs" / "supervised.md").read_text()
+# the paths of its tree
+TREE = [path for path, _ in re.findall(r"^    ([\w/.]+[/\w]) {2,}(.*)$", CONTRIBUTING, re.M)]
 # (record, options, document) of the page's examples, each cell as it is written there
 EXAMPLES = [
     [cell.strip() for cell in line.strip("|").split(" |")]
@@ -39,9 +46,22 @@ def project(folder: Path) -> Path:
     return folder
 
 
+def prepare_recipes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the recipes name: data/, chats/, and my-model with a chat template."""
+    (folder / "data").mkdir()
+    (folder / "data" / "a.jsonl").write_bytes(jsonl(*(f"document {n} " * n for n in range(400))))
+    (folder / "chats").mkdir()
+    shutil.copy(ROOT / "sample_data" / "chat.jsonl", folder / "chats")
+    template = (ROOT / "sample_data" / "chat.jinja").read_text()
+    settings = {"eos_token": tiny.EOS, "chat_template": template}
+    tiny.save(folder / "my-model", tiny.byte_level(), tokenizer_config=settings)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "1")
+
+
 def test_the_commands_of_readme_run_as_written(project: Path) -> None:
     commands = re.findall(
-        r"^    packer ((?:pack|stats) (?:sample_data|documents|chat)\S*.*)$", README, re.M
+        r"^    packer ((?:pack|stats) (?:sample_data|documents)\S*.*)$", README, re.M
     )
     assert len(commands) >= 3
     for command in commands:
@@ -51,10 +71,7 @@ def test_the_commands_of_readme_run_as_written(project: Path) -> None:
 
 
 def test_the_commands_on_long_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "data").mkdir()
-    (folder / "data" / "a.jsonl").write_bytes(jsonl("one", "two"))
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "1")
+    prepare_recipes(folder, monkeypatch)
     page = (ROOT / "docs" / "runs.md").read_text()
     for text in (page, README):
         commands = re.findall(r"^    packer (pack data/ [^#\n]*)", text, re.M)
@@ -68,7 +85,23 @@ def test_the_commands_on_long_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
             assert result.exit_code == 0, (command, result.stderr)
 
 
-def test_the_command_of_every_night_keeps_the_others(folder: Path) -> None:
+@pytest.mark.parametrize("recipe", ["### Chat", "### CI"])
+def test_the_recipes_of_readme(folder: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
+    prepare_recipes(folder, monkeypatch)
+    section = README.split(f"\n{recipe}\n")[1].split("\n### ")[0]
+    commands = re.findall(r"^    packer (.*)$", section, re.M)
+    assert len(commands) == 3
+    for command in commands:
+        if "--check" in command:  # needs transformers
+            continue
+        result = packer(*command.split())
+        assert result.exit_code == 0, (command, result.stderr)
+
+
+def test_the_command_of_every_night_keeps_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_recipes(folder, monkeypatch)
     page = (ROOT / "docs" / "runs.md").read_text()
     for text in (page, README):
         (command,) = re.findall(r"^    packer (pack new/[^#\n]* --add[^#\n]*)", text, re.M)
@@ -85,22 +118,24 @@ def test_the_command_of_every_night_keeps_the_others(folder: Path) -> None:
 def test_the_figures_that_readme_shows(project: Path) -> None:
     assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
     printed = textwrap.indent(packer("stats", "documents-packed-1024").stdout, "    ")
-    shown = README.split("that `-q` does not silence:\n\n")[1].split("\n\n`packer show")[0]
+    shown = README.split("prints the\nsame at its end:\n\n")[1].split("\n\n`packer show")[0]
     assert printed.startswith(shown), printed
 
 
 def test_the_row_that_readme_shows(project: Path) -> None:
     assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
-    shown = README.split("as here in `packer show documents-packed-1024 97`:\n\n")[1]
+    shown = README.split("`packer show documents-packed-1024 97` prints:\n\n")[1]
     result = packer("show", "documents-packed-1024", 97)
     printed = textwrap.indent(result.stdout, "    ")
     assert shown.startswith(printed), printed
 
 
 def test_the_conversation_that_readme_shows(project: Path) -> None:
-    pack, show = re.findall(r"^    packer ((?:pack|show) \S*chat.*)$", README, re.M)
+    pack, show = re.findall(
+        r"^    packer ((?:pack|show) \S*chat[.-]\S* .*(?:jinja|segment 1))$", README, re.M
+    )
     assert packer(*pack.split()).exit_code == 0
-    shown = README.split("so that the model learns to stop:\n\n")[1]
+    shown = README.split("or, where there is no color, in brackets:\n\n")[1]
     printed = textwrap.indent(packer(*show.split()).stdout, "    ")
     assert shown.startswith(printed), printed
 
@@ -109,13 +144,56 @@ def test_the_python_of_readme_prints_what_it_shows(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
-    code = re.findall(r"```python\n(.*?)```", README, re.S)[0]
+    section = README.split("## From Python")[1]
+    code = re.findall(r"```python\n(.*?)```", section, re.S)[0]
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102
     shown = re.findall(r"^print\(.*?\)  # (.*)$", code, re.M)
     printed = capsys.readouterr().out.splitlines()
     assert len(shown) == 4
-    assert printed[: len(shown)] == shown
-    assert len(printed) == len(shown) + 1
+    assert printed == [*shown, "193 rows of 1024"]
+
+
+def test_the_page_on_python_prints_what_it_shows(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What needs no extra; tests/extras run the rest."""
+    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
+    page = (ROOT / "docs" / "python.md").read_text().split("## PyTorch")[0]
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)  # noqa: S102
+    shown = [
+        line for block in blocks for line in re.findall(r"^print\(.*?\)  # (.*)$", block, re.M)
+    ]
+    assert len(shown) == 12
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line in shown] == shown
+
+
+def _messages() -> str:
+    """Every text in the package, with … for what is put into it."""
+    texts = []
+    for path in (ROOT / "packer_cli").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (
+                    part.value if isinstance(part, ast.Constant) else "…" for part in node.values
+                )
+                texts.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(texts)
+
+
+def test_the_messages_in_troubleshooting_are_those_of_packer() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    headings = re.findall(r"^### `([^`]*)`", page, re.M)
+    assert len(headings) > 10
+    messages = _messages()
+    for heading in headings:
+        for part in heading.split("…"):
+            assert part.strip() in messages, heading
 
 
 def test_the_commands_of_the_page_on_exports_run_as_written(project: Path) -> None:
@@ -160,18 +238,35 @@ def test_every_strategy_column_and_total_is_documented() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in (README, *(path.read_text() for path in (ROOT / "docs").glob("*.md"))):
-        for target in re.findall(r"\]\(([^)#]+)\)", document):
-            assert (ROOT / target).exists() or (ROOT / "docs" / target).exists(), target
+    for path in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", path.read_text()):
+            if target.startswith("http"):
+                continue
+            page = path.parent / target if target else path
+            assert page.exists(), (path.name, target)
+            assert not anchor or anchor in _anchors(page), (path.name, target, anchor)
 
 
-def test_the_figures_of_readme_are_those_of_the_result_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def _anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def test_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+)", README))
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")} == linked
+
+
+def test_the_figures_are_those_of_the_result_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    readme = importlib.import_module("readme")
+    figures = importlib.import_module("readme")
     results = json.loads((ROOT / "benchmarks" / "results" / "latest.json").read_text())
-    assert readme.updated(README, results) == README
+    assert set(figures.PAGES) == {"README.md", "docs/benchmarks.md"}
+    for page in figures.PAGES:
+        text = (ROOT / page).read_text()
+        assert text.count(figures.BEGIN) == 1
+        assert figures.updated(page, text, results) == text
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
@@ -212,3 +307,27 @@ def test_the_options_that_the_page_on_supervised_data_names_exist() -> None:
     help_text = packer("pack", "--help").stdout
     found = set(re.findall(r"--[a-z][a-z-]+", SUPERVISED)) - {"--no-eos"}
     assert [option for option in found if option not in help_text] == []
+
+
+def test_every_path_that_a_page_names_exists() -> None:
+    assert len(TREE) > 40
+    assert [path for path in TREE if not (ROOT / path).exists()] == []
+    path = r"`((?:packer_cli|_kernels|tests|benchmarks|docs|sample_data)/[\w/.-]*)`"
+    for page in PAGES:
+        if page.name != "CHANGELOG.md":
+            named = re.findall(path, page.read_text())
+            assert [name for name in named if not (ROOT / name).exists()] == [], page.name
+
+
+def test_every_folder_and_what_stands_beside_them_has_a_line_in_contributing() -> None:
+    folders = {f"packer_cli/{name.split('.')[1]}/" for name in MODULES if name.count(".") > 1}
+    assert folders | {"_kernels/", "benchmarks/", "docs/", "tests/"} <= set(TREE)
+    beside = {f"packer_cli/{name}.py" for name in LAYERS[-3] if (PACKAGE / f"{name}.py").exists()}
+    assert beside <= set(TREE)
+
+
+def test_the_layers_in_contributing_are_those_of_the_imports() -> None:
+    section = CONTRIBUTING.split("## Layers")[1].split("\n## ")[0]
+    lines = re.findall(r"^\d+\. (.*)$", section, re.M)
+    shown = [set(re.findall(r"`(\w+)`", line)) for line in lines[1:]]
+    assert shown == [layer for layer in LAYERS[1:] if layer != {"__main__"}]

@@ -574,7 +574,9 @@ def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
     assert list(table_of(Path("out"))) == ["input_ids", "labels"]
     Path("out/notes").write_text("mine")
     result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
-    assert_error(result, 2, "out: holds what packer did not make, or not like this: notes")
+    assert_error(
+        result, 2, "out: holds files that packer did not make, or that have changed: notes"
+    )
     before = contents(small)
     for other in ("packed", "."):
         result = packer("export", small, "--to", "trl", "-o", other, "--overwrite")
@@ -677,7 +679,7 @@ def test_a_file_of_an_export_that_was_changed_is_not_replaced(small: Path) -> No
     Path("out/mine").mkdir()
     before = contents("out")
     result = packer(*command, "trl")
-    assert_error(result, 2, "out: holds what packer did not make, or not like this: mine")
+    assert_error(result, 2, "out: holds files that packer did not make, or that have changed: mine")
     Path("out/mine").rmdir()
     assert_error(packer(*command, "trl"), 2, "not like this: labels.npy")
     assert contents("out") == before

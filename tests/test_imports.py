@@ -178,7 +178,7 @@ sys.modules[{package!r}] = None
 try:
     import packer_cli.{extra}
 except ImportError as error:
-    assert "pip install '.[{extra}]'" in str(error), error
+    assert "pip install 'llm-packer[{extra}]'" in str(error), error
 else:
     raise AssertionError
 """

@@ -108,7 +108,9 @@ def test_a_staging_directory_of_somebody_else(data: Path, overwrite: list[str]) 
     before = contents("s")
     url = f"file://{Path.cwd()}/out"
     command = ["pack", "a.jsonl", *OPTIONS[:-1], url, "--staging", "s", *overwrite]
-    assert_error(packer(*command), 2, "--staging: s: is not empty, and not of an upload")
+    assert_error(
+        packer(*command), 2, "--staging: s: is neither empty nor left by an interrupted upload"
+    )
     assert contents("s") == before
 
 
@@ -164,7 +166,9 @@ def test_a_file_with_a_name_of_packers_stays(data: Path, name: str) -> None:
     Path("out", name).write_bytes(b"mine")
     pack_again = packer("pack", "a.jsonl", *OPTIONS, "--overwrite", "--on-error", "skip")
     if name == "rejected.jsonl":  # it is in the way, should there be any
-        assert_error(pack_again, 2, "out: holds what packer did not make, or not like this: ", name)
+        assert_error(
+            pack_again, 2, "out: holds files that packer did not make, or that have changed: ", name
+        )
     assert Path("out", name).read_bytes() == b"mine"
 
 
@@ -174,7 +178,9 @@ def test_a_file_of_a_result_that_its_user_changed_stays(data: Path) -> None:
         whole = Path("out", name).read_bytes()
         Path("out", name).write_bytes(b"mine")
         result = packer("pack", "b.jsonl", *OPTIONS, "--overwrite")
-        assert_error(result, 2, f"out: holds what packer did not make, or not like this: {name}")
+        assert_error(
+            result, 2, f"out: holds files that packer did not make, or that have changed: {name}"
+        )
         assert Path("out", name).read_bytes() == b"mine"
         Path("out", name).write_bytes(whole)
     assert recover_texts("out") == TEXTS
@@ -196,7 +202,7 @@ def test_a_changed_file_stays_whatever_became_of_its_times(data: Path) -> None:
         time.sleep(0.02)
         Path("out", name).chmod(0o600)
     result = packer("pack", "b.jsonl", *OPTIONS, "--overwrite")
-    assert_error(result, 2, "or not like this: dataset_info.json, state.json")
+    assert_error(result, 2, "or that have changed: dataset_info.json, state.json")
     assert Path("out/state.json").read_bytes() == b"mine"
     assert Path("out/dataset_info.json").read_bytes() == b"mine, too"
 
@@ -247,7 +253,9 @@ def test_a_manifest_of_somebody_else_beside_an_unfinished_run(data: Path) -> Non
     Path("out/manifest.json").write_bytes(b"mine")
     for more in ([], ["--overwrite"], ["--on-error", "skip"]):
         result = packer(*command, *more)
-        assert_error(result, 2, "out: holds what packer did not make, or not like this: manifest")
+        assert_error(
+            result, 2, "out: holds files that packer did not make, or that have changed: manifest"
+        )
         assert Path("out/manifest.json").read_bytes() == b"mine"
 
 
@@ -258,7 +266,7 @@ def test_obstacles_are_found_before_the_earlier_result_goes(data: Path) -> None:
     Path("bad.jsonl").write_bytes(jsonl("new") + b"{\n")
     command = ["pack", "bad.jsonl", *OPTIONS, "--on-error", "skip", "--overwrite"]
     for _ in range(2):
-        assert_error(packer(*command), 2, "or not like this: rejected.jsonl")
+        assert_error(packer(*command), 2, "or that have changed: rejected.jsonl")
         assert contents("out") == before
     Path("out/rejected.jsonl").rmdir()
     assert packer(*command).exit_code == 0
@@ -332,7 +340,9 @@ def test_input_times_of_somebody_else_at_a_url(data: Path, content: bytes | None
         place.write_bytes(content)
     command[1] = "b.jsonl"
     result = packer(*command, "--overwrite")
-    assert_error(result, 2, "remote: holds what packer did not make, or not like this: input_times")
+    assert_error(
+        result, 2, "remote: holds files that packer did not make, or that have changed: input_times"
+    )
     assert place.is_symlink() if content is None else place.read_bytes() == content
 
 

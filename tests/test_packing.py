@@ -170,7 +170,7 @@ def test_wrap_leaves_padding_only_in_the_last_row(problem: tuple[list[int], int]
 
 def test_more_documents_than_a_plan_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packer_cli.packing.planning._MAX_DOCUMENTS", 3)
-    with pytest.raises(UsageError, match="4 documents are more than one plan holds, 3"):
+    with pytest.raises(UsageError, match="4 documents are more than a plan can hold, 3"):
         plan_rows(np.ones(4, np.int32), 8, "best-fit", 0, False)
 
 

@@ -202,7 +202,10 @@ def test_stats_of_a_url() -> None:
         (["-o", ""], "--output: is empty"),
         (["--staging", "shop://a/b"], "--staging: 'shop://a/b' is not a local path"),
         (["--staging", "a.jsonl"], "--staging: a.jsonl: is not a directory"),
-        (["--staging", "mine"], "--staging: mine: is not empty, and not of an upload"),
+        (
+            ["--staging", "mine"],
+            "--staging: mine: is neither empty nor left by an interrupted upload",
+        ),
     ],
 )
 def test_refused_options(more: list[str], message: str) -> None:
@@ -275,14 +278,14 @@ def test_an_upload_that_fails_halfway_goes_on(monkeypatch: pytest.MonkeyPatch) -
     assert_error(result, 1, f"{OUT}/shard-00002-000-", ".arrow: cannot write: Access Denied")
     tip = result.stderr.splitlines()[1]
     assert "write and to delete; 2 of " in tip
-    assert tip.endswith("files are uploaded; run the same command again to go on")
+    assert tip.endswith("files are uploaded; run the same command again to continue")
     assert "manifest.json" not in there()
     assert MARKER in there()
     assert_error(packer("stats", OUT), 1, "has no manifest.json: the run that writes it has not")
     Shop.log.clear()
     result = packer("pack", "a.jsonl", *OPTIONS, "-o", OUT)
     assert result.exit_code == 0, result.stderr
-    assert f"{OUT}: going on: 2 of " in result.stderr
+    assert f"{OUT}: continuing: 2 of " in result.stderr
     written = [name for what, name in Shop.log if what == "write"]
     assert next(name[:11] for name in written if name.startswith("shard")) == "shard-00002"
     assert os.listdir("tmp") == []
@@ -368,7 +371,7 @@ def test_a_staged_run_of_other_options_or_for_another_url_is_refused() -> None:
     result = pack("--staging", "s", "--seed", 7)
     assert_error(result, 2, "holds an unfinished run for", "--seed was 0, is now 7")
     result = pack("--staging", "s", out="shop://bucket/other")
-    assert_error(result, 2, "--staging: s: holds what is to be uploaded to another URL")
+    assert_error(result, 2, "--staging: s: holds files for an upload to another URL")
     with open("a.jsonl", "ab") as file:
         file.write(jsonl("more"))
     assert_error(pack("--staging", "s"), 2, "a.jsonl was written to")
@@ -386,7 +389,7 @@ def test_a_staged_shard_that_was_damaged_is_not_published(monkeypatch: pytest.Mo
     data[-100] ^= 1
     shard.write_bytes(data)
     result = pack("--staging", "s")
-    assert_error(result, 1, f"{shard.name}: is not what was packed")
+    assert_error(result, 1, f"{shard.name}: has changed since it was packed")
     assert "manifest.json" not in there()
     shard.unlink()  # by whatever cleans up: then all is packed again
     succeeds("--staging", "s")
@@ -562,7 +565,7 @@ def test_ctrl_c_ends_an_upload_that_hangs() -> None:
     assert process.returncode == 130
     stopped, tip = stderr.splitlines()
     assert stopped == "stopped: interrupted"
-    assert tip.endswith("files are uploaded; run the same command again to go on")
+    assert tip.endswith("files are uploaded; run the same command again to continue")
     assert not Path("out/manifest.json").exists()
     done = packer_process(*command)
     assert done.returncode == 0, done.stderr

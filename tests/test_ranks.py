@@ -81,7 +81,7 @@ def test_a_rank_that_is_lost_is_run_again() -> None:
     assert packer("stats", "out").exit_code == 1
     assert packer(*rank(1, 2)).exit_code == 0
     assert contents("out") == contents("whole")
-    assert_error(packer("finalize", "out"), 2, "out: is finished already")
+    assert_error(packer("finalize", "out"), 2, "out: is already finished")
 
 
 def test_finalize_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_rank_that_comes_late_has_nothing_to_do() -> None:
     names[2] = "1"
     done = packer("pack", *OPTIONS, "-o", "out", *names)
     assert done.exit_code == 0
-    assert "out: finished already" in done.stderr
+    assert "out: already finished" in done.stderr
     assert contents("out") == before
     assert not Path("out/.packer").exists()
     Path("b.jsonl").write_bytes(jsonl("other"))

@@ -175,7 +175,7 @@ def test_going_on_is_said(interrupted: Path) -> None:
     loud = [argument for argument in arguments("out") if argument != "-q"]
     packed = len(records(interrupted))
     done = packer(*loud)
-    assert f"packer: out: going on: {packed} of {UNITS} units are packed already" in done.stderr
+    assert f"packer: out: continuing: {packed} of {UNITS} units are already packed" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_copies_of_inputs_and_units_are_gone_on_with(
     monkeypatch.chdir(copy)
     loud = [argument for argument in arguments("out") if argument != "-q"]
     done = packer(*loud)
-    assert "out: going on: " in done.stderr
+    assert "out: continuing: " in done.stderr
     shards = [n for n in contents("out") if n.endswith(".arrow")]
     assert shards
     fresh = contents(tmp_path / "fresh")

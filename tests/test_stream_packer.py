@@ -54,5 +54,5 @@ def test_what_cannot_be() -> None:
         with pytest.raises(DataError, match=f"document 1 has {length} tokens, max_length is 8"):
             packer.add(length)
     assert packer.finish() == [[0]]
-    with pytest.raises(UsageError, match="add after finish"):
+    with pytest.raises(UsageError, match=r"add\(\) after finish\(\)"):
         packer.add(1)

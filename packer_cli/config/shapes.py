@@ -147,10 +147,10 @@ def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[st
     columns = {}
     for names in kind.required:
         own = names[0]
-        found = renamed.get(own) or next((name for name in names if name in fields), None)
-        if found is None or found not in fields:
+        column = renamed.get(own) or next((name for name in names if name in fields), None)
+        if column is None or column not in fields:
             return None
-        columns[own] = found
+        columns[own] = column
     # the first record need not have what others do
     return columns | {own: renamed.get(own, own) for own in kind.optional}
 

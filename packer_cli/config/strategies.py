@@ -1,6 +1,6 @@
 """The packing strategies by name: what each is called and whether it keeps the input order.
 
-The loops are in `_kernels/`; `packing.py` runs them. Adding one: CONTRIBUTING.md.
+The loops are in `_kernels/`; `packing/planning.py` calls them. Adding one: CONTRIBUTING.md.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class Numpy(Files):
         self._files[name].write(np.ascontiguousarray(values).data)
 
     def write(self, part: Any) -> None:
-        if not (said := self._folder / "packer.json").exists():
-            said.write_bytes(part.schema.metadata[b"packer"])
+        if not (description := self._folder / "packer.json").exists():
+            description.write_bytes(part.schema.metadata[b"packer"])
         for name in part.schema.names:
             column = part.column(name)
             if name not in self._filled:

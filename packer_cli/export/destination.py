@@ -1,4 +1,4 @@
-"""The output of an export: all of it, or nothing that has its name.
+"""The output of an export: complete under its name, or not there.
 
     OUT.packer-partial/<id>/new   what is being written, in a folder of packer's (ownership.py)
     OUT.packer-partial/<id>/old   what --overwrite is replacing, where it cannot be exchanged
@@ -45,7 +45,7 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 def new_directory(
     output: Path, source: Path, details: dict[str, str], *, overwrite: bool, no_lock: bool = False
 ) -> Iterator[Path]:
-    """An empty folder that becomes `output` at the end, and nothing when that is not reached.
+    """An empty folder that becomes `output` at the end; on failure nothing is left.
 
     `details`: what the marker tells of the export. Raises UsageError for an output that must not be
     replaced, InUseError when another export is writing to it.
@@ -126,7 +126,7 @@ def _put_in_place(parent: Folder, own: OwnFolder, real: Path, output: Path) -> N
 
 
 def _exchange(folder: Folder, name: str, other: Folder, new: str) -> bool:
-    """Let two directories change places in one step; False where that cannot be had."""
+    """Exchange two directories in one step; False where the system cannot."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False

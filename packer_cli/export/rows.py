@@ -55,7 +55,7 @@ class Rows:
 
 
 def batches(packed: PackedDirectory, read: Read) -> Iterator[Any]:
-    """The record batches of all shards, mapped and held against the manifest.
+    """The record batches of all shards, mapped and compared with the manifest.
 
     Raises DataError for a damaged shard, and for one with more or fewer segments or tokens than
     the manifest says: that is how a lost token would show.
@@ -103,15 +103,15 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
     A document's pieces lie in one unit, so what is kept at a time is where a unit's segments are,
     and about a million tokens. The first token of a piece has no label.
     """
-    found, expected = 0, packed.facts.documents
+    count, expected = 0, packed.facts.documents
     for shards in packed.facts.shards_of_units():
         unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
         for part in _documents_of(unit, packed):
-            found += len(part.lengths)
+            count += len(part.lengths)
             yield part
-    if found != expected:
+    if count != expected:
         raise DataError(
-            f"{packed.path}: holds {found} documents, the manifest says {expected}", PACK_AGAIN
+            f"{packed.path}: holds {count} documents, the manifest says {expected}", PACK_AGAIN
         )
 
 
@@ -130,7 +130,7 @@ def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
         at = np.argmax(wrong)
         raise DataError(
             f"{packed.path}: is damaged: the pieces of the document at {position[at]} of "
-            f"{packed.facts.inputs[file[at]].path} do not join up",
+            f"{packed.facts.inputs[file[at]].path} do not fit together",
             PACK_AGAIN,
         )
     tokens = found.tokens

@@ -1,4 +1,4 @@
-"""Packing undone: one document a row, its pieces joined, in the order of the inputs.
+"""Packing undone: one document per row, its pieces joined, in the order of the inputs.
 
 `datasets` maps it, and `packer pack` takes it as an input.
 """
@@ -18,7 +18,7 @@ class Unpacked(SavedDataset):
     needs = ("segments",)
 
     def columns(self, rows: Rows) -> dict[str, Any]:
-        found = {"input_ids": lists(rows.offsets, rows.ids)}
+        columns = {"input_ids": lists(rows.offsets, rows.ids)}
         if rows.labels is not None:
-            found["labels"] = lists(rows.offsets, rows.labels)
-        return found
+            columns["labels"] = lists(rows.offsets, rows.labels)
+        return columns

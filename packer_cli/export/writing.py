@@ -1,4 +1,4 @@
-"""What a format must do, and files that grow no longer than about a gigabyte."""
+"""What a format must implement, and files of at most about a gigabyte."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Writer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all files; called after a failure, too."""
+        """Close all files; also called after a failure."""
 
 
 class Files(Writer):

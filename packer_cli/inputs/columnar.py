@@ -111,8 +111,8 @@ def _sizes(column: Any) -> Int64:
         sizes = pa.array([len(cell.as_buffer() or b"") for cell in column], pa.int64())
     else:
         sizes = pa.array([column.slice(i, 1).nbytes for i in range(len(column))], pa.int64())
-    found: Int64 = sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    lengths: Int64 = sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths
 
 
 def _cuts(sizes: dict[str, Int64], longest: int) -> Iterator[tuple[int, int]]:
@@ -240,7 +240,8 @@ def _readable(
             continue
         if metadata.row_group(group).num_rows > 1:
             raise DataError(
-                f"{file.path}, row group {group}: {reason}; rows beside it cannot be read without",
+                f"{file.path}, row group {group}: {reason}; the rows "
+                "beside it cannot be read without it",
                 "raise --max-line-bytes, or write the file again without that row",
             )
         if begin < group:

@@ -115,20 +115,20 @@ def _without_results(pattern: str, matches: list[str], notify: Callable[[str], N
             left.append(path)
     if not left:
         raise UsageError(
-            f"{pattern}: matches nothing but results of packer", "pack the original data instead"
+            f"{pattern}: matches only results of packer", "pack the original data instead"
         )
     return left
 
 
 def _directory(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:
-    found = list(_files_below(name, config, notify, ()))
-    if not found:
+    files = list(_files_below(name, config, notify, ()))
+    if not files:
         raise UsageError(
             f"{name}: no input files in this directory",
-            f"files are recognised by their endings: {', '.join(SUFFIXES)}, also with "
+            f"files are recognized by their endings: {', '.join(SUFFIXES)}, also with "
             f"{', '.join(COMPRESSIONS)}",
         )
-    return found
+    return files
 
 
 def _files_below(
@@ -181,8 +181,8 @@ def _listing(folder: str) -> list[tuple[str, bool]]:
 
 def _is_ours(folder: str, names: set[str]) -> bool:
     """Whether a folder with these names is a result of packer, finished or not."""
-    found = {MANIFEST, INCOMPLETE} & names
-    if any(is_manifest(storage.join(folder, name)) for name in found):
+    present = {MANIFEST, INCOMPLETE} & names
+    if any(is_manifest(storage.join(folder, name)) for name in present):
         return True
     markers = (f"{WORK}/{OWNER}", f"{WORK}/publishing.json")
     return WORK in names and any(storage.is_file(storage.join(folder, name)) for name in markers)
@@ -193,8 +193,8 @@ def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
     try:
         with storage.open_bytes(path) as file:
             content = json.loads(file.read().decode())
-        found = content.get(key, []) if isinstance(content, dict) else []
-        strings = [item if inner is None else item[inner] for item in found]
+        values = content.get(key, []) if isinstance(content, dict) else []
+        strings = [item if inner is None else item[inner] for item in values]
         if not all(isinstance(item, str) for item in strings):
             raise TypeError
     except OSError as error:
@@ -233,8 +233,8 @@ def input_file(index: int, path: str, config: PackConfig) -> InputFile:
             "rename the file, or name a symbolic link to it",
         ) from None
     try:
-        found = storage.stat(path)
-        if not found.regular:
+        status = storage.stat(path)
+        if not status.regular:
             raise UsageError(
                 f"{path}: not a regular file, so it cannot be read twice",
                 "pipe it to stdin: COMMAND | packer pack - ...",
@@ -243,15 +243,15 @@ def input_file(index: int, path: str, config: PackConfig) -> InputFile:
             pass
     except OSError as error:
         raise from_os_error(error, path, "read") from error
-    racy = bool(found.inode) and max(found.version, found.ctime_ns) > time.time_ns() - _TICK_NS
+    racy = bool(status.inode) and max(status.version, status.ctime_ns) > time.time_ns() - _TICK_NS
     file = InputFile(index, path, file_format, compression, 0, 0, racy=racy)
-    return _identified(file, found)
+    return _identified(file, status)
 
 
-def _identified(file: InputFile, found: storage.Stat) -> InputFile:
+def _identified(file: InputFile, status: storage.Stat) -> InputFile:
     return replace(
-        file, size=found.size, mtime_ns=found.version,
-        ctime_ns=found.ctime_ns, device=found.device, inode=found.inode,
+        file, size=status.size, mtime_ns=status.version,
+        ctime_ns=status.ctime_ns, device=status.device, inode=status.inode,
     )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
     raise DataError(
         f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
         + (" that can be read" if config.on_error == "skip" else ""),
-        "leave out --on-error skip to see what is wrong with the first"
+        "leave out --on-error skip to see what is wrong with the first record"
         if config.on_error == "skip"
         else "check the paths; the files are empty or hold only blank lines",
     )
@@ -103,5 +103,5 @@ def _refuse_text_formats(files: list[InputFile], tokens: InputFile) -> None:
         if not reader_for(file.format).holds_tokens:
             raise DataError(
                 f"{file.path}: {file.format} files hold texts, {tokens.path} holds input_ids",
-                "pack texts and token ids by two commands",
+                "pack texts and token ids with two commands",
             )

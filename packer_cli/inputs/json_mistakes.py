@@ -78,7 +78,7 @@ def explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadRe
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON value")
+    raise ValueError(f"{constant} is not a JSON value")
 
 
 def _in_words(error: str, parsed: Any) -> str:

@@ -138,7 +138,9 @@ def plan_rows(
     if len(lengths) == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
     if len(lengths) > _MAX_DOCUMENTS:
-        raise UsageError(f"{len(lengths)} documents are more than one plan holds, {_MAX_DOCUMENTS}")
+        raise UsageError(
+            f"{len(lengths)} documents are more than a plan can hold, {_MAX_DOCUMENTS}"
+        )
     if segment_multiple > 1:  # everything in units: the strategies need not know
         lengths = padded(lengths, segment_multiple) // segment_multiple
         max_length //= segment_multiple

@@ -44,13 +44,13 @@ class PackedRows:
 
     def all_spans(self) -> list[list[tuple[int, int, int]]]:
         """For each sequence the (row, start, end) of all its pieces, in the sequence's order."""
-        found: list[list[tuple[int, int, int]]] = [[] for _ in range(self.plan.documents)]
+        spans: list[list[tuple[int, int, int]]] = [[] for _ in range(self.plan.documents)]
         plan, place = self.plan, _places(self.plan)
         row, start = place[0].tolist(), place[1].tolist()
         lengths, documents = plan.pieces.length.tolist(), plan.pieces.document.tolist()
         for piece, document in enumerate(documents):
-            found[document].append((row[piece], start[piece], start[piece] + lengths[piece]))
-        return found
+            spans[document].append((row[piece], start[piece], start[piece] + lengths[piece]))
+        return spans
 
 
 def pack_sequences(
@@ -136,7 +136,9 @@ def _check_plan(plan: PackPlan, lengths: Int64) -> None:
         or ((pieces.begin - pieces.start) != (ends - lengths)[pieces.document]).any()
         or (pieces.begin + pieces.length > ends[pieces.document]).any()
     ):
-        raise DataError("the plan is not of the lengths of these sequences", "plan them again")
+        raise DataError(
+            "the plan was made for other lengths than these sequences have", "plan them again"
+        )
 
 
 def _is_torch(sequences: Sequence[Any]) -> bool:
@@ -167,13 +169,13 @@ def _flat(sequences: Sequence[Any], what: str) -> tuple[Int64, Int64]:
 
 
 def _flat_like(values: Sequence[Any], lengths: Int64, what: str) -> Int64:
-    flat, found = _flat(values, what)
-    if len(found) != len(lengths):
-        raise DataError(f"{what}: {len(found)} given for {len(lengths)} sequences")
-    wrong = np.flatnonzero(found != lengths)
+    flat, counts = _flat(values, what)
+    if len(counts) != len(lengths):
+        raise DataError(f"{what}: {len(counts)} given for {len(lengths)} sequences")
+    wrong = np.flatnonzero(counts != lengths)
     if len(wrong):
         i = int(wrong[0])
-        raise DataError(f"{what} {i}: has {found[i]} values, the sequence {lengths[i]} tokens")
+        raise DataError(f"{what} {i}: has {counts[i]} values, the sequence {lengths[i]} tokens")
     return flat
 
 
@@ -272,9 +274,9 @@ def _first_spans(plan: PackPlan) -> list[tuple[int, int, int] | None]:
     row, start = _places(plan)
     documents, pieces = np.unique(plan.pieces.document, return_index=True)
     ends = start[pieces] + plan.pieces.length[pieces]
-    found = zip(
+    pieces_in_rows = zip(
         documents.tolist(), row[pieces].tolist(), start[pieces].tolist(), ends.tolist(), strict=True
     )
-    for document, at_row, begin, end in found:
+    for document, at_row, begin, end in pieces_in_rows:
         spans[document] = (at_row, begin, end)
     return spans

@@ -52,7 +52,7 @@ class StreamPacker:
         Raises DataError for a length outside 0..max_length: cut or leave out such a document.
         """
         if self._finished:
-            raise UsageError("add after finish", "begin a new StreamPacker")
+            raise UsageError("add() after finish()", "make a new StreamPacker")
         length = index(length)
         if not 0 <= length <= self.max_length:
             raise DataError(

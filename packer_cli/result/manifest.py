@@ -298,10 +298,10 @@ def _read(path: str) -> Manifest:
         raise DataError(f"{path}: {error.message}", error.tip) from error
 
 
-def _no_result(name: str) -> NoSuchDirectoryError:
+def _no_result(name: str) -> DataError:
     if storage.kind(name) != "folder":
         what = "not a directory" if storage.kind(name) else "no such directory"
-        return DataError(f"{name}: {what}", "give the --output of a packer pack run")
+        return NoSuchDirectoryError(f"{name}: {what}", "give the --output of a packer pack run")
     if storage.kind(storage.join(name, WORK)) == "folder":
         return DataError(
             f"{name}: has no {MANIFEST}: the run that writes it has not finished",

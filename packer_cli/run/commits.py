@@ -122,7 +122,7 @@ def read_input(folder: Path, file: int) -> Digest | None:
 
 def digests_in(folder: Path) -> dict[int, Digest]:
     """What is known of inputs as a whole, by all records in the folder."""
-    found = {
+    digests = {
         index: (size, sha256)
         for record in _units_in(folder)
         for index, size, sha256 in record.inputs
@@ -130,17 +130,17 @@ def digests_in(folder: Path) -> dict[int, Digest]:
     for path in folder.glob("input-*.json"):
         index = int(path.stem.partition("-")[2])
         if (digest := read_input(folder, index)) is not None:
-            found[index] = digest
-    return found
+            digests[index] = digest
+    return digests
 
 
 def stretches_in(folder: Path) -> dict[int, list[Stretch]]:
     """What units have read of inputs that they share with others, by all records in the folder."""
-    found = defaultdict[int, list[Stretch]](list)
+    stretches = defaultdict[int, list[Stretch]](list)
     for record in _units_in(folder):
         for index, offset, size, sha256 in record.stretches:
-            found[index].append(Stretch(offset, size, sha256))
-    return found
+            stretches[index].append(Stretch(offset, size, sha256))
+    return stretches
 
 
 def _units_in(folder: Path) -> Iterator[UnitRecord]:
@@ -167,7 +167,7 @@ def counts_of(record: UnitRecord) -> Counts:
     except (ValueError, TypeError) as error:
         raise DataError(
             f"the record of unit {record.unit} is damaged: {error}",
-            "to pack everything anew, --overwrite",
+            "to pack everything again, use --overwrite",
         ) from error
 
 

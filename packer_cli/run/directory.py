@@ -201,14 +201,14 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bo
         if not may_replace:
             raise UsageError(
                 f"{output}: holds an unfinished run that differs: {'; '.join(differ)}",
-                "to go on with it, give its options and inputs; to start over, "
+                "to continue it, give its options and inputs; to start over, "
                 + (
                     f"remove {output / WORK} when no rank is at work"
                     if claim.shared
                     else "--overwrite"
                 ),
             )
-        claim.notify(f"{output}: the unfinished run is thrown away: {'; '.join(differ)}")
+        claim.notify(f"{output}: the unfinished run is discarded: {'; '.join(differ)}")
     elif not all(map(_is_lock, claim.own.inside.names())):
         claim.notify(f"{output} holds an unfinished run; starting it again from the beginning")
     _empty(claim.own.inside)

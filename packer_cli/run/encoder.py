@@ -56,15 +56,15 @@ class Chosen:
     @property
     def side_files(self) -> dict[str, bytes]:
         """What a result keeps of them, so that it explains itself."""
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         if self.files is not None:
-            found = {TOKENIZER: self.files.json, **self.files.companions}
+            contents = {TOKENIZER: self.files.json, **self.files.companions}
         if self.template is not None:
-            found[TEMPLATE] = self.template.source.encode()
-            found.pop(TOOL_TEMPLATE, None)
+            contents[TEMPLATE] = self.template.source.encode()
+            contents.pop(TOOL_TEMPLATE, None)
             if self.template.tool_use is not None:
-                found[TOOL_TEMPLATE] = self.template.tool_use.encode()
-        return found
+                contents[TOOL_TEMPLATE] = self.template.tool_use.encode()
+        return contents
 
     @cached_property
     def hashes(self) -> dict[str, str]:
@@ -135,19 +135,19 @@ def choose_encoding(
         return Chosen(chosen, files)
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
 
-    found = find_template(config.chat_template, files)
+    template = find_template(config.chat_template, files)
     notify(f"records: {shape.described()}")
     renders = shape.is_chat or config.prompt_template == "chat"
-    if renders and found is None:
+    if renders and template is None:
         raise UsageError(
             "messages need a chat template, and the tokenizer has none",
             "give one with --chat-template FILE",
         )
-    if renders and found:
-        how = "its {% generation %} tags" if _GENERATION.search(found.source) else "its turns"
+    if renders and template:
+        how = "its {% generation %} tags" if _GENERATION.search(template.source) else "its turns"
         told = "" if config.train_on == "all" else f", told by {how}"
-        notify(f"chat template: {found.origin}; trained on: {config.train_on}{told}")
-    return Chosen(chosen, files, found)
+        notify(f"chat template: {template.origin}; trained on: {config.train_on}{told}")
+    return Chosen(chosen, files, template)
 
 
 def prepare(
@@ -306,8 +306,8 @@ def source_again(
     from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
 
-    found = find_template(config.chat_template, files)
-    parts = _composer_parts(shape, config, files, found)
+    template = find_template(config.chat_template, files)
+    parts = _composer_parts(shape, config, files, template)
     processes = ComposingProcesses(seconds or SECONDS_PER_RECORD, *parts)
     encode = SupervisedEncoder(processes.render, config, tokenizer)
 
@@ -322,8 +322,8 @@ def composer_of(shape: Shape, config: PackConfig, files: TokenizerFiles | None) 
     from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
 
-    found = find_template(config.chat_template, files)
-    return make_composer(*_composer_parts(shape, config, files, found))
+    template = find_template(config.chat_template, files)
+    return make_composer(*_composer_parts(shape, config, files, template))
 
 
 def _first_texts(file: InputFile, shape: Shape, config: PackConfig) -> list[str]:

@@ -82,7 +82,8 @@ def _refuse_incomplete(manifest: Manifest, claim: Claim) -> None:
     if manifest.incomplete and earlier is not None and not earlier.manifest.incomplete:
         raise ThresholdMissed(
             f"{claim.output}: {manifest.incomplete}",
-            "the earlier result stays; all is packed, and a larger --max-loss finishes at once",
+            "the earlier result stays; everything is packed, and with a larger --max-loss the run "
+            "finishes at once",
         )
 
 
@@ -103,25 +104,27 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) ->
         if bad > (limit * records if isinstance(limit, float) else limit):
             raise DataError(
                 f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
-                f"see {claim.work}/rejected-*.jsonl; all is packed, and a larger "
-                "--max-errors finishes at once",
+                f"see {claim.work}/rejected-*.jsonl; everything is packed, and with a larger "
+                "--max-errors the run finishes at once",
             )
     if not total.rows:
-        found = _nothing(total, rejected, claim)
+        problem = _nothing(total, rejected, claim)
         output.forget(claim)  # no other run would find more
-        raise DataError(found, "check --shape, --field, --overlong, the input")
+        raise DataError(problem, "check --shape, --field, --overlong and the input")
 
 
 def _nothing(total: Counts, rejected: list[UnitRecord], claim: Claim) -> str:
-    found = f"nothing to pack: {total.empty_documents} empty, {total.dropped_documents} dropped "
-    found += f"and {total.rejected_records} rejected records, no tokens"
+    problem = f"nothing to pack: {total.empty_documents} empty, {total.dropped_documents} dropped "
+    problem += f"and {total.rejected_records} rejected records, no tokens"
     if total.untrained_documents:
-        found += f"; {total.untrained_documents} of those dropped have nothing to train on"
+        problem += f"; {total.untrained_documents} of those dropped have nothing to train on"
     if rejected:
         with _rejected_part(rejected[0], claim) as file:
             first = json.loads(file.readline())
-        found += f"; the first rejected, {first['file']} at {first['position']}: {first['reason']}"
-    return found
+        problem += (
+            f"; the first rejected, {first['file']} at {first['position']}: {first['reason']}"
+        )
+    return problem
 
 
 @contextmanager
@@ -150,7 +153,7 @@ def _join(rejected: list[UnitRecord], claim: Claim) -> None:
             if left:
                 raise DataError(
                     f"{claim.output}: the rejected records of unit {record.unit} are cut short",
-                    "to pack everything anew, --overwrite",
+                    "to pack everything again, use --overwrite",
                 )
 
 
@@ -199,8 +202,8 @@ def _manifest(
 
 
 def _input(file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:
-    found = {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
-    return found if file.format else found | {"removed": True}
+    entry = {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
+    return entry if file.format else entry | {"removed": True}
 
 
 def _attention_cost(config: PackConfig, counts: Counts) -> dict[str, Any]:

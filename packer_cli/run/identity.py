@@ -86,15 +86,15 @@ def differences(old: Run, new: Run, is_same: IsSame) -> list[str]:
 
     `is_same`: whether what was packed of an input of the one is what the other would pack.
     """
-    found = differing_packers(old.packer_version, new.packer_version)
-    found += differing_options(old.config, new.config)
+    differing = differing_packers(old.packer_version, new.packer_version)
+    differing += differing_options(old.config, new.config)
     if old.shape != new.shape:
-        found.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
-    found += differing_tokenizers(old.tokenizer, old.side_files, new.tokenizer, new.side_files)
-    found += _differing_files(old.files, new.files, is_same)
-    if not found and old.units != new.units:
-        found.append("the work units are cut in another way")
-    return found
+        differing.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
+    differing += differing_tokenizers(old.tokenizer, old.side_files, new.tokenizer, new.side_files)
+    differing += _differing_files(old.files, new.files, is_same)
+    if not differing and old.units != new.units:
+        differing.append("the work units are cut in another way")
+    return differing
 
 
 def differing_packers(old: str, new: str) -> list[str]:
@@ -104,15 +104,15 @@ def differing_packers(old: str, new: str) -> list[str]:
 
 def differing_options(old: PackConfig, new: PackConfig) -> list[str]:
     """The options that differ, each as "--name was OLD, is now NEW"."""
-    found = []
+    differing = []
     for item in fields(PackConfig):
         before, now = getattr(old, item.name), getattr(new, item.name)
         # what was packed with "fail" has no bad records: skipping them would have been the same
         fine = item.name in _LIMITS or (item.name == "on_error" and before == "fail")
         if before != now and not fine:
             option = _OPTIONS.get(item.name, f"--{item.name.replace('_', '-')}")
-            found.append(f"{option} was {_shown(before)}, is now {_shown(now)}")
-    return found
+            differing.append(f"{option} was {_shown(before)}, is now {_shown(now)}")
+    return differing
 
 
 def differing_tokenizers(
@@ -146,21 +146,21 @@ def _differing_files(
     old: tuple[InputFile, ...], new: tuple[InputFile, ...], is_same: IsSame
 ) -> list[str]:
     before, now = ({file.path: file for file in files} for files in (old, new))
-    found = [
+    differing = [
         f"{path} {'is not named now' if may_exist(path) else 'is gone'}"
         for path in before
         if path not in now
     ]
-    found += [f"{path} is new" for path in now if path not in before]
+    differing += [f"{path} is new" for path in now if path not in before]
     for path in before.keys() & now.keys():
         a, b = before[path], now[path]
         if (a.format, a.compression) != (b.format, b.compression):
-            found.append(f"{path} was read as {a.format}, is now {b.format}")
+            differing.append(f"{path} was read as {a.format}, is now {b.format}")
         elif not is_same(a, b):
             sizes = f": {a.size:,} bytes then, {b.size:,} now" if a.size != b.size else ""
-            found.append(f"{path} was written to{sizes}")
-    if not found and [(a.index, a.path) for a in old] != [(b.index, b.path) for b in new]:
-        found.append("the inputs are named in another order")
-    if len(found) > _MOST_NAMED:
-        found[_MOST_NAMED:] = [f"and {len(found) - _MOST_NAMED} more inputs differ"]
-    return sorted(found[:_MOST_NAMED]) + found[_MOST_NAMED:]
+            differing.append(f"{path} was written to{sizes}")
+    if not differing and [(a.index, a.path) for a in old] != [(b.index, b.path) for b in new]:
+        differing.append("the inputs are named in another order")
+    if len(differing) > _MOST_NAMED:
+        differing[_MOST_NAMED:] = [f"and {len(differing) - _MOST_NAMED} more inputs differ"]
+    return sorted(differing[:_MOST_NAMED]) + differing[_MOST_NAMED:]

@@ -28,27 +28,27 @@ class _Identities(msgspec.Struct, omit_defaults=True):
 def identities(files: Iterable[InputFile]) -> bytes:
     """The content of the file, of inputs by index."""
     files = list(files)
-    found = [(file.mtime_ns, file.ctime_ns, file.device, file.inode) for file in files]
+    times = [(file.mtime_ns, file.ctime_ns, file.device, file.inode) for file in files]
     racy = [file.index for file in files if file.racy]
-    return msgspec.json.encode(_Identities(found, racy))
+    return msgspec.json.encode(_Identities(times, racy))
 
 
 def load_identities(directory: Path, inputs: list[Input]) -> list[InputFile]:
     """The inputs of a result, which the manifest names, as they were. Raises DataError."""
     path = directory / INPUT_TIMES
     try:
-        said = msgspec.json.decode(path.read_bytes(), type=_Identities)
+        document = msgspec.json.decode(path.read_bytes(), type=_Identities)
         # an inode of 0 is none that a file has: the contents decide
-        found = said.inputs or [(time, 0, 0, 0) for time in said.mtime_ns or ()]
-        if len(found) != len(inputs):
-            raise ValueError(f"it holds {len(found)} inputs")
+        times = document.inputs or [(time, 0, 0, 0) for time in document.mtime_ns or ()]
+        if len(times) != len(inputs):
+            raise ValueError(f"it holds {len(times)} inputs")
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             f"{path}: cannot be used: {error}",
             "compare the contents of the inputs instead, with --checksum",
         ) from error
-    racy = set(said.racy)
+    racy = set(document.racy)
     return [
         InputFile(index, one.path, "", None, one.size, *identity, racy=index in racy)
-        for index, (one, identity) in enumerate(zip(inputs, found, strict=True))
+        for index, (one, identity) in enumerate(zip(inputs, times, strict=True))
     ]

@@ -116,8 +116,8 @@ class _Job:
                 notify=self.notify,
                 no_lock=self.options.no_lock,
             ) as claim:
-                found = self._pack_claimed(claim, run, None)
-            return found or load(folder, incomplete_too=True)
+                manifest = self._pack_claimed(claim, run, None)
+            return manifest or load(folder, incomplete_too=True)
 
         return publish(
             url, staging, run, pack_staged, overwrite=self.options.overwrite,
@@ -149,9 +149,9 @@ class _Job:
                 if update
                 else self._run(self.files, plan_units(self.files, self.config))
             )
-            found = self._pack_claimed(claim, run, update)
-            if found is not None:
-                return found
+            manifest = self._pack_claimed(claim, run, update)
+            if manifest is not None:
+                return manifest
         return finalize_if_last(destination, self.notify, no_lock=options.no_lock)
 
     def _run(self, files: Iterable[InputFile], units: Iterable[WorkUnit]) -> Run:
@@ -172,7 +172,7 @@ class _Job:
         if update.kept:
             self.notify(f"{destination}: keeps {described(update.kept)}")
         if not update.changed:
-            self.notify(f"{destination}: {'finished already' if rank else 'up to date'}")
+            self.notify(f"{destination}: {'already finished' if rank else 'up to date'}")
         return update
 
     def _pack_claimed(
@@ -183,7 +183,7 @@ class _Job:
         may_replace = self.options.overwrite or update is not None
         side_files = self.chosen.side_files
         if not output.begin(claim, run, side_files, may_replace=may_replace):
-            self.notify(f"{claim.output}: was complete but for its last step")
+            self.notify(f"{claim.output}: was complete except for its last step")
             return load(claim.output, incomplete_too=True)
         if update is not None:
             update.keep(claim.work)
@@ -201,7 +201,7 @@ class _Job:
         mine = len(run.units[ours])
         if len(units) < mine:
             done = mine - len(units)
-            self.notify(f"{work.parents[1]}: going on: {done} of {mine} units are packed already")
+            self.notify(f"{work.parents[1]}: continuing: {done} of {mine} units are already packed")
         tasks: list[Task] = [partial(commit_input, file, work, stop) for file in inputs]
         if not units:
             run_all(tasks, options.workers, stop)
@@ -250,7 +250,7 @@ def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) 
     done = sum(1 for _ in work.glob(UNIT_RECORDS)) if run.resumable else 0
     kept = f"{done} of {len(run.units)} units are packed and kept"
     if isinstance(error, Interrupted):
-        tip = f"{kept}; run the same command again to go on"
+        tip = f"{kept}; run the same command again to continue"
         tip = tip if done else "run the same command again to start over"
     elif isinstance(error, InputChangedError):  # the units would be refused as those of others
         tip = error.tip if may_replace or not done else f"{error.tip}, with --overwrite"

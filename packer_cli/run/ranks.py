@@ -34,29 +34,29 @@ _VARIABLES = (
 
 
 def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]:
-    """The options `rank` and `world_size`; what is "auto", or not given, by the environment.
+    """The options `rank` and `world_size`; "auto" is read from the environment.
 
     Nothing is looked up unless one of them is given: a job array in which every task packs a
     file of its own must not lose all but a share of it. Raises UsageError.
     """
     if rank is None and world_size is None:
         return {"rank": None, "world_size": None}
-    found: dict[str, int | None] = {}
+    numbers: dict[str, int | None] = {}
     for place, name, given in ((0, "rank", rank), (1, "world_size", world_size)):
         option = f"--{name.replace('_', '-')}"
         if given is not None and given != _AUTO:
-            found[name] = _number(option, given)
+            numbers[name] = _number(option, given)
             continue
         known = [names for names in _VARIABLES if names[place] in os.environ]
         if not known:
             tried = ", ".join(names[place] for names in _VARIABLES if names[place])
             raise UsageError(f"{option}: not given, and none of {tried} is set")
-        found[name] = _from_environment(known[0][place])
+        numbers[name] = _from_environment(known[0][place])
         if name == "rank" and known[0][2] in os.environ:
-            found[name] = _from_environment(known[0][place]) - _from_environment(known[0][2])
+            numbers[name] = _from_environment(known[0][place]) - _from_environment(known[0][2])
         if name == "rank" and known[0][3] in os.environ:  # --array=0-6:2
-            found[name] = (found[name] or 0) // max(1, _from_environment(known[0][3]))
-    return found
+            numbers[name] = (numbers[name] or 0) // max(1, _from_environment(known[0][3]))
+    return numbers
 
 
 def _from_environment(name: str) -> int:
@@ -72,7 +72,7 @@ def _number(name: str, text: str) -> int:
 def finalize_if_last(
     destination: Path, notify: Callable[[str], None], *, no_lock: bool = False
 ) -> Manifest | None:
-    """The manifest, when no other rank is at work any more and all units are packed."""
+    """The manifest, if no other rank is working and all units are packed."""
     work = output.work_of(destination)
     # before it is locked, or a rank that begins now would find it locked
     if work and (run := load_run(work / RUN)) and (missing := _missing(run, work)):
@@ -96,7 +96,7 @@ def finalize_now(destination: Path, *, no_lock: bool = False) -> Manifest:
     work = output.work_of(destination)
     if not work or not ((work / RUN).is_file() or (work / REPLACING).is_file()):
         load(destination, incomplete_too=True)  # says what is wrong, if anything is
-        raise UsageError(f"{destination}: is finished already", "see packer stats")
+        raise UsageError(f"{destination}: is already finished", "see packer stats")
     with output.claimed(
         destination, [], may_replace=True, notify=lambda message: None, no_lock=no_lock
     ) as claim:
@@ -106,12 +106,12 @@ def finalize_now(destination: Path, *, no_lock: bool = False) -> Manifest:
         if run is None:
             raise DataError(
                 f"{claim.work / RUN}: cannot be read by this packer",
-                "finalize with the packer that packed it",
+                "use the version of packer that packed it",
             )
         if missing := _missing(run, claim.work):
             raise DataError(
                 f"{destination}: {missing} are not packed",
-                "run the ranks that have failed again; the last one finishes",
+                "run the failed ranks again; the last one finishes",
             )
         return finalize(run, claim)
 

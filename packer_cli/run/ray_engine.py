@@ -75,7 +75,7 @@ def pack_on_ray(
 
 
 def _refuse_unreachable(address: str | None) -> None:
-    """UsageError at once, where Ray would try for minutes."""
+    """Raise UsageError at once; Ray itself would retry for minutes."""
     host, _, port = (address or "").rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         return
@@ -123,14 +123,14 @@ def _pack_all(
                 except ray.exceptions.WorkerCrashedError as error:
                     raise DataError(
                         f"unit {unit.index}: its worker was lost {1 + _RETRIES} times",
-                        "see Ray's logs for why; run the same command again to go on",
+                        "see Ray's logs for why; run the same command again to continue",
                     ) from error
                 except ray.exceptions.RayTaskError as error:
                     raise (error.cause if isinstance(error.cause, PackerError) else error) from None
                 except ray.exceptions.RayError as error:  # memory ran out, a machine was lost, ...
                     raise DataError(
                         f"unit {unit.index}: Ray could not run it: {str(error).splitlines()[0]}",
-                        "see Ray's logs for why; run the same command again to go on",
+                        "see Ray's logs for why; run the same command again to continue",
                     ) from error
                 progress.read(sum(part.weight for part in unit.slices), documents)
                 progress.wrote(tokens, slots)
@@ -147,7 +147,7 @@ def _cancelled_by_failure(ray: Any, running: Iterable[Any]) -> Iterator[None]:
 
 
 class _Told(NamedTuple):
-    """What a worker is to know of a run; `key` is the run's digest."""
+    """What a worker has to know about a run; `key` is the run's digest."""
 
     key: str
     folder: str
@@ -172,7 +172,7 @@ def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
         if run is None or hashlib.sha256(run.to_bytes()).hexdigest() != told.key:
             raise DataError(
                 f"{folder}/{RUN}: cannot be read by this worker",
-                "the output must be a directory that all machines see, and their packer the same",
+                "the output must be a directory that all machines see; all need the same packer",
             )
         if run.packer_version != packer_cli.__version__:
             raise DataError(

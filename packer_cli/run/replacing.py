@@ -1,4 +1,4 @@
-"""How a result takes the place of another in one directory.
+"""How one result replaces another in a directory.
 
     OUT/.packer/<id>/replacing.json   run.json, from when all is packed until it is in its place
     OUT/.packer/<id>/earlier.json     which files of the earlier result are packer's
@@ -37,7 +37,7 @@ _TICK_SECONDS = 0.01  # what is changed later than this has a later time on ever
 
 
 class Earlier(NamedTuple):
-    """A result that is there. `status`: of its manifest's file, `name`."""
+    """A result in the output. `status` is that of its manifest, the file `name`."""
 
     name: str
     manifest: Manifest
@@ -45,7 +45,7 @@ class Earlier(NamedTuple):
 
 
 def holds_result(output: Path) -> bool:
-    """Whether a finished result is there, also one that is marked incomplete."""
+    """Whether there is a finished result, even one that is marked incomplete."""
     return is_manifest(output / MANIFEST) or is_manifest(output / INCOMPLETE)
 
 
@@ -91,14 +91,14 @@ def is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
 def is_input_times(content: bytes) -> bool:
     """Whether it says nothing but what packer writes there, at this version or an earlier one."""
     try:
-        said = msgspec.json.decode(content, type=dict[str, list[Any]])
+        document = msgspec.json.decode(content, type=dict[str, list[Any]])
     except (ValueError, RecursionError):
         return False
-    return said.keys() <= {"inputs", "racy", "mtime_ns"}
+    return document.keys() <= {"inputs", "racy", "mtime_ns"}
 
 
 def replace_earlier(folder: Folder, work: Folder) -> None:
-    """Put the result in the work folder in the place of the earlier one in `folder`.
+    """Replace the earlier result in `folder` with the one in the work folder.
 
     Every file must be on the disk already, the manifest too. Raises UsageError, before anything is
     changed, when files of others are where the result is to be; OSError.
@@ -147,11 +147,11 @@ def _state(folder: Folder, name: str) -> _State | None:
 def _earlier_files(work: Folder) -> dict[str, _Own]:
     try:
         content = unsealed(work.read(_EARLIER) or b"")
-        found = msgspec.json.decode(content, type=dict[str, _Own])
+        owned = msgspec.json.decode(content, type=dict[str, _Own])
     except ValueError:
         return {}
     known = (MANIFEST, INCOMPLETE)
-    return {name: found[name] for name in found if is_result_file(name) or name in known}
+    return {name: owned[name] for name in owned if is_result_file(name) or name in known}
 
 
 def _refuse_blocked(folder: Folder, work: Folder, new: Manifest, own: dict[str, _Own]) -> None:
@@ -228,7 +228,7 @@ def _new_result(folder: Folder, work: Folder) -> Manifest | None:
 
 
 def _take_back(folder: Folder, work: Folder) -> None:
-    """Shards that were moved to the output already, and that no result there lists."""
+    """Move back shards that are already in the output and that no result there lists."""
     earlier = earlier_result(folder)
     there = listed(earlier.manifest) if earlier else {}
     for path in work.path.glob(UNIT_RECORDS):

@@ -175,7 +175,7 @@ _HUGE = "cut it in the input"
 
 
 def _refuse_overlong(batch: TokenBatch, job: Job) -> None:
-    """What may not be cut, and what is too long to number the pieces' starts."""
+    """Raise DataError for documents that may not be cut or are too long to number."""
     limit, limit_is, tip = MAX_DOCUMENT_TOKENS, "the most is", _HUGE
     if job.config.overlong == "error":
         others = "drop, truncate or truncate-turns" if job.shape.is_chat else "drop or truncate"

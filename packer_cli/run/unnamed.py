@@ -26,41 +26,41 @@ Unnamed = dict[int, Input]  # by index
 _MOST_NAMED = 3
 
 
-def find_unnamed(manifest: Manifest, found: Iterable[InputFile]) -> Unnamed:
-    named = {file.path for file in found}
+def find_unnamed(manifest: Manifest, current: Iterable[InputFile]) -> Unnamed:
+    named = {file.path for file in current}
     return {index: one for index, one in manifest.inputs_now.items() if one.path not in named}
 
 
 def refuse_loss(directory: Path, unnamed: Unnamed) -> None:
-    """UsageError that names what an update would drop."""
+    """Raise a UsageError that names what an update would drop."""
     if unnamed:
         raise UsageError(
             f"{directory}: the update would drop {described(unnamed)}",
-            "to keep what is not named as it is packed, --add; to drop its documents, --prune",
+            "use --add to keep what is not named as it is packed, or --prune to drop its documents",
         )
 
 
-def refuse_loss_of_stdin(manifest: Manifest, found: Iterable[InputFile]) -> None:
-    """UsageError where stdin would replace what another stdin has brought."""
+def refuse_loss_of_stdin(manifest: Manifest, current: Iterable[InputFile]) -> None:
+    """Raise UsageError if stdin would replace what came from stdin before."""
     earlier = [one.path for one in manifest.inputs_now.values()]
-    if STDIN in earlier and any(file.path == STDIN for file in found):
+    if STDIN in earlier and any(file.path == STDIN for file in current):
         raise UsageError(
-            "-: stdin would replace the documents that came by stdin before",
-            "write the data to a file, and name that; to drop the earlier ones, --prune",
+            "-: stdin would replace the documents that came from stdin before",
+            "write the data to a file and name that, or use --prune to drop the earlier ones",
         )
 
 
-def refuse_other_names(unnamed: Unnamed, found: Iterable[InputFile]) -> None:
-    """UsageError for an input that is named in another way than the result names it."""
+def refuse_other_names(unnamed: Unnamed, current: Iterable[InputFile]) -> None:
+    """Raise UsageError for an input whose name differs from the result's name for it."""
     if not unnamed:
         return
-    names = {storage.identity(file.path): file.path for file in found if file.path != STDIN}
+    names = {storage.identity(file.path): file.path for file in current if file.path != STDIN}
     for path in (one.path for one in unnamed.values()):
         # no file has a null byte in its name, whatever a damaged manifest says
         if path != STDIN and "\0" not in path and storage.identity(path) in names:
             raise UsageError(
-                f"{names[storage.identity(path)]}: is {path} of the result by another name",
-                "name it as it was named then, from the same directory",
+                f"{names[storage.identity(path)]}: is {path} in the result, by another name",
+                "use the name that the result has, from the same directory",
             )
 
 
@@ -77,20 +77,20 @@ def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
     if lost:
         raise UsageError(
             f"{directory}: holds an unfinished run with other inputs: {_named(lost)}",
-            "run its command again first, which goes on with it; to give these inputs up, remove "
+            "first run its command again, which continues it; to give these inputs up, remove "
             f"{directory / WORK}",
         )
 
 
 def kept_file(index: int, one: Input, config: PackConfig, mtime_ns: int) -> InputFile:
-    """An input as it was when it was packed."""
+    """An input as it was when packed."""
     file_format, compression = format_of(one.path)
     file_format = config.input_format or file_format or "jsonl"
     return InputFile(index, one.path, file_format, compression, one.size, mtime_ns)
 
 
 def read_again(unnamed: Unnamed, config: PackConfig) -> list[InputFile]:
-    """Kept inputs that must be packed anew. UsageError for those that cannot be read any more."""
+    """Kept inputs that must be packed again. UsageError for those that can no longer be read."""
     files = []
     for index, one in unnamed.items():
         if one.path == STDIN:
@@ -104,7 +104,7 @@ def read_again(unnamed: Unnamed, config: PackConfig) -> list[InputFile]:
 
 
 def refuse_changed(files: Iterable[InputFile], same: set[int], *, checksum: bool) -> None:
-    """UsageError for kept inputs to be packed anew that are not what they were."""
+    """Raise UsageError for kept inputs that must be packed again and have changed."""
     tip = "" if checksum else "to compare contents rather than times, --checksum; "
     for file in files:
         if file.index not in same:
@@ -128,10 +128,10 @@ def described(unnamed: Unnamed) -> str:
 
 def _lost(path: str, reason: str, tip: str = "") -> UsageError:
     return UsageError(
-        f"{path}: is not named, {reason}, and would have to be packed anew: its unit holds "
-        "another input that has changed, or a shard that is lost",
-        f"{tip}to keep its documents, bring it back as it was, or name no changed input of that "
-        "unit; to drop all that is not named, --update --prune",
+        f"{path}: is not named, {reason}, and would have to be packed again: its unit holds "
+        "another input that has changed, or a lost shard",
+        f"{tip}to keep its documents, restore the file, or leave out the changed inputs of that "
+        "unit; to drop everything that is not named, use --update --prune",
     )
 
 

@@ -1,4 +1,4 @@
-"""`--update`: which units of an earlier result still stand, and which are to be packed.
+"""`--update`: which units of an earlier result stay, and which are packed.
 
     plan_update(...) -> Update(files, units, reused)
 
@@ -45,7 +45,7 @@ from packer_cli.run.unnamed import (
 )
 
 _NOT_OF_TOKENIZER = {STATE, INFO, REJECTED, UNITS}
-_ANEW = "to pack everything anew, --overwrite"
+_ANEW = "to pack everything again, use --overwrite"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Update:
     dropped: Unnamed
 
     def keep(self, work: Path) -> None:
-        """Have the units that stand recorded, but for those packed anew by a run before.
+        """Record the units that stay, except those that an earlier run packed again.
 
         Not down to the disk, which would take a million units an hour: the records of the
         result stay where they are, and a record that a power loss has cost counts as none.
@@ -78,14 +78,14 @@ class Update:
         for record in self.reused:
             if commits.read_unit(work, record.work_unit) is None:
                 commits.write_unit(work, record, durable=False)
-        for index, found in self.digests.items():
-            commits.write_input(work, index, *found)
+        for index, contents in self.digests.items():
+            commits.write_input(work, index, *contents)
 
 
 def plan_update(
     directory: Path,
     manifest: Manifest,
-    found: list[InputFile],
+    current: list[InputFile],
     shape: Shape,
     config: PackConfig,
     tokenizer: str | None,
@@ -94,26 +94,26 @@ def plan_update(
     checksum: bool,
     unnamed: str,
 ) -> Update:
-    """Compare an earlier result with the inputs `found` now.
+    """Compare an earlier result with the `current` inputs.
 
     An input is what it was when its size and time of change are, or with `checksum` its digest.
-    `unnamed`: what becomes of inputs that are not among `found`, as in `RunOptions`. Raises
+    `unnamed`: what becomes of inputs that are not among `current`, as in `RunOptions`. Raises
     UsageError when documents would be lost, or the options or the tokenizer are others; DataError
     when the result lacks what is needed.
     """
     _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
-    others = find_unnamed(manifest, found)
+    others = find_unnamed(manifest, current)
     if unnamed != "dropped":
-        refuse_loss_of_stdin(manifest, found)
-        refuse_other_names(others, found)
+        refuse_loss_of_stdin(manifest, current)
+        refuse_other_names(others, current)
     if unnamed == "refused":
         refuse_loss(directory, others)
     kept, dropped = (others, Unnamed()) if unnamed == "kept" else (Unnamed(), others)
-    same = _same_inputs(directory, manifest, found, checksum) | kept.keys()
+    same = _same_inputs(directory, manifest, current, checksum) | kept.keys()
     records = _reusable(_records(directory, manifest), directory, same)
     standing = {index for record in records for index in _inputs(record)}
     kept_files = _kept_files(directory, manifest, kept, standing, config, checksum)
-    files = _numbered(manifest, [*found, *kept_files])
+    files = _numbered(manifest, [*current, *kept_files])
     if unnamed != "dropped":
         refuse_to_forget(directory, files)
     rest = [file for file in files if file.format and file.index not in standing]
@@ -138,7 +138,7 @@ def _kept_files(
     config: PackConfig,
     checksum: bool,
 ) -> list[InputFile]:
-    """The inputs that are kept: as they were, but for those whose units do not stand."""
+    """The inputs that are kept: as they were, except those whose units do not stay."""
     if not kept:
         return []
     anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
@@ -184,12 +184,12 @@ def _refuse_other_options(
 
 
 def _same_inputs(
-    directory: Path, manifest: Manifest, found: list[InputFile], checksum: bool
+    directory: Path, manifest: Manifest, current: list[InputFile], checksum: bool
 ) -> set[int]:
-    """The indices of the earlier inputs that are what they were."""
+    """The indices of the earlier inputs that have not changed."""
     inputs = manifest.inputs
     then = [] if checksum else load_identities(directory, inputs)
-    now = {file.path: file for file in found}
+    now = {file.path: file for file in current}
 
     def is_same(index: int, file: InputFile) -> bool:
         if file.size != inputs[index].size:
@@ -204,12 +204,12 @@ def _same_inputs(
     }
 
 
-def _numbered(manifest: Manifest, found: list[InputFile]) -> list[InputFile]:
+def _numbered(manifest: Manifest, current: list[InputFile]) -> list[InputFile]:
     """The inputs with the numbers that they had; those that are gone without a format."""
     earlier = {one.path: index for index, one in enumerate(manifest.inputs)}
-    known = {earlier[file.path] for file in found if file.path in earlier}
+    known = {earlier[file.path] for file in current if file.path in earlier}
     free = _free(known)
-    files = [replace(file, index=earlier.get(file.path, -1)) for file in found]
+    files = [replace(file, index=earlier.get(file.path, -1)) for file in current]
     files = [replace(file, index=next(free)) if file.index < 0 else file for file in files]
     taken = {file.index: file for file in files}
     return [

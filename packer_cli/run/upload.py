@@ -82,7 +82,7 @@ class _Marker(msgspec.Struct, frozen=True):
     earlier: dict[str, tuple[int, str]] = {}
 
 
-class _Found(NamedTuple):
+class _Remote(NamedTuple):
     """What is at the URL. `manifest`: of a finished result, and the `files` that it lists;
     `problem`: why it cannot be used.
     """
@@ -98,7 +98,7 @@ class _Found(NamedTuple):
         return self.manifest is not None or bool(self.problem)
 
     def listed(self, name: str) -> Iterator[Listed]:
-        """What packer may have put there under a name, as its records say."""
+        """What packer may have written under a name, by its records."""
         if name in self.files:
             yield self.files[name]
         for marked in (self.marker.files, self.marker.earlier) if self.marker else ():
@@ -107,14 +107,14 @@ class _Found(NamedTuple):
 
 
 def check_options(url: str, options: RunOptions) -> None:
-    """UsageError for what cannot be done at a URL."""
+    """Raise UsageError for options that do not work with a URL."""
     if not url.partition("://")[2].strip("/"):
         raise UsageError(f"--output: {url}: names no folder", "for example s3://bucket/folder")
     if options.update:
         option = "--add" if options.add else "--update"
         raise UsageError(
             f"{option}: {url}: a URL, and only local results can be updated",
-            "update a local copy and upload that, or pack everything anew with --overwrite",
+            "update a local copy and upload that, or pack everything again with --overwrite",
         )
     if options.as_rank is not None:
         raise UsageError(
@@ -124,7 +124,7 @@ def check_options(url: str, options: RunOptions) -> None:
 
 
 def default_staging(url: str) -> Path:
-    """The same for each run of a user on this machine."""
+    """The default staging directory: the same for each run of a user on this machine."""
     mine = hashlib.sha256(f"{os.getuid()}\n{url.rstrip('/')}".encode()).hexdigest()
     return Path(tempfile.gettempdir()) / f"packer-{mine[:20]}"
 
@@ -140,7 +140,7 @@ def publish(
     notify: Notify,
     show_progress: bool,
 ) -> Manifest:
-    """Put the result of `run` at a URL; gives its manifest.
+    """Pack `run` and upload its result to a URL; returns its manifest.
 
     `pack` packs it into a local directory, or goes on with it. A result that is marked incomplete
     is not uploaded, and stays in the staging directory. Raises PackerError.
@@ -149,22 +149,22 @@ def publish(
     try:
         with _staging(url, staging, run, overwrite, no_lock, notify) as folder:
             result, manifest = folder / _RESULT, _finished(folder / _RESULT)
-            found = _look(url)
+            remote = _look(url)
             if manifest is None:
-                _refuse(url, found, None, overwrite)
-                with _reserved(url, found):
+                _refuse(url, remote, None, overwrite)
+                with _reserved(url, remote):
                     manifest = _packed(pack, result)
                     if manifest.incomplete:
                         _unmark_empty(url)
                         return manifest
-                found = _look(url)
+                remote = _look(url)
             own = digest(result / MANIFEST)
-            if _is_there(url, found, own):
-                notify(f"{url}: was complete but for its last step")
-                _unmark(url, found)
+            if _is_there(url, remote, own):
+                notify(f"{url}: was complete except for its last step")
+                _unmark(url, remote)
             else:
-                _refuse(url, found, own[1], overwrite)
-                _upload(url, result, manifest, own, found, notify, show_progress)
+                _refuse(url, remote, own[1], overwrite)
+                _upload(url, result, manifest, own, remote, notify, show_progress)
             output.remove_result(result, no_lock=no_lock)
             return manifest
     except OSError as error:
@@ -183,7 +183,7 @@ def _packed(pack: Callable[[Path], Manifest], result: Path) -> Manifest:
 def _staging(
     url: str, path: Path | None, run: Run, overwrite: bool, no_lock: bool, notify: Notify
 ) -> Iterator[Path]:
-    """The staging directory, ours alone, with what an equal run has left in it."""
+    """The staging directory, locked, with what an equal run left in it."""
     if path is None:
         path = default_staging(url)
         _make_private(path)
@@ -194,7 +194,7 @@ def _staging(
         names = [name for name in folder.names() if not is_leftover(name, WORK)]
         if identity_of(folder, WORK) is None and names:
             raise UsageError(
-                f"--staging: {path}: is not empty, and not of an upload that was interrupted",
+                f"--staging: {path}: is neither empty nor left by an interrupted upload",
                 "choose another --staging",
             )
         with locked_folder(folder, WORK, path, without=no_lock) as own:
@@ -237,7 +237,7 @@ def _begin(
     if result.exists():
         if staged is not None and staged.url_sha256 != name:
             raise UsageError(
-                f"--staging: {folder}: holds what is to be uploaded to another URL",
+                f"--staging: {folder}: holds files for an upload to another URL",
                 "choose another --staging",
             )
         is_same = as_packed_in(output.work_of(result) or result)
@@ -247,11 +247,11 @@ def _begin(
         if differ and not overwrite:
             raise UsageError(
                 f"{folder}: holds an unfinished run for {url} that differs: {'; '.join(differ)}",
-                "to go on with it, give its options and inputs; to start over, --overwrite, or "
+                "to continue it, give its options and inputs; to start over, --overwrite, or "
                 "remove that directory",
             )
         if differ:
-            notify(f"{folder}: the unfinished run is thrown away: {'; '.join(differ)}")
+            notify(f"{folder}: the unfinished run is discarded: {'; '.join(differ)}")
         unfit = replacing.holds_result(result) and _finished(result) is None
         if differ or unfit or not run.resumable:
             output.remove_result(result, no_lock=no_lock)
@@ -281,7 +281,7 @@ def _files(result: Path, manifest: Manifest) -> dict[str, Listed]:
     }
 
 
-def _look(url: str) -> _Found:
+def _look(url: str) -> _Remote:
     if storage.is_file(url):
         raise UsageError(f"{url}: exists and is not a folder", "choose another --output")
     sizes, manifest, problem = storage.sizes(url), None, ""
@@ -296,36 +296,36 @@ def _look(url: str) -> _Found:
                     problem = error.message
                 break
     files = {} if manifest is None else replacing.listed(manifest)
-    return _Found(sizes, manifest, files, problem, _marker(url) if WORK in sizes else None)
+    return _Remote(sizes, manifest, files, problem, _marker(url) if WORK in sizes else None)
 
 
-def _is_there(url: str, found: _Found, own: tuple[int, str]) -> bool:
+def _is_there(url: str, remote: _Remote, own: tuple[int, str]) -> bool:
     """Whether the manifest at the URL is that of the staged result."""
-    return found.sizes.get(MANIFEST) == own[0] and digest(storage.join(url, MANIFEST)) == own
+    return remote.sizes.get(MANIFEST) == own[0] and digest(storage.join(url, MANIFEST)) == own
 
 
-def _refuse(url: str, found: _Found, own: str | None, overwrite: bool) -> None:
-    """UsageError for what must not be replaced. `own`: the digest of the manifest, if known."""
-    if found.complete:
+def _refuse(url: str, remote: _Remote, own: str | None, overwrite: bool) -> None:
+    """Raise UsageError for what must not be replaced. `own`: the manifest's digest, if known."""
+    if remote.complete:
         if not overwrite:
             raise UsageError(
                 f"{url}: holds a finished result",
                 "choose another --output, or replace it with --overwrite",
             )
-        if found.problem:
+        if remote.problem:
             raise UsageError(
-                f"{storage.join(url, MANIFEST)}: {found.problem}, so it does not tell which files "
+                f"{storage.join(url, MANIFEST)}: {remote.problem}, so it does not tell which files "
                 "are packer's",
                 "choose another --output, or remove that folder yourself",
             )
-    elif found.marker is not None and found.marker.manifest_sha256:
-        if own not in (None, found.marker.manifest_sha256) and not overwrite:
+    elif remote.marker is not None and remote.marker.manifest_sha256:
+        if own not in (None, remote.marker.manifest_sha256) and not overwrite:
             raise UsageError(
                 f"{url}: holds an unfinished upload of another result",
                 "finish that with its own command, or replace it with --overwrite",
             )
-    elif found.sizes.keys() - {WORK} or (
-        found.marker is None and storage.sizes(storage.join(url, WORK))
+    elif remote.sizes.keys() - {WORK} or (
+        remote.marker is None and storage.sizes(storage.join(url, WORK))
     ):
         raise UsageError(
             f"{url}: is not empty, and not a result of packer",
@@ -333,33 +333,34 @@ def _refuse(url: str, found: _Found, own: str | None, overwrite: bool) -> None:
         )
 
 
-def _refuse_in_the_way(url: str, found: _Found, files: dict[str, Listed]) -> None:
-    """UsageError for objects that packer did not make, where the result is to be."""
-    blocked = [n for n in files if n in found.sizes and not _is_own(url, n, found)]
-    if MANIFEST in found.sizes and not found.complete:
+def _refuse_in_the_way(url: str, remote: _Remote, files: dict[str, Listed]) -> None:
+    """Raise UsageError for objects that packer did not make, where the result would be."""
+    blocked = [n for n in files if n in remote.sizes and not _is_own(url, n, remote)]
+    if MANIFEST in remote.sizes and not remote.complete:
         blocked.append(MANIFEST)
     if blocked:
         raise UsageError(
-            f"{url}: holds what packer did not make, or not like this: {named(sorted(blocked))}",
-            "nothing was changed; move that elsewhere, or choose another --output",
+            f"{url}: holds files that packer did not make, or that have changed: "
+            f"{named(sorted(blocked))}",
+            "nothing was changed; move them elsewhere, or choose another --output",
         )
 
 
-def _is_own(url: str, name: str, found: _Found) -> bool:
-    return _own_digest(url, name, found) is not None
+def _is_own(url: str, name: str, remote: _Remote) -> bool:
+    return _own_digest(url, name, remote) is not None
 
 
-def _own_digest(url: str, name: str, found: _Found) -> str | None:
+def _own_digest(url: str, name: str, remote: _Remote) -> str | None:
     """The sha256 of an object that packer's records list, or "" if it is told by something else;
     None for all others. The names of shards tell their content; others are read.
     """
-    size, listed = found.sizes[name], list(found.listed(name))
+    size, listed = remote.sizes[name], list(remote.listed(name))
     if size is None:
         return None
-    put = found.marker.files.get(name) if found.marker is not None else None
+    put = remote.marker.files.get(name) if remote.marker is not None else None
     if put is not None and size < put[0] and not storage.is_put_whole(url):
         return ""  # its beginning
-    if name == INPUT_TIMES and (found.complete or listed):  # no digest covers it
+    if name == INPUT_TIMES and (remote.complete or listed):  # no digest covers it
         with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
             return "" if replacing.is_input_times(file.read()) else None
     digests = {file.sha256 for file in listed if file.size in (None, size)}
@@ -393,14 +394,14 @@ def _write(url: str, name: str, blocks: Iterable[bytes], size: int) -> None:
     storage.write(storage.join(url, name), blocks, size, part)
 
 
-def _unmark(url: str, found: _Found) -> None:
-    """Remove what an earlier result has left, and then the marker that lists it."""
-    if found.marker is not None:
+def _unmark(url: str, remote: _Remote) -> None:
+    """Remove what an earlier result left, then the marker that lists it."""
+    if remote.marker is not None:
         sizes = storage.sizes(url)
         gone = [
             name
-            for name, (size, _) in found.marker.earlier.items()
-            if name not in found.marker.files and sizes.get(name) == size
+            for name, (size, _) in remote.marker.earlier.items()
+            if name not in remote.marker.files and sizes.get(name) == size
         ]
         tasks = (partial(storage.remove, storage.join(url, name)) for name in sorted(gone))
         _on_threads(tasks, _THREADS, threading.Event())
@@ -418,9 +419,9 @@ def _unmark_empty(url: str) -> None:
 
 
 @contextmanager
-def _reserved(url: str, found: _Found) -> Iterator[None]:
-    """Show that the URL can be written to before all the work, rather than after."""
-    if found.marker is None:
+def _reserved(url: str, remote: _Remote) -> Iterator[None]:
+    """Prove that the URL can be written to before the work, not after."""
+    if remote.marker is None:
         _mark(url, _Marker(""))
     try:
         yield
@@ -434,24 +435,26 @@ def _upload(
     result: Path,
     manifest: Manifest,
     own: tuple[int, str],
-    found: _Found,
+    remote: _Remote,
     notify: Notify,
     show_progress: bool,
 ) -> None:
     """`own`: size and digest of the manifest."""
     files = _files(result, manifest)
-    _refuse_in_the_way(url, found, files)
+    _refuse_in_the_way(url, remote, files)
     marker = _Marker(own[1], {name: (file.size or 0, file.sha256) for name, file in files.items()})
-    if found.marker is not None and found.marker == replace(marker, earlier=found.marker.earlier):
-        marker = found.marker
+    if remote.marker is not None and remote.marker == replace(
+        marker, earlier=remote.marker.earlier
+    ):
+        marker = remote.marker
     else:
-        marker = replace(marker, earlier=_earlier_files(url, found))
-    left = [name for name in files if not _is_there_already(name, files[name], found)]
-    if found.marker != marker:
+        marker = replace(marker, earlier=_earlier_files(url, remote))
+    left = [name for name in files if not _is_there_already(name, files[name], remote)]
+    if remote.marker != marker:
         _mark(url, marker)
     elif len(left) < len(files):
         done = len(files) - len(left)
-        notify(f"{url}: going on: {done} of {len(files)} files are uploaded already")
+        notify(f"{url}: continuing: {done} of {len(files)} files are already uploaded")
     stop, uploaded = threading.Event(), list[str]()
     total, rest = (sum(files[name].size or 0 for name in names) for names in (files, left))
     progress = Progress(total, show=show_progress, doing="uploading")
@@ -471,7 +474,9 @@ def _upload(
                 _on_threads((partial(put, name) for name in names), threads, stop)
         except PackerError as error:
             done = len(files) - len(left) + len(uploaded)
-            kept = f"{done} of {len(files)} files are uploaded; run the same command again to go on"
+            kept = (
+                f"{done} of {len(files)} files are uploaded; run the same command again to continue"
+            )
             again = isinstance(error, Interrupted) or not error.tip
             tip = kept if again else f"{error.tip}; {kept}"
             raise type(error)(error.message, tip) from error
@@ -485,27 +490,27 @@ def _upload(
     _write(url, MANIFEST, blocks, own[0])
     if storage.stat(storage.join(url, MANIFEST), again=True).size != own[0]:
         raise _other_writer(f"{storage.join(url, MANIFEST)}: is not what was uploaded")
-    _unmark(url, found._replace(marker=marker))
+    _unmark(url, remote._replace(marker=marker))
 
 
 def _other_writer(message: str) -> DataError:
     return DataError(message, "let nothing else write there, and run the same command again")
 
 
-def _is_there_already(name: str, file: Listed, found: _Found) -> bool:
-    return bool(_NAMED_BY_CONTENT.fullmatch(name)) and found.sizes.get(name) == file.size
+def _is_there_already(name: str, file: Listed, remote: _Remote) -> bool:
+    return bool(_NAMED_BY_CONTENT.fullmatch(name)) and remote.sizes.get(name) == file.size
 
 
-def _earlier_files(url: str, found: _Found) -> dict[str, tuple[int, str]]:
+def _earlier_files(url: str, remote: _Remote) -> dict[str, tuple[int, str]]:
     """What is there of an earlier result, or upload, by packer's records."""
     earlier = {
         name: (size, sha256)
-        for name, size in sorted(found.sizes.items())
+        for name, size in sorted(remote.sizes.items())
         if size is not None
-        if (sha256 := _own_digest(url, name, found)) is not None
+        if (sha256 := _own_digest(url, name, remote)) is not None
     }
-    if found.manifest is not None and found.manifest.incomplete:
-        earlier[INCOMPLETE] = found.sizes[INCOMPLETE] or 0, ""
+    if remote.manifest is not None and remote.manifest.incomplete:
+        earlier[INCOMPLETE] = remote.sizes[INCOMPLETE] or 0, ""
     return earlier
 
 
@@ -524,7 +529,7 @@ def _blocks(path: Path, sha256: str, stop: threading.Event, progress: Progress) 
         raise from_os_error(error, path, "read") from error
     if sha256 not in ("", sha.hexdigest()):
         raise DataError(
-            f"{path}: is not what was packed: its sha256 differs",
+            f"{path}: has changed since it was packed: its sha256 differs",
             "remove the directory, check its disk, and run the same command again",
         )
 

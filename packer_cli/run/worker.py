@@ -1,4 +1,4 @@
-"""Packing units of a run, one call each, and saying that they are done.
+"""Packing and committing the units of a run, one call each.
 
     result = worker.pack(unit)     its shards lie in the work folder
     worker.commit(result)          they are on the disk, hashed, and its record is written
@@ -91,12 +91,13 @@ class Worker:
                 if lost == _ATTEMPTS:
                     raise DataError(
                         f"{what}, {_ATTEMPTS} times",
-                        "if memory ran out, use fewer --workers; run the same command to go on",
+                        "if memory ran out, use fewer --workers; run the same command again to "
+                        "continue",
                     ) from error
                 self._notify(f"{what}; packing it again")
 
     def commit(self, result: UnitResult) -> UnitRecord:
-        """Bring the unit to the disk, its record last."""
+        """Sync the unit to the disk, its record last."""
         job, unit = self._job, result.unit
         for part, shard in enumerate(result.shards):
             self._name(shard, part)
@@ -130,7 +131,7 @@ class Worker:
         return record
 
     def _name(self, shard: Shard, part: int) -> None:
-        """Bring a shard to the disk, and call it by its digest."""
+        """Sync a shard to the disk and name it by its digest."""
         written, job = self._job.folder / shard.file, self._job
         sync(written)
         shard.bytes, shard.sha256 = digest(written, job.stop.is_set)
@@ -142,7 +143,7 @@ class Worker:
             raise from_os_error(error, written, "write") from error
 
     def _count_rejected(self, count: int) -> None:
-        """DataError as soon as there are too many, not after a night; a share is known last."""
+        """Raise DataError as soon as there are too many; a share is known only at the end."""
         limit = self._job.config.max_errors
         with self._counting:
             self._rejected += count
@@ -177,19 +178,19 @@ def commit_input(file: InputFile, folder: Path, stop: threading.Event) -> None:
         return digest_of(file.path, commits.stretches_in(folder).get(file.index, ()), stop.is_set)
 
     is_clear = check_unchanged(file) and not file.racy
-    found = digest_of(file.path, (), stop.is_set) if is_clear else holding_all()
+    digest = digest_of(file.path, (), stop.is_set) if is_clear else holding_all()
     if not check_unchanged(file) and is_clear:  # meanwhile
-        found = holding_all()
+        digest = holding_all()
     _raise_if(stop)
-    if found is None:
+    if digest is None:
         raise changed(file, _OTHER_BYTES)
-    commits.write_input(folder, file.index, *found)
+    commits.write_input(folder, file.index, *digest)
 
 
 def _digest(
     file: InputFile, stretches: Sequence[Stretch], stopped: Callable[[], bool]
 ) -> commits.Digest:
-    """Of the very bytes that a unit has read. Raises InputChangedError."""
+    """The digest of the very bytes that a unit read. Raises InputChangedError."""
     if file.path == STDIN:
         return stdin_digest()
     read = [(stretch.offset, stretch.size) for stretch in stretches]
@@ -201,7 +202,7 @@ def _digest(
 
 
 def _hold(file: InputFile, stretches: Sequence[Stretch], stopped: Callable[[], bool]) -> None:
-    """Raise InputChangedError when what was read of a file is not what is in it now."""
+    """Raise InputChangedError if a file no longer holds what was read from it."""
     unclear = not check_unchanged(file) or file.racy
     if unclear and not holds(file.path, stretches, stopped):
         raise changed(file, _OTHER_BYTES)

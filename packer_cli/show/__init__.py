@@ -1,1 +1,1 @@
-"""Rows taken apart again, for people to look at."""
+"""Rows taken apart again, to look at."""

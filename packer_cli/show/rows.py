@@ -1,4 +1,4 @@
-"""`packer show`: rows found among all shards and taken apart again. Drawing: `show_text.py`.
+"""`packer show`: rows located in the shards and taken apart. Drawing: `text.py`.
 
 Reads the manifest and the mapped pages of the rows asked for, so it is instant on any size.
 """
@@ -78,7 +78,7 @@ class Span:
 
 
 def parse_rows(texts: list[str], rows: int) -> Iterator[int]:
-    """Row numbers from "7", "-1" (the last) and "3-5". UsageError for what is none of `rows`."""
+    """Row numbers from "7", "-1" (the last) and "3-5". UsageError if there is no such row."""
     ranges = []
     for text in texts:
         match = _ROWS.fullmatch(text)
@@ -102,7 +102,7 @@ def parse_rows(texts: list[str], rows: int) -> Iterator[int]:
 
 
 def pick(row: Row, segment: int) -> Segment:
-    """One segment of a row, negative numbers from the end. UsageError when it has none such."""
+    """One segment of a row; negative numbers count from the end. UsageError if there is none."""
     count = len(row.segments)
     if not -count <= segment < count:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Rows drawn in the terminal: trained tokens green, the others dim; brackets without colour.
+"""Rows drawn in the terminal: trained tokens green, the others dim; brackets without color.
 
 Text from data is hostile: no control character of it reaches the terminal.
 """

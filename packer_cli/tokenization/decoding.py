@@ -44,10 +44,10 @@ def load_decoder(directory: Path, tokenizer: Tokenizer | None) -> Decoder | str:
         content = path.read_bytes()
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
-    found = hashlib.sha256(content).hexdigest()
-    if found != tokenizer.sha256:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != tokenizer.sha256:
         raise DataError(
-            f"{path}: its sha256 is {found}, the manifest says {tokenizer.sha256}", _TIP
+            f"{path}: its sha256 is {digest}, the manifest says {tokenizer.sha256}", _TIP
         )
     try:
         engine = ReferenceEngine(content)
@@ -110,8 +110,8 @@ class ReferenceDecoder:
 
     def _fallback_bytes(self) -> dict[int, int]:
         """Id -> byte of tokens like <0x41>, where those mean bytes."""
-        found = {self._tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
+        byte_of = {self._tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
         letter = self._tokenizer.token_to_id("<0x41>")
         if letter is None or self._decode([letter]) != "A":
             return {}
-        return {token: byte for token, byte in found.items() if token is not None}
+        return {token: byte for token, byte in byte_of.items() if token is not None}

@@ -56,23 +56,23 @@ def _without_specials(records: Records, specials: Specials) -> Records:
     """Texts with special tokens are bad records, or have none as `controls`, by the policy."""
     if records.texts is None or specials.policy == "keep" or not specials.tokens:
         return records
-    found = {i: name for i, text in enumerate(records.texts) if (name := specials.in_text(text))}
+    written = {i: name for i, text in enumerate(records.texts) if (name := specials.in_text(text))}
     if specials.policy == "text":
-        number = sum(len(specials.in_record(records.texts[i])) for i in found)
-        return replace(records, controls={i: [] for i in found}, specials=number)
-    if not found:
+        number = sum(len(specials.in_record(records.texts[i])) for i in written)
+        return replace(records, controls={i: [] for i in written}, specials=number)
+    if not written:
         return replace(records, specials=0)
     bad = [
         BadRecord(int(records.positions[i]), spelled_out(name), SPELLED_OUT_TIP)
-        for i, name in found.items()
+        for i, name in written.items()
     ]
-    kept = [i for i in range(len(records.texts)) if i not in found]
+    kept = [i for i in range(len(records.texts)) if i not in written]
     return replace(
         records,
         positions=records.positions[kept],
         texts=[records.texts[i] for i in kept],
         bad=sorted([*records.bad, *bad], key=lambda record: record.position),
-        specials=len(found),
+        specials=len(written),
     )
 
 

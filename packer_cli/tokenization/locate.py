@@ -183,7 +183,7 @@ def _parse(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(companions: dict[str, bytes], folder: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
         if name not in companions:
             continue
@@ -193,8 +193,8 @@ def _special_tokens(companions: dict[str, bytes], folder: Path) -> dict[str, str
             if isinstance(value, dict):  # an added-token object
                 value = value.get("content")
             if isinstance(value, str):
-                found.setdefault(key, value)
-    return found
+                tokens.setdefault(key, value)
+    return tokens
 
 
 def _refuse_out_of_reach(endpoint: str) -> None:

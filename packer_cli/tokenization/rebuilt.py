@@ -29,14 +29,16 @@ class _Config(msgspec.Struct):
 
 
 def _is_llama(parts: _Parts) -> bool:
-    found = parts.pre_tokenizer or {}
-    return not parts.normalizer and found.get("prepend_scheme") == "first"
+    pre_tokenizer = parts.pre_tokenizer or {}
+    return not parts.normalizer and pre_tokenizer.get("prepend_scheme") == "first"
 
 
 def _is_gpt2(parts: _Parts) -> bool:
-    found = parts.pre_tokenizer or {}
+    pre_tokenizer = parts.pre_tokenizer or {}
     return (
-        not parts.normalizer and found.get("type") == "ByteLevel" and found.get("use_regex", True)
+        not parts.normalizer
+        and pre_tokenizer.get("type") == "ByteLevel"
+        and pre_tokenizer.get("use_regex", True)
     )
 
 

@@ -72,29 +72,29 @@ def token_bytes(tokenizer_json: bytes) -> TokenBytes:
     spaces, spacing = _spaces(document, byte_level=byte_level)
     if spaces is None or not (byte_level or _misses_nothing(model)):
         return no_bytes()
-    found = _byte_level(vocabulary) if byte_level else _utf8(vocabulary, model)
+    contents = _byte_level(vocabulary) if byte_level else _utf8(vocabulary, model)
     for token in document.get("added_tokens") or []:
         content: bytes | None = token["content"].encode("utf-8", "surrogatepass")
         # the same id for two different texts; white space swallowed; a space put before it
-        either = found.get(token["id"], content) != content and byte_level
+        either = contents.get(token["id"], content) != content and byte_level
         fallback = model.get("byte_fallback") and _is_byte(token["content"])
         prepended = token.get("normalized") and spacing == _PREPENDED
         if either or fallback or prepended or token.get("lstrip") or token.get("rstrip"):
             content = None
-        found[token["id"]] = content
+        contents[token["id"]] = content
     if (unknown := vocabulary.get(model.get("unk_token"))) is not None:
-        found[unknown] = None
+        contents[unknown] = None
     added = {token["id"] for token in document.get("added_tokens") or []}
-    return _as_arrays(found, added, spaces, spacing)
+    return _as_arrays(contents, added, spaces, spacing)
 
 
 def _as_arrays(
-    found: dict[int, bytes | None], added: set[int], spaces: bool, spacing: int
+    contents: dict[int, bytes | None], added: set[int], spaces: bool, spacing: int
 ) -> TokenBytes:
-    count = max(found, default=-1) + 1
+    count = max(contents, default=-1) + 1
     kinds, sizes = np.zeros(count, np.uint8), np.zeros(count + 1, np.int64)
     pieces = []
-    for token, piece in sorted(found.items()):
+    for token, piece in sorted(contents.items()):
         if piece is not None:
             kinds[token] = _ADDED if token in added else _OF_MODEL
             sizes[token + 1] = len(piece)

@@ -330,13 +330,13 @@ def _special(files: TokenizerFiles) -> tuple[Callable[[], OrdinaryTextEngine], U
 
 def _runs(ids: list[int]) -> list[tuple[np.uint32, int]]:
     """The ids as (first, how many) of each run of them: most tokenizers have one or two."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for token in sorted(set(ids)):
-        if found and token == sum(found[-1]):
-            found[-1][1] += 1
+        if runs and token == sum(runs[-1]):
+            runs[-1][1] += 1
         else:
-            found.append([token, 1])
-    return [(np.uint32(begin), size) for begin, size in found]
+            runs.append([token, 1])
+    return [(np.uint32(begin), size) for begin, size in runs]
 
 
 def _on_fast(
@@ -390,7 +390,7 @@ def _describe(
         prefix = []
     elif framing.bos and bos not in prefix:
         if bos is None:
-            raise UsageError("--bos: no configuration names a BOS token that it has")
+            raise UsageError("--bos: the tokenizer's configuration names no BOS token that it has")
         prefix = [bos, *prefix]
     if suffix[-1:] == [eos]:
         suffix = suffix[:-1]  # with --no-eos, not even the post-processor's own

@@ -78,7 +78,7 @@ class PackedDataset:
         try:
             status = (self.path / MANIFEST).stat()
         except OSError:
-            return None  # to be said by who reads it
+            return None  # whoever reads it reports the problem
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def __getstate__(self) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_a_plan_of_other_lengths_is_refused() -> None:
         [*SEQUENCES[:3], [1]],
         [SEQUENCES[1], SEQUENCES[0], *SEQUENCES[2:]],
     ):
-        with pytest.raises(DataError, match="not of the lengths of these sequences"):
+        with pytest.raises(DataError, match="other lengths than these sequences have"):
             pack_dataset_from_result(plan, wrong)
 
 
@@ -121,7 +121,7 @@ def test_errors(how: dict[str, Any], error: type[Exception], message: str) -> No
     [
         (pa.array([[1], None, [2]]), "sequence 1: is null"),
         (pa.chunked_array([[[1]], [[2, 3], [], [4, None]]]), "sequence 3: holds a null"),
-        (pa.array(["text"]), "a column of string, not of lists of token ids"),
+        (pa.array(["text"]), "expected a column of lists of token ids, got string"),
         (pa.array([[0.5]]), "sequence 0: expected a flat sequence of integers"),
     ],
 )
@@ -131,7 +131,7 @@ def test_columns_that_hold_something_else(column: Any, message: str) -> None:
 
 
 def test_a_data_set_is_not_a_column_of_it() -> None:
-    with pytest.raises(UsageError, match="a Dataset is not a column of it"):
+    with pytest.raises(UsageError, match="expected a column, got a whole Dataset"):
         pack_dataset(Dataset.from_dict({"input_ids": [[1, 2]]}), 8)
 
 

@@ -273,7 +273,7 @@ def test_an_upload_that_ends_halfway_goes_on(
     if how != "SIGKILL":
         kind, tip = done.stderr.splitlines()
         assert kind.startswith("stopped: " if how == "SIGINT" else "error: s3://")
-        assert "files are uploaded; run the same command again to go on" in tip
+        assert "files are uploaded; run the same command again to continue" in tip
         uploads = boto3.client("s3").list_multipart_uploads(Bucket="bucket")
         assert uploads.get("Uploads", []) == []
     before = {one.key: one.last_modified for one in bucket.objects.all()}

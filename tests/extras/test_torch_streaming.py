@@ -264,7 +264,9 @@ def test_given_labels() -> None:
 
 @pytest.mark.parametrize("lengths", [[3, 2, 4], [2, 3, 4, 3], [3, 2, 4, 2], [3, 2, 4, 4]])
 def test_a_plan_of_other_documents(lengths: list[int]) -> None:
-    with pytest.raises(DataError, match="the plan is not of the lengths of these sequences"):
+    with pytest.raises(
+        DataError, match="the plan was made for other lengths than these sequences have"
+    ):
         pack_result_to_tensors(plan_packing(lengths, 8), FOUR)
 
 

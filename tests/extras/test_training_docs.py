@@ -1,15 +1,13 @@
-"""The code of docs/training.md and README's loader run as written and print what they show."""
+"""The Python of docs/training.md, docs/python.md and README runs and prints what it shows."""
 
 from __future__ import annotations
 
 import re
 import shutil
-import textwrap
 from pathlib import Path
 
 import pytest
 from conftest import packer
-from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,15 +38,20 @@ def test_the_page_on_training(packed: Path, capsys: pytest.CaptureFixture[str]) 
             assert line in printed, block
 
 
-def test_the_loader_of_readme(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_as_readme_shows_it(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     readme = (ROOT / "README.md").read_text()
-    section = readme.split("\nOr with PyTorch")[1].split("\n\n| column |")[0]
-    code = textwrap.dedent("\n".join(
-        line for line in section.splitlines() if line.startswith("    ") or not line
-    ))  # fmt: skip
-    config = LlamaConfig(vocab_size=259, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-    names: dict[str, object] = {"model": LlamaForCausalLM(config)}
-    exec(compile(code, "README.md", "exec"), names)  # noqa: S102
-    shown = shown_by(code)
-    assert shown
+    code = re.findall(r"```python\n(.*?)```", readme.split("### 4. Train")[1], re.S)[0]
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+    assert capsys.readouterr().out.splitlines() == shown_by(code) != []
+
+
+def test_the_page_on_python(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What of it needs extras; tests/test_docs.py runs the rest."""
+    page = (ROOT / "docs" / "python.md").read_text().split("## PyTorch")[1]
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)  # noqa: S102
+    shown = shown_by("".join(blocks))
+    assert len(shown) == 4
     assert capsys.readouterr().out.splitlines() == shown
