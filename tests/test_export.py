@@ -681,7 +681,7 @@ def test_a_file_of_an_export_that_was_changed_is_not_replaced(small: Path) -> No
     result = packer(*command, "trl")
     assert_error(result, 2, "out: holds files that packer did not make, or that have changed: mine")
     Path("out/mine").rmdir()
-    assert_error(packer(*command, "trl"), 2, "not like this: labels.npy")
+    assert_error(packer(*command, "trl"), 2, "that have changed: labels.npy")
     assert contents("out") == before
 
 
