@@ -45,19 +45,19 @@ test-slow: $(VENV)/.testing ## every text file of ../shared/data with every toke
 FUZZ ?= 10000
 
 test-fuzz: $(VENV)/.testing ## read FUZZ damaged results, none may crash (minutes)
-	PACKER_FUZZ=$(FUZZ) $(BIN)/pytest tests/test_fuzz.py $(SHARED) $(ARGS)
+	PACKER_FUZZ=$(FUZZ) $(BIN)/pytest tests/verify/test_fuzz.py $(SHARED) $(ARGS)
 
 PLACES ?= 1000000
 
 test-places: $(VENV)/.testing ## trained tokens of PLACES hard texts against the reference (minutes)
-	PACKER_PLACES=$(PLACES) $(BIN)/pytest tests/test_token_places.py $(ARGS)
+	PACKER_PLACES=$(PLACES) $(BIN)/pytest tests/tokenization/test_token_places.py $(ARGS)
 
 KILLS ?= 300
 TREES ?= 10000
-FAULTS = resume update add ranks publish ownership
+FAULTS = run/test_resume run/test_update run/test_add run/test_ranks run/test_upload test_ownership
 
 test-faults: $(VENV)/.testing ## kill KILLS runs, and try TREES trees of foreign files (half an hour)
-	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/test_%.py) $(SHARED) $(ARGS)
+	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/%.py) $(SHARED) $(ARGS)
 
 $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt tests/extras/readers.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
 	$(PYTHON) -m venv $(EXTRAS)
@@ -70,7 +70,7 @@ $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt test
 test-extras: $(EXTRAS)/.installed ## tests against the real datasets, transformers and torch
 	$(EXTRAS)/bin/pytest tests/extras $(ARGS)
 
-KERNEL_TESTS = tests/test_kernels.py tests/test_gathering.py tests/test_packing.py tests/test_sequences.py
+KERNEL_TESTS = tests/kernels/test_kernels.py tests/kernels/test_gathering.py tests/packing/test_packing.py tests/packing/test_sequences.py
 
 build/%/.installed: pyproject.toml setup.py $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py) $(VENV)/.testing
 	rm -rf build/$*

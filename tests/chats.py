@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny_tokenizers
-from conftest import (
+from support import (
     BYTES_EOS,
     assert_error,
     check_directory,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tiny_tokenizers as tiny
 from chats import marked_pieces, run
-from conftest import jsonl, packer, recover_texts
+from support import jsonl, packer, recover_texts
 from test_imports import LAYERS, MODULES, PACKAGE
 
 from packer_cli.config.options import COLUMNS, PADDED_BOUNDARIES

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 from altered import altered, unaltered
-from conftest import (
+from support import (
     assert_error,
     contents,
     jsonl,

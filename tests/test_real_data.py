@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import check_directory, packer
+from support import check_directory, packer
 from tokenizers import Tokenizer
 
 from packer_cli import open_packed

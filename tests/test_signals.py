@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tiny_tokenizers
 from altered import altered
-from conftest import (
+from support import (
     check_directory,
     jsonl,
     packer,

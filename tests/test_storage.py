@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from conftest import COMPRESSORS, assert_error, jsonl, pack, packer, packer_process, recover_texts
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 from fsspec.spec import AbstractBufferedFile
+from support import COMPRESSORS, assert_error, jsonl, pack, packer, packer_process, recover_texts
 
 from packer_cli import storage
 from packer_cli.cli.pack import default_output

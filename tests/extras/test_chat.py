@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import check_directory, packer, recover_documents
+from support import check_directory, packer, recover_documents
 from transformers import PreTrainedTokenizerFast
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import packer_script
+from support import packer_script
 from test_chat import SHARED, TOKENIZERS, Message, messages_of, tokenizer
 from tokenizers import Tokenizer
 

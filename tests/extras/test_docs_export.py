@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import packer
+from support import packer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "export.md").read_text()

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import packer, recover_documents
 from stand_ins import pretend_flash_attention
+from support import packer, recover_documents
 from torch.nn.functional import cross_entropy, pad
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import is_flash_attn_2_available

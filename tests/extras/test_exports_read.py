@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import packer, recover_documents
 from datasets import DatasetDict, load_from_disk
+from support import packer, recover_documents
 from trainer_imports import allow_llamafactory, bridge_datasets
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer

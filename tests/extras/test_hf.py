@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 import tiny_tokenizers as tiny
 import torch
-from conftest import assert_error, check_directory, jsonl, packer, recover_texts
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from support import assert_error, check_directory, jsonl, packer, recover_texts
 from tiny_tokenizers import BOS, EOS
 from transformers import AutoTokenizer
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from conftest import packer
 from datasets import Dataset, load_from_disk
+from support import packer
 from tokenizers import Tokenizer, models
 from transformers import (
     LlamaConfig,

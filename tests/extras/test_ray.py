@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import contents, jsonl, packer, packer_script
+from support import contents, jsonl, packer, packer_script
 
 OPTIONS = ["-l", "256", "-t", "bytes", "-q", "--unit-bytes", "30k"]
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import tiny_tokenizers
 from chats import chat_tokenizer, marked, pack_chat, positions
-from conftest import recover_documents
 from conversations import STRUCTURES, Json, foreign_words, own_words, with_text_arguments
+from support import recover_documents
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from conftest import at_any_moment, check_directory, contents, jsonl, packer_process, recover_texts
 from moto.server import ThreadedMotoServer
+from support import at_any_moment, check_directory, contents, jsonl, packer_process, recover_texts
 
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(20_000)]
 TABLE = pa.table({"text": TEXTS})

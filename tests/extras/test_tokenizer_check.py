@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny_tokenizers as tiny
 from chats import CHATML, assistant, chat, chat_tokenizer, user, write
-from conftest import jsonl, packer
+from support import jsonl, packer
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "tokenizers"
 TIP = '"tokenizer_class": "PreTrainedTokenizerFast"'

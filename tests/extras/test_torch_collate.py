@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import packer
+from support import packer
 from transformers import DataCollatorWithFlattening
 
 from packer_cli.errors import DataError, UsageError

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import packer
+from support import packer
 from torch.utils.data import DataLoader, Subset
 
 import packer_cli.torch

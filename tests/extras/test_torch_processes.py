@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from conftest import packer
+from support import packer
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader

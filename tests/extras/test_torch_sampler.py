@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from conftest import packer
+from support import packer
 from torch import distributed
 from torch.utils.data import BatchSampler, DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader

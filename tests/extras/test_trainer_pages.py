@@ -23,7 +23,7 @@ import pytest
 import tiny_tokenizers as tiny
 import torch
 import yaml
-from conftest import packer
+from support import packer
 from trainer_imports import allow_llamafactory, bridge_datasets
 from transformers import LlamaConfig, LlamaForCausalLM
 

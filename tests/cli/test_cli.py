@@ -1,0 +1,468 @@
+"""The command line itself: help, usage errors, options, signals, and what goes to which stream."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from altered import unaltered
+from support import (
+    assert_error,
+    check_directory,
+    jsonl,
+    pack,
+    packer,
+    packer_process,
+    packer_script,
+    recover_texts,
+    started,
+    wait_for,
+)
+
+import packer_cli
+from packer_cli.errors import DataError
+from packer_cli.records import WorkUnit
+from packer_cli.run import worker
+from packer_cli.run.unit import Job, UnitResult
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+@pytest.fixture
+def data(folder: Path) -> Path:
+    path = folder / "a.jsonl"
+    path.write_bytes(jsonl("first", "second"))
+    return path
+
+
+@pytest.mark.parametrize("command", [[], ["pack"], ["stats"]])
+def test_help_of_every_command(command: list[str]) -> None:
+    result = packer(*command, "--help")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"Usage: {' '.join(['packer', *command])} [OPTIONS]")
+    assert result.stderr == ""
+
+
+def test_help_names_every_command_and_exit_code() -> None:
+    text = packer("--help").stdout
+    commands = {info.callback.__name__ for info in packer_cli.cli.app.app.registered_commands}  # type: ignore[attr-defined,union-attr]
+    assert all(f"\n  {name} " in text for name in commands)
+    assert all(f" {code} " in text for code in (0, 1, 2, 3, 130))
+
+
+def test_version() -> None:
+    assert packer("--version").stdout == f"packer {packer_cli.__version__}\n"
+    result = packer_process("--version")
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout.decode() == f"packer {packer_cli.__version__}\n"
+
+
+def test_python_dash_m_is_the_same_command(data: Path) -> None:
+    command = [sys.executable, "-m", "packer_cli", "--version"]
+    result = subprocess.run(command, capture_output=True, check=True, timeout=300)
+    assert result.stdout.decode() == f"packer {packer_cli.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Usage: packer [OPTIONS] COMMAND"),
+        (["pack"], "Usage: packer pack [OPTIONS]"),
+        (["stats"], "Usage: packer stats [OPTIONS]"),
+        (["unknown"], "No such command 'unknown'"),
+        (["pack", "a.jsonl"], "Missing option '--max-length'"),
+        (["pack", "a.jsonl", "-l", "many"], "--max-length: 'many' is not a whole number like 4096"),
+        (["pack", "a.jsonl", "-l", "8", "--nonsense"], "No such option: --nonsense"),
+        (["stats", "out", "--min-utilization", "high"], "--min-utilization: 'high' is not a share"),
+    ],
+)
+def test_usage_errors_of_the_parser(arguments: list[str], message: str) -> None:
+    result = packer(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-l", 0], "--max-length: 0 is not between 1 and 16777216"),
+        (["-l", -4], "--max-length: -4 is not between 1 and 16777216"),
+        (["-l", 1 << 25], "--max-length: 33554432 is not between 1 and 16777216"),
+        (["--strategy", "magic"], "'magic' is not one of best-fit, first-fit,"),
+        (
+            ["--overlong", "keep"],
+            "--overlong: 'keep' is not one of split, truncate, truncate-turns, drop, error",
+        ),
+        (["--on-error", "warn"], "--on-error: 'warn' is not one of fail, skip"),
+        (["--sample-by", "word"], "--sample-by: 'word' is not one of line, paragraph, document"),
+        (["--input-format", "xml"], "--input-format: 'xml' is not one of jsonl, parquet,"),
+        (["--columns", "input_ids,tokens"], "--columns: 'tokens' is not one of input_ids,"),
+        (["--columns", "labels"], "--columns: input_ids, cu_seqlens missing"),
+        (["--seed", -1], "--seed: -1 is not between 0 and 2**63 - 1"),
+        (["--workers", -1], "--workers: -1 is negative"),
+        (["--unit-bytes", "0"], "--unit-bytes: 0 is not positive"),
+        (["--unit-bytes", "a lot"], "--unit-bytes: 'a lot' is not a size like 256M or 1G"),
+        (["--max-line-bytes", "-3M"], "--max-line-bytes: -3145728 is not positive"),
+        (["--shard-bytes", "inf"], "--shard-bytes: 'inf' is not a size like 256M or 1G"),
+        (["--tokenizer-backend", "gpu"], "--tokenizer-backend: 'gpu' is not one of auto,"),
+        (["-t", "./no"], "tokenizer ./no: no such file or folder"),
+        (["-t", "no/tokenizer.json"], "tokenizer no/tokenizer.json: no such file or folder"),
+        (["-t", "."], "tokenizer .: the folder has no tokenizer.json"),
+        (["-t", "a.jsonl"], "tokenizer a.jsonl: not"),
+    ],
+)
+def test_usage_errors_of_values(data: Path, options: list[object], message: str) -> None:
+    length = [] if "-l" in options else ["-l", 8]
+    result = packer("pack", "a.jsonl", "-q", "-o", "out", *length, *options)
+    assert_error(result, 2, message)
+    assert not Path("out").exists()
+
+
+NO_TOKENIZER = (
+    "packer: no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)\n"
+)
+
+
+def untimed(stderr: str) -> str:
+    """Without how long the run took."""
+    return re.sub(r"done in \d+\.\d s$", "done", stderr, flags=re.M)
+
+
+def test_the_tokenizer_is_announced_on_stderr_and_the_table_on_stdout(data: Path) -> None:
+    result = packer_process("pack", "a.jsonl", "--max-length", 16)
+    assert result.returncode == 0
+    assert untimed(result.stderr.decode()) == NO_TOKENIZER + "packer: a-packed-16: done\n"
+    shown = result.stdout.decode()
+    assert shown.startswith("a-packed-16\nmade from    1 input, ")
+    assert "\ntokenizer    built-in bytes, as when no --tokenizer is given; 258 ids\n" in shown
+    assert "\n\nutilization  " in shown
+    assert recover_texts("a-packed-16") == ["first", "second"]
+
+
+def test_token_ids_need_no_tokenizer(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(b'{"input_ids": [1, 2]}\n')
+    result = packer("pack", "a.jsonl", "-l", 2, "-o", "out")
+    said = "packer: input_ids found: no tokenizer needed; padding is id 0\npacker: out: done\n"
+    assert untimed(result.stderr) == said
+    check_directory("out")
+
+
+def test_the_tokenizer_of_the_environment(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACKER_TOKENIZER", "./elsewhere")
+    assert_error(packer("pack", "a.jsonl", "-l", 8), 2, "tokenizer ./elsewhere: no such file")
+    monkeypatch.setenv("PACKER_TOKENIZER", "bytes")
+    result = packer("pack", "a.jsonl", "-l", 8, "-o", "out")
+    assert (result.exit_code, untimed(result.stderr)) == (0, "packer: out: done\n")
+
+
+def test_quiet_prints_the_table_only(data: Path) -> None:
+    result = packer("pack", "a.jsonl", "-l", 16, "-q", "-t", "bytes", "-o", "out")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("out\nmade from ")
+
+
+@pytest.mark.parametrize("how", [[], ["--json"], ["--add"]])
+def test_a_forgotten_tokenizer_is_not_silenced(data: Path, how: list[str]) -> None:
+    for _ in range(2 if how == ["--add"] else 1):
+        result = packer("pack", "a.jsonl", "-l", 16, "-q", "-o", "out", *how)
+        assert (result.exit_code, result.stderr) == (0, NO_TOKENIZER)
+
+
+def test_quiet_prints_no_warning_where_no_tokenizer_is_needed(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(b'{"input_ids": [1, 2]}\n')
+    result = packer("pack", "a.jsonl", "-l", 8, "-q", "-o", "out")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "\ntokenizer    none: the inputs hold token ids\n" in result.stdout
+
+
+def test_json_of_pack_is_that_of_stats(data: Path) -> None:
+    result = packer("pack", "a.jsonl", "-l", 16, "-q", "-o", "out", "--json")
+    figures = json.loads(result.stdout)
+    assert figures == json.loads(packer("stats", "out", "--json").stdout)
+    assert (figures["documents"], figures["rows"], figures["tokens"]) == (2, 1, 13)
+
+
+def test_no_eos(data: Path) -> None:
+    from support import recover_documents
+
+    pack("a.jsonl", "-l", 16, "--no-eos")
+    found = [bytes(tokens.astype("u1")) for tokens in recover_documents("out").values()]
+    assert found == [b"first", b"second"]
+
+
+def test_names_that_are_no_ascii_or_look_like_markup(folder: Path) -> None:
+    for name in ("naïve[red].jsonl", "line\nend.jsonl"):
+        (folder / name).write_bytes(jsonl("a"))
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        options = ["-l", 16, "-q", "-t", "bytes"]
+        result = packer_process("pack", name, *options, env=environment)
+        assert (result.returncode, result.stderr) == (0, b"")
+        directory = f"{Path(name).stem}-packed-16".replace("[", "").replace("]", "")
+        shown = packer("stats", directory, "--by", "input")
+        assert shown.exit_code == 0
+        assert name.split("\n")[0] in shown.stdout
+
+
+def test_an_error_with_a_line_end_in_a_name_is_still_two_lines(folder: Path) -> None:
+    assert_error(packer("pack", "no\nsuch.jsonl", "-l", 8), 2, "no\\nsuch.jsonl: no such file")
+
+
+def test_an_output_whose_name_is_not_utf8(data: Path) -> None:
+    named = os.fsdecode(b"out\xff")
+    for command in (
+        ["pack", "a.jsonl", "-l", 16, "-o", named],
+        ["pack", "a.jsonl", "-l", 16, "-o", "memory://x", "--staging", named],
+        ["pack", "a.jsonl", "-l", 16, "-o", f"memory://{named}"],
+        ["export", "data", "--to", "trl", "-o", named],
+        ["show", named],
+        ["verify", named],
+        ["finalize", named],
+    ):
+        result = unaltered(*command)
+        assert result.returncode == 2, result.stderr
+        assert "out\\xff': the name is not UTF-8\ntip: " in result.stderr
+    assert not os.path.exists(named)
+
+
+ESCAPE = "\x1b]0;title\x07\x9b2J\u202e"
+
+
+def hostile(name: str) -> None:
+    """Make data of which every name holds what a terminal obeys."""
+    record = {f"{ESCAPE}text": "a"}
+    Path(name).write_text(json.dumps(record) + "\n")
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str]) -> None:
+    hostile("fields.jsonl")
+    hostile(f"{ESCAPE}.jsonl")
+    (folder / "good").mkdir()
+    (folder / "good" / f"{ESCAPE}.jsonl").write_bytes(jsonl("a"))
+    Path("a.csv").write_text(f"{ESCAPE},b\n1,2\n")
+    pq.write_table(pa.table({f"{ESCAPE}text": ["a"]}), "a.parquet")
+    options = ["-l", 16, "-t", "bytes", *debug]
+    commands: list[list[object]] = [
+        ["pack", "fields.jsonl", *options],
+        ["pack", "fields.jsonl", "--text-field", "x", *options],
+        ["pack", f"{ESCAPE}.jsonl", *options],
+        ["pack", "a.csv", *options],
+        ["pack", "a.parquet", *options],
+        ["pack", ESCAPE, *options],
+        ["pack", "good", *options, "-o", f"out{ESCAPE}"],
+        ["pack", "good", *options, "-o", f"out{ESCAPE}", "--update"],
+        ["stats", f"out{ESCAPE}", "--by", "input"],
+        ["verify", f"out{ESCAPE}"],
+        ["export", f"out{ESCAPE}", "--to", "trl", "-o", f"trl{ESCAPE}"],
+        ["export", f"out{ESCAPE}", "--to", ESCAPE, "-o", "x"],
+        ["verify", f"none{ESCAPE}"],
+        [ESCAPE],
+    ]
+    for command in commands:
+        done = unaltered(*command)
+        said = done.stdout + done.stderr
+        assert "title" in said, command
+        for character in "\x1b\x07\x9b\u202e":
+            assert character not in said, command
+
+
+def test_a_bug_is_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("packer_cli.run.pipeline.find_inputs", broken)
+    result = packer("pack", "a.jsonl", "-l", 8)
+    assert_error(result, 3, "KeyError: 'lost'", kind="bug")
+    assert "please report it" in result.stderr
+    result = packer("pack", "a.jsonl", "-l", 8, "--debug")
+    assert result.exit_code == 3
+    assert "in broken" in result.stderr
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_progress_on_a_terminal(data: Path, columns: int) -> None:
+    terminal, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    command = [packer_script(), "pack", "a.jsonl", "-l", "16", "-t", "bytes", "-o", "out"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=False, timeout=300)
+    os.close(child)
+    shown = os.read(terminal, 1 << 16).decode().split("\r")
+    os.close(terminal)
+    assert done.returncode == 0
+    assert done.stdout.decode().startswith("out\nmade from ")
+    bar = next(one for one in reversed(shown) if "packing: " in one)
+    assert bar.startswith("packing: 100%")
+    for part in ("tokens/s",) if columns < 100 else ("B/s, 2 docs, ", "tokens/s, 81.25% used]"):
+        assert part in bar
+    assert bar.split("|")[1].count("█") >= 8
+    assert re.search(r"packer: out: done in \d+\.\d s\n", "\r".join(shown).replace("\r\n", "\n"))
+
+
+def test_a_closed_stdout_is_no_error_message(data: Path) -> None:
+    pack("a.jsonl", "-l", 16)
+    read, write = os.pipe()
+    os.close(read)
+    command = [packer_script(), "stats", "out"]
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False, timeout=300)
+    os.close(write)
+    assert result.stderr == b""
+
+
+def test_a_stdout_that_is_full(data: Path) -> None:
+    pack("a.jsonl", "-l", 16)
+    command = [packer_script(), "stats", "out"]
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, check=False, timeout=300
+        )
+    assert result.returncode == 1
+    assert result.stderr.startswith(b"error: stdout: cannot write: No space left on device\ntip: ")
+    assert len(result.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_and_run_again(folder: Path, number: signal.Signals) -> None:
+    (folder / "a.jsonl").write_bytes(b'{"text": "abcdefgh"}\n' * 1_000_000)
+    options = ["pack", "a.jsonl", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
+    options += ["--unit-bytes", "1M"]
+    with started(packer_script(), *options, stderr=subprocess.PIPE) as process:
+        assert wait_for(lambda: list(Path().glob("out/.packer/*/shard-*")))
+        process.send_signal(number)
+        _, message = process.communicate(timeout=300)
+    assert process.returncode == 130, message
+    stopped, tip = message.decode().splitlines()
+    assert stopped == "stopped: interrupted"
+    assert re.fullmatch(
+        r"tip: \d+ of 21 units are packed and kept; run the same command again to continue"
+        r"|tip: run the same command again to start over", tip,
+    )  # fmt: skip
+    assert packer(*options).exit_code == 0
+    check_directory("out")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_waiting_for_stdin(folder: Path, number: signal.Signals) -> None:
+    command = [packer_script(), "pack", "-", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
+    with started(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
+        process.stdin.write(jsonl("abcdefgh") * 300_000)  # the first block, and some of the next
+        process.stdin.flush()
+        assert wait_for(Path("out/.packer").exists)
+        time.sleep(0.5)  # until it waits for more
+        process.send_signal(number)
+        process.wait(timeout=300)
+        assert process.stderr
+        message = process.stderr.read()
+    assert (process.returncode, message.splitlines()[:1]) == (130, [b"stopped: interrupted"])
+    assert not Path("out").exists()
+
+
+def test_a_shard_that_cannot_be_stored_stops_the_run_at_once(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_unit = worker.pack_unit
+
+    def after_the_first_failed(unit: WorkUnit, job: Job) -> UnitResult:
+        assert not unit.index or job.stop.wait(300)
+        return pack_unit(unit, job)
+
+    def fail(path: Path) -> None:
+        if ".arrow" in path.name:
+            raise DataError(f"{path}: cannot write")
+
+    monkeypatch.setattr(worker, "pack_unit", after_the_first_failed)
+    monkeypatch.setattr("packer_cli.run.worker.sync", fail)
+    Path("many.jsonl").write_bytes(jsonl("first", "second", "third"))
+    result = packer("pack", "many.jsonl", "-l", 16, "-t", "bytes", "-o", "out", "--unit-bytes", 1)
+    assert result.exit_code == 1
+    assert "shard-00000-000.arrow.part: cannot write" in result.stderr
+    assert not Path("out").exists()
+
+
+def test_interrupted_while_the_last_shards_are_hashed(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def slow(path: Path, stopped: Callable[[], bool]) -> tuple[int, str]:
+        if ".arrow" in str(path):
+            time.sleep(0.5)  # until nothing else is left to do
+            os.kill(os.getpid(), signal.SIGINT)
+            wait_for(stopped)
+            seen.append(Path("out/.packer").exists() and stopped())
+        return 0, ""
+
+    monkeypatch.setattr(worker, "digest", slow)
+    result = packer("pack", data, "-l", 16, "-t", "bytes", "-o", "out")
+    assert (result.exit_code, seen) == (130, [True])
+    assert not Path("out").exists()
+
+
+def closing(which: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    """Run packer with a stream closed: "<&-", ">&-", "2>&-", or several."""
+    command = ["sh", "-c", f'exec "$0" "$@" {which}', packer_script(), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=300, check=False)
+
+
+def test_a_closed_stdin_is_no_input(folder: Path) -> None:
+    result = closing("<&-", "pack", "-", "-l", 16, "-t", "bytes", "-o", "out")
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr.startswith(b"error: -: stdin is closed\ntip: ")
+
+
+@pytest.mark.parametrize("which", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_outputs_change_nothing(data: Path, which: str) -> None:
+    said = packer_process("pack", "a.jsonl", "-l", 16, "-o", "open")
+    result = closing(which, "pack", "a.jsonl", "-l", 16, "-o", "out")
+    assert result.returncode == 0
+    stdout = said.stdout.replace(b"open", b"out") if which == "2>&-" else b""
+    assert result.stdout == stdout
+    expected = "" if "2>&-" in which else untimed(said.stderr.decode()).replace("open", "out")
+    assert untimed(result.stderr.decode()) == expected
+    check_directory("out")
+    assert recover_texts("out") == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--eos-token", b"\xff"), ("--tokenizer", b"tok\xff"), ("--text-field", b"\xff")],
+)
+def test_options_that_no_manifest_can_hold(data: Path, option: str, value: bytes) -> None:
+    Path(os.fsdecode(b"tok\xff")).mkdir()
+    command = ["pack", "a.jsonl", "-l", 16, "-o", "out", option, os.fsdecode(value)]
+    result = packer_process(*command)
+    assert result.returncode == 2
+    option = {"--text-field": "--field"}.get(option, option)
+    assert result.stderr.startswith(f"error: {option}: ".encode())
+    assert b"\\udcff'" in result.stderr
+    assert b" is not UTF-8, so no manifest can hold it\ntip: " in result.stderr
+    assert not Path("out").exists()
+
+
+def test_an_eos_token_for_the_bytes_tokenizer(data: Path) -> None:
+    result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "--eos-token", "</s>", "-o", "out")
+    assert_error(result, 2, "--eos-token: '</s>' is not used: the bytes tokenizer has its own")
+
+
+def test_a_shard_that_cannot_be_begun_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(sink: object, schema: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr("packer_cli.result.shard_writer.pa.ipc.new_stream", full)
+    result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "out")
+    assert_error(result, 1, "out/.packer/", "/shard-00000-000.arrow.part: cannot write: No space")

@@ -1,0 +1,56 @@
+"""packer tokenizer, and the warning at every run, as far as they need no transformers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_tokenizers as tiny
+from support import assert_error, jsonl, packer
+
+REBUILT = {"eos_token": tiny.EOS, "tokenizer_class": "LlamaTokenizerFast"}
+
+
+def test_what_it_says(folder: Path) -> None:
+    tiny.save(folder / "tok", tiny.sentencepiece(), tokenizer_config=REBUILT)
+    result = packer("tokenizer", "tok", "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert (found["eos"], found["special_tokens"], found["compared"]) == (tiny.EOS, 3, [])
+    assert "transformers 5 builds a LlamaTokenizer otherwise" in found["warning"]
+    assert "eos: </s>" in packer("tokenizer", "tok").stdout
+
+
+@pytest.mark.parametrize(
+    ("document", "name", "warned"),
+    [
+        (tiny.sentencepiece(), "LlamaTokenizer", True),
+        (tiny.metaspace(), "LlamaTokenizer", False),
+        (tiny.byte_level(), "GPT2Tokenizer", False),
+        (tiny.byte_level() | {"normalizer": {"type": "NFC"}}, "GPT2TokenizerFast", True),
+        (tiny.sentencepiece(), "PreTrainedTokenizerFast", False),
+        (tiny.sentencepiece(), None, False),
+    ],
+)
+def test_every_run_warns_of_a_tokenizer_that_transformers_builds_otherwise(
+    folder: Path, document: tiny.Json, name: str | None, warned: bool
+) -> None:
+    config = {"eos_token": tiny.EOS, "tokenizer_class": name}
+    tiny.save(folder / "tok", document, tokenizer_config=config)
+    Path("data.jsonl").write_bytes(jsonl("the one"))
+    result = packer("pack", "data.jsonl", "-l", 16, "-t", "tok", "-o", "out")
+    assert result.exit_code == 0
+    assert ("warning: transformers 5 builds" in result.stderr) == warned
+
+
+def test_mistakes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.save(folder / "tok", tiny.byte_level())
+    assert_error(packer("tokenizer", "none/x/y"), 2, "tokenizer none/x/y: no such file or folder")
+    result = packer("tokenizer", "bytes")
+    assert_error(result, 2, "tokenizer bytes: is built into packer, and has no files")
+    assert "bytes" not in result.stderr.partition("\ntip: ")[2]
+    assert_error(packer("tokenizer", "tok", "data.jsonl"), 2, "inputs are for --check")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert_error(packer("tokenizer", "tok", "--check"), 2, "--check: needs transformers")

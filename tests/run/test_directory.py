@@ -1,0 +1,312 @@
+"""The output directory: what may be written to, what may be removed, and what a failure leaves."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from altered import altered
+from support import (
+    assert_error,
+    check_directory,
+    contents,
+    jsonl,
+    pack,
+    packer,
+    recover_texts,
+    shard_of,
+)
+
+from packer_cli.locks import locked
+from packer_cli.ownership import Folder, claim
+
+pytestmark = pytest.mark.usefixtures("folder")
+OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
+
+
+@pytest.fixture
+def data(folder: Path) -> Path:
+    path = folder / "a.jsonl"
+    path.write_bytes(jsonl("first", "second"))
+    return path
+
+
+def test_the_default_output_is_named_after_the_input(folder: Path) -> None:
+    (folder / "data").mkdir()
+    inputs = {
+        "data/a.jsonl": "a-packed-16",
+        "data/b.jsonl.gz": "b-packed-16",
+        "data/c.tar": "c.tar-packed-16",
+        "data": "data-packed-16",
+        "data/*.jsonl": "data-packed-16",
+        "-": "stdin-packed-16",
+    }
+    from packer_cli.cli.pack import default_output
+
+    assert {name: str(default_output([name], 16)) for name in inputs} == inputs
+    (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
+    assert packer("pack", "data/a.jsonl", "-l", 16, "-q").exit_code == 0
+    assert recover_texts("a-packed-16") == ["a"]
+
+
+def test_a_new_directory_below_new_directories(data: Path) -> None:
+    assert packer("pack", data, *OPTIONS[:-1], "deep/down/out").exit_code == 0
+    assert recover_texts("deep/down/out") == ["first", "second"]
+
+
+def test_an_empty_directory_is_used(data: Path) -> None:
+    Path("out").mkdir()
+    pack("a.jsonl", "-l", 16)
+    assert recover_texts("out") == ["first", "second"]
+
+
+def test_a_finished_result_is_not_replaced_unasked(data: Path) -> None:
+    pack("a.jsonl", "-l", 16)
+    before = contents(Path("out"))
+    assert_error(packer("pack", "a.jsonl", *OPTIONS), 2, "out: holds a finished result")
+    assert contents(Path("out")) == before
+
+
+def test_overwrite_replaces_a_result_and_leaves_other_files(data: Path) -> None:
+    pack("a.jsonl", "-l", 4, "--unit-bytes", 1)
+    assert len(list(Path("out").glob("shard-*.arrow"))) > 1
+    Path("out/notes.txt").write_text("mine")
+    Path("other.jsonl").write_bytes(jsonl("new"))
+    pack("other.jsonl", "-l", 16, "--overwrite")
+    assert recover_texts("out") == ["new"]
+    assert sorted(contents(Path("out"))) == [
+        "dataset_info.json", "input_times.json", "manifest.json", "notes.txt",
+        shard_of().name, "state.json", "units.jsonl",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]], ids=["", "overwrite"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"shard-00000-000.arrow": b"mine"},
+        {"manifest.json": b'{"name": "a web page", "short_name": "page"}'},
+        {"manifest.json": b"not JSON", "state.json": b"mine"},
+        {"tokenizer.json": b"mine", "model.safetensors": b"mine"},
+        {".bashrc": b"mine"},
+    ],
+)
+def test_a_foreign_directory_is_refused_and_not_touched(
+    data: Path, files: dict[str, bytes], overwrite: list[str]
+) -> None:
+    Path("out").mkdir()
+    for name, content in files.items():
+        Path("out", name).write_bytes(content)
+    result = packer("pack", "a.jsonl", *OPTIONS, *overwrite)
+    assert_error(result, 2, "out: is not empty, and not a result of packer")
+    assert contents(Path("out")) == files
+
+
+def test_an_output_that_is_a_file(data: Path) -> None:
+    Path("out").write_bytes(b"mine")
+    result = packer("pack", "a.jsonl", *OPTIONS, "--overwrite")
+    assert_error(result, 2, "out: exists and is not a directory")
+    assert Path("out").read_bytes() == b"mine"
+
+
+def test_an_output_below_a_file(data: Path) -> None:
+    result = packer("pack", "a.jsonl", *OPTIONS[:-1], "a.jsonl/out")
+    assert_error(result, 1, "a.jsonl/out", "cannot write: Not a directory")
+
+
+@pytest.mark.parametrize("output", ["data", "."])
+def test_inputs_inside_the_output(folder: Path, output: str) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
+    for name in ("data", "data/a.jsonl"):
+        result = packer("pack", name, *OPTIONS[:-1], output, "--overwrite")
+        assert_error(result, 2, f"{output}: the input data/a.jsonl lies inside the output")
+    assert contents(folder) == {"data/a.jsonl": jsonl("a")}
+
+
+def test_an_output_inside_an_input_directory_is_no_input(folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
+    for _ in range(2):
+        result = packer("pack", "data", *OPTIONS[:-1], "data/out", "--overwrite")
+        assert result.exit_code == 0, result.stderr
+        assert recover_texts("data/out") == ["a"]
+
+
+def test_two_runs_do_not_write_to_one_directory(data: Path) -> None:
+    with at_work(Path("out")):
+        before = contents("out")
+        result = packer("pack", "a.jsonl", *OPTIONS)
+        assert_error(result, 1, "out: another run is writing there")
+        assert contents("out") == before
+    result = packer("pack", "a.jsonl", *OPTIONS)  # the lock went with its holder
+    assert result.exit_code == 0
+    check_directory("out")
+
+
+@contextmanager
+def at_work(output: Path) -> Iterator[None]:
+    """As if a run were at work in the directory."""
+    output.mkdir()
+    with Folder(output) as folder:
+        own = claim(folder, ".packer")
+        with locked(own.inside, "lock", output):
+            yield
+        own.close()
+
+
+def test_a_lock_that_went_with_its_run_is_no_lock(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, calls = fcntl.flock, []
+
+    def after_the_other_run_ended(file: int, how: int) -> None:
+        calls.append(how)
+        if len(calls) == 1:
+            shutil.rmtree("out/.packer")
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_other_run_ended)
+    assert packer("pack", "a.jsonl", *OPTIONS).exit_code == 0
+    assert calls.count(fcntl.LOCK_EX | fcntl.LOCK_NB) == 2  # a second time, in a new folder
+    check_directory("out")
+
+
+def test_a_run_that_ends_takes_its_lock_with_all_the_rest(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, places = os.unlink, set[str]()
+
+    def record(path: Any, **at: Any) -> None:
+        places.update(os.listdir("out"))
+        unlink(path, **at)
+
+    monkeypatch.setattr(os, "unlink", record)
+    Path("bad.jsonl").write_bytes(jsonl("good") * 10 + b"{")
+    assert packer("pack", "bad.jsonl", *OPTIONS).exit_code == 1
+    assert len(places) == 1  # nobody else finds half of it
+    assert re.fullmatch(r"\.packer-[0-9a-f]{32}", places.pop())
+    assert not Path("out").exists()
+
+
+def test_a_file_system_without_locks(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    for quiet in ([], ["-q"]):
+        result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out", *quiet)
+        assert_error(result, 1, "out: cannot be locked: No locks available")
+        assert "--no-lock" in result.stderr
+        assert not Path("out/manifest.json").exists()
+    result = packer("pack", "a.jsonl", *OPTIONS, "--no-lock")
+    assert result.exit_code == 0, result.stderr
+    check_directory("out")
+
+
+REPLACING = (
+    "import os, sys; from packer_cli.cli.app import main\n"
+    "steps, rename = {step}, os.rename\n"
+    "def moved(name, new, *, src_dir_fd=None, dst_dir_fd=None):\n"
+    "    global steps; steps -= src_dir_fd != dst_dir_fd\n"
+    "    if not steps: steps = -1; {failure}\n"
+    "    rename(name, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)\n"
+    "os.rename = moved; main()"
+)
+FAILURES = {
+    "SIGTERM": ("os.kill(os.getpid(), 15)", 130, "stopped: interrupted"),
+    "SIGKILL": ("os.kill(os.getpid(), 9)", -9, ""),
+    "I/O error": ("raise OSError(5, 'I/O')", 1, "error: out: cannot write: Input/output"),
+}
+
+
+@pytest.mark.parametrize("step", [1, 3, 6])  # a shard, a side file, the manifest
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("earlier", [False, True], ids=["new", "overwrite"])
+def test_a_failure_while_the_result_is_put_in_place(
+    data: Path, earlier: bool, failure: str, step: int
+) -> None:
+    options = [*map(str, OPTIONS), *(["--overwrite"] if earlier else [])]
+    if earlier:
+        pack("a.jsonl", "-l", 4, "--unit-bytes", 1)
+    fail, code, message = FAILURES[failure]
+    result = altered(REPLACING.format(step=step, failure=fail), "pack", "a.jsonl", *options)
+    assert (result.returncode, result.stderr[: len(message)]) == (code, message)
+    if earlier:  # whole all the time
+        assert packer("stats", "out", "--deep").exit_code == 0
+        assert recover_texts("out") == ["first", "second"]
+    else:
+        assert_error(packer("stats", "out"), 1, "the run that writes it has not finished")
+    data.rename("a.away")  # another failure before the next success
+    assert packer("pack", "a.away", *options, "--input-format", "csv").exit_code == 1
+    Path("a.away").rename("a.jsonl")
+    result = packer("pack", "a.jsonl", *options)
+    assert result.exit_code == 0, result.stderr
+    check_directory("out")
+    assert recover_texts("out") == ["first", "second"]
+
+
+def test_a_failed_run_leaves_an_earlier_result_whole(data: Path) -> None:
+    pack("a.jsonl", "-l", 16)
+    before = contents(Path("out"))
+    Path("bad.jsonl").write_bytes(jsonl("good") + b"{")
+    result = packer("pack", "bad.jsonl", *OPTIONS, "--overwrite")
+    assert_error(result, 1, "bad.jsonl, line 2")
+    assert contents(Path("out")) == before
+
+
+def test_a_failed_run_leaves_no_directory_of_its_own(data: Path) -> None:
+    Path("bad.jsonl").write_bytes(jsonl("good") + b"{")
+    assert packer("pack", "bad.jsonl", *OPTIONS).exit_code == 1
+    assert not Path("out").exists()
+    Path("out").mkdir()
+    assert packer("pack", "bad.jsonl", *OPTIONS).exit_code == 1
+    assert os.listdir("out") == []
+
+
+@pytest.mark.parametrize("unit_bytes", ["1k", "1G"])
+def test_a_full_disk(folder: Path, small_disk: Path, unit_bytes: str) -> None:
+    (folder / "big.jsonl").write_bytes(jsonl(*["some words " * 20] * 500))
+    options = ["-l", 64, "-t", "bytes", "-q", "--unit-bytes", unit_bytes]
+    result = packer("pack", "big.jsonl", *options, "-o", "disk/out")
+    assert_error(result, 1, "disk/out/.packer/", "cannot write: No space left on device")
+    assert "free some space or choose another --output" in result.stderr
+    assert Path("disk/out").exists() == (unit_bytes == "1k")  # units are packed by then
+    before = {
+        path: path.stat().st_mtime_ns for path in Path("disk/out/.packer").glob("unit-*.json")
+    }
+    assert f"{len(before)} of " in result.stderr or not before
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    result = packer("pack", "big.jsonl", *options, "-o", "disk/out")
+    assert result.exit_code == 0, result.stderr
+    check_directory("disk/out")
+    assert packer("pack", "big.jsonl", *options, "-o", "undisturbed").exit_code == 0
+    assert contents(Path("disk/out")) == contents(Path("undisturbed"))
+
+
+def test_a_full_disk_leaves_an_earlier_result_whole(folder: Path, small_disk: Path) -> None:
+    (folder / "small.jsonl").write_bytes(jsonl("small"))
+    (folder / "big.jsonl").write_bytes(jsonl(*["some words " * 20] * 500))
+    options = ["-l", 64, "-t", "bytes", "-q", "-o", "disk/out"]
+    assert packer("pack", "small.jsonl", *options).exit_code == 0
+    assert_error(packer("pack", "big.jsonl", *options, "--overwrite"), 1, "No space left on device")
+    check_directory("disk/out")
+    assert recover_texts("disk/out") == ["small"]
+
+
+def test_a_disk_that_is_full_from_the_start(folder: Path, small_disk: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("a"))
+    with pytest.raises(OSError, match="No space left"), open("disk/filler", "wb") as filler:
+        filler.write(bytes(1 << 20))
+    result = packer("pack", "a.jsonl", *OPTIONS[:-1], "disk/out")
+    assert_error(result, 1, "disk/out", "cannot write: No space left on device")
+    assert not Path("disk/out/manifest.json").exists()

@@ -1,0 +1,132 @@
+"""How much memory a run takes does not depend on how much it reads, by the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import assert_error, jsonl, packer, recover_texts
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+# The peak of this program alone: what getrusage says begins with the process it was forked from.
+_RUN = """
+import os, re, sys
+from packer_cli.cli import app as cli
+os._exit = sys.exit  # or nothing could be asked afterwards
+try:
+    cli.main()
+finally:
+    print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
+"""
+
+
+def peak_mib(*arguments: object) -> int:
+    """MiB of memory that `packer pack` took at most."""
+    options = ["-t", "bytes", "-q", "--json", "--overwrite", "-o", "out", "--workers", "1"]
+    command = [sys.executable, "-c", _RUN, "pack", *map(str, arguments), *options]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr.decode()
+    return int(done.stdout.splitlines()[-1]) >> 10
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "drop"])
+def test_what_is_truncated_or_dropped_is_not_kept(folder: Path, overlong: str) -> None:
+    short, long = jsonl("short"), jsonl("x" * 10_000)
+    for name, count in (("few.jsonl", 1000), ("many.jsonl", 6000)):
+        (folder / name).write_bytes((short + long) * count)
+    options = ["-l", 64, "--overlong", overlong, "--unit-bytes", "1G"]
+    few, many = (peak_mib(name, *options) for name in ("few.jsonl", "many.jsonl"))
+    assert many < few + 60  # 200 MB of tokens more are left out
+
+
+def test_units_leave_nothing_behind(folder: Path) -> None:
+    options = ["-l", 1 << 18, "--unit-bytes", 100, "--columns", "input_ids,cu_seqlens"]
+    for name, count in (("few.jsonl", 5), ("many.jsonl", 85)):
+        (folder / name).write_bytes(jsonl(*["x" * 100] * count))
+    few, many = (peak_mib(name, *options) for name in ("few.jsonl", "many.jsonl"))
+    assert many < few + 60  # a number for each of 2**18 lengths would be 160 MB
+
+
+def test_a_cell_of_a_dictionary_that_is_in_all_rows(folder: Path) -> None:
+    for count in (20, 600):
+        pq.write_table(pa.table({"text": ["x" * 900_000] * count}), folder / f"{count}.parquet")
+    assert (folder / "600.parquet").stat().st_size < 200_000
+    options = ["-l", 64, "--overlong", "truncate"]
+    few, many = (peak_mib(f"{count}.parquet", *options) for count in (20, 600))
+    assert many < few + 100  # 540 MB of text
+
+
+@pytest.mark.parametrize("how", [{"use_dictionary": True}, {"data_page_version": "2.0"}])
+def test_a_cell_too_long_for_memory_is_never_decompressed(
+    folder: Path, how: dict[str, Any]
+) -> None:
+    """Told by its page's header: 300 MB take a few kilobytes in the file."""
+    how = {"use_dictionary": False, "compression": "zstd"} | how
+    small, huge = pa.table({"text": ["a", "b"]}), pa.table({"text": ["x" * 300_000_000]})
+    with pq.ParquetWriter("a.parquet", small.schema, **how) as writer:
+        for table in (small, huge, small):
+            writer.write_table(table)
+    pq.write_table(small, "few.parquet", **how)
+    options = ["-l", 64, "--max-line-bytes", "1M"]
+    few = peak_mib("few.parquet", *options)
+    assert peak_mib("a.parquet", *options, "--on-error", "skip") < few + 60
+    assert recover_texts("out") == ["a", "b", "a", "b"]
+    bad = json.loads(Path("out/rejected.jsonl").read_bytes())
+    assert bad["position"] == 2
+    assert "text is longer than 1048576 bytes: 3000000" in bad["reason"]
+    done = packer("pack", "a.parquet", "-t", "bytes", "-q", *options, "-o", "new")
+    assert_error(done, 1, "a.parquet, row group 1, row 0 (row 2 of the file): text is longer than ")
+    pq.write_table(pa.concat_tables([small, huge]), "beside.parquet", **how)
+    command = ["pack", "beside.parquet", "-t", "bytes", "-q", *options, "--on-error", "skip"]
+    assert_error(packer(*command, "-o", "new"), 1, "beside.parquet, row group 0: text is longer")
+
+
+def test_fields_that_are_not_packed_take_no_memory(folder: Path) -> None:
+    """Nested values take ten times their size as objects."""
+    for name, count in (("few.jsonl", 10), ("many.jsonl", 15_000_000)):
+        (folder / name).write_text(json.dumps({"text": "a", "n": [1] * count}) + "\n")
+    few, many = (peak_mib(name, "-l", 64) for name in ("few.jsonl", "many.jsonl"))
+    assert many < few + 4 * 45  # of the 45 MB of the line
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_long_rows_of_columns_are_not_read_by_the_thousand(folder: Path, ending: str) -> None:
+    text = "x" * 200_000
+    for name, rows in (("few", 40), ("many", 600)):
+        table = pa.table({"text": [f"{i}{text}" for i in range(rows)]})
+        if ending == "parquet":
+            pq.write_table(table, f"{name}.parquet", write_batch_size=8, use_dictionary=False)
+        else:
+            with pa.ipc.new_file(f"{name}.arrow", table.schema) as writer:
+                writer.write_table(table, max_chunksize=8)
+    options = ["-l", 64, "--overlong", "truncate", "--unit-bytes", "1G"]
+    few, many = (peak_mib(f"{name}.{ending}", *options) for name in ("few", "many"))
+    assert many < few + 60  # 120 MB of text, four times as much as tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "character", "most"),
+    [
+        ("a.jsonl", "x", 9.5),  # the tokens, before and after EOS is put behind them
+        ("a.jsonl", "🧙", 11),  # a text of 4 bytes a character, its UTF-8, the tokens
+        ("a.txt", "🧙", 11),
+        ("a.csv", "🧙", 16),  # and a buffer of Python's csv, as wide as the text
+    ],
+)
+def test_one_very_large_document(folder: Path, name: str, character: str, most: float) -> None:
+    """Its bytes, its text and its tokens are not held any longer than they are needed."""
+    around = {"a.jsonl": ('{"text": "', '"}'), "a.txt": ("", ""), "a.csv": ("text\n", "")}
+    before, after = around[name]
+    (folder / "few.jsonl").write_bytes(jsonl("a"))
+    (folder / name).write_text(f"{before}{character}{'x' * (40 << 20)}{after}", encoding="utf-8")
+    few, one = (
+        peak_mib(file, "-l", 4096, "--max-line-bytes", "1G") for file in ("few.jsonl", name)
+    )
+    assert one < few + 40 * most

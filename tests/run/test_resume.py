@@ -1,0 +1,499 @@
+"""Runs that were killed, interrupted or failed: the same command loses and repeats nothing.
+
+PACKER_KILLS: how many processes are killed at random moments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny_tokenizers as tiny
+from altered import altered
+from support import (
+    KILLED_WHILE_REPLACING,
+    assert_error,
+    check_directory,
+    contents,
+    jsonl,
+    packer,
+    packer_script,
+    shard_of,
+    work_folder,
+)
+
+KILLS = int(os.environ.get("PACKER_KILLS", "16"))
+OPTIONS = ["-l", "256", "-t", "bytes", "-q"]
+UNITS = 40  # of the inputs below
+
+
+@pytest.fixture
+def inputs(folder: Path) -> Path:
+    """a.jsonl, which several units read, and b.jsonl, which one reads alone."""
+    random_ = random.Random(0)
+    for name, documents in (("a.jsonl", 2500), ("b.jsonl", 20)):
+        lengths = (random_.randrange(600) for _ in range(documents))
+        texts = ("".join(random_.choices("abcdefgh ", k=length)) for length in lengths)
+        (folder / name).write_bytes(jsonl(*texts))
+    return folder
+
+
+def arguments(out: str, *more: str) -> list[str]:
+    return ["pack", "a.jsonl", "b.jsonl", *OPTIONS, "--unit-bytes", "20k", *more, "-o", out]
+
+
+def run(*command: str) -> str:
+    """What the command says on stderr. It succeeds."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def records(out: Path) -> dict[str, int]:
+    """Which units are packed, and when they were; {} while the run is cleaning up."""
+    try:
+        return {path.name: path.stat().st_mtime_ns for path in out.glob(".packer/*/unit-*.json")}
+    except FileNotFoundError:
+        return {}
+
+
+# A program that is packer, but is killed a while after some units are packed. It looks itself: how
+# far it is by then is not a matter of how busy the machine is.
+DYING = """
+import itertools, os, threading
+from packer_cli.cli import app as cli
+units, rename = itertools.count(1), os.rename
+def die():
+    threading.Timer({then}, os.kill, (os.getpid(), 9)).start()
+def renamed(a, b, **at):
+    rename(a, b, **at)
+    if "unit-" in str(b) and next(units) == {units}:
+        die()
+os.rename = renamed
+if not {units}:
+    die()
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_killed_at_random_moments(inputs: Path, workers: str) -> None:
+    run(packer_script(), *arguments("whole", "--workers", workers))
+    whole, random_, in_the_middle = contents("whole"), random.Random(int(workers)), 0
+    for kill in range(KILLS // 2):
+        out = Path(f"out{kill}")
+        command = [packer_script(), *arguments(str(out), "--workers", workers)]
+        units, then = random_.randrange(UNITS), random_.uniform(0, 0.03)
+        altered(DYING.format(units=units, then=then), *command[1:])
+        before = records(out)
+        in_the_middle += 0 < len(before) < UNITS
+        if not (out / "manifest.json").exists():
+            with quietly(command) as process:
+                while process.poll() is None:
+                    now = records(out)  # what was packed is not packed again
+                    assert all(now[name] == before[name] for name in now.keys() & before.keys())
+                    time.sleep(0.01)
+            assert process.returncode == 0
+        assert {n: c for n, c in contents(out).items() if ".packer" not in n} == whole
+    assert in_the_middle > KILLS // 5
+
+
+def quietly(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+CRASHING = """
+import os, sys
+from pathlib import Path
+from packer_cli.cli import app as cli
+steps = {step}
+def counted(call):
+    def count(*arguments, **options):
+        global steps
+        steps -= 1
+        if not steps:
+            {failure}
+        return call(*arguments, **options)
+    return count
+for name in ("rename", "fsync", "unlink"):
+    setattr(os, name, counted(getattr(os, name)))
+if {step} < 0:
+    os._exit = lambda code: (print(-1 - steps, file=sys.stderr), sys.stderr.flush(), code)
+cli.main()
+"""
+
+
+def test_killed_at_every_step_to_the_disk(inputs: Path) -> None:
+    def command(out: str, step: int) -> list[str]:
+        failure = "os.kill(os.getpid(), 9)"
+        code = CRASHING.format(step=step, failure=failure)
+        # one worker, and few units, so that every step has a number
+        packing = ["pack", "a.jsonl", "b.jsonl", *OPTIONS, "--unit-bytes", "500k", "--workers", "1"]
+        return [code, *packing, "-o", out]
+
+    counted = altered(*command("whole", -1))
+    assert counted.returncode == 0, counted.stderr
+    steps = int(counted.stderr.split()[-1])
+    whole = contents("whole")
+    assert steps > 20
+    for step in range(1, steps + 1):
+        out = f"out{step}"
+        killed = altered(*command(out, step))
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        done = packer(*command(out, 0)[1:])
+        finished = "holds a finished result" in done.stderr  # it was killed while cleaning up
+        assert done.exit_code == 0 or finished, (step, done.stderr)
+        assert {n: c for n, c in contents(out).items() if ".packer" not in n} == whole, step
+
+
+def test_the_bytes_do_not_depend_on_workers(inputs: Path) -> None:
+    for workers in ("1", "2", "8"):
+        run(packer_script(), *arguments(f"out{workers}", "--workers", workers))
+    assert contents("out1") == contents("out2") == contents("out8")
+    assert len(json.loads(Path("out1/manifest.json").read_text())["units"]) == UNITS
+
+
+@pytest.fixture
+def interrupted(inputs: Path) -> Path:
+    """An output in which a run was killed when some of its units were packed."""
+    code = CRASHING.format(step=60, failure="os.kill(os.getpid(), 9)")
+    killed = altered(code, *arguments("out", "--workers", "1"))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert 3 < len(records(inputs / "out")) < UNITS
+    return inputs / "out"
+
+
+def test_going_on_is_said(interrupted: Path) -> None:
+    loud = [argument for argument in arguments("out") if argument != "-q"]
+    packed = len(records(interrupted))
+    done = packer(*loud)
+    assert f"packer: out: continuing: {packed} of {UNITS} units are already packed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-l", "128"], "--max-length was 256, is now 128"),
+        (["--seed", "5", "--eos-token", "x"], "--seed was 0, is now 5"),
+        (["--no-eos"], "--eos was True, is now False"),
+        (["--columns", "input_ids,cu_seqlens"], "--columns was input_ids,labels,"),
+    ],
+)
+def test_other_options_are_refused(interrupted: Path, options: list[str], message: str) -> None:
+    if "--eos-token" in options:
+        options = options[:2]
+    before = contents("out")
+    done = packer(*arguments("out", *options))
+    assert_error(done, 2, "out: holds an unfinished run that differs: ", message)
+    assert "to start over, --overwrite" in done.stderr
+    assert contents("out") == before
+    assert packer(*arguments("out", *options, "--overwrite")).exit_code == 0
+    check_directory("out")
+
+
+def test_changed_inputs_are_refused(interrupted: Path) -> None:
+    with open("a.jsonl", "ab") as file:
+        file.write(jsonl("more"))
+    assert_error(packer(*arguments("out")), 2, "a.jsonl was written to: ", " bytes then, ")
+    os.rename("a.jsonl", "c.jsonl")
+    done = packer("pack", "c.jsonl", "b.jsonl", *OPTIONS, "--unit-bytes", "20k", "-o", "out")
+    assert_error(done, 2, "a.jsonl is gone; c.jsonl is new")
+    os.rename("c.jsonl", "a.jsonl")
+    done = packer("pack", "b.jsonl", *OPTIONS, "--unit-bytes", "20k", "-o", "out")
+    assert_error(done, 2, "a.jsonl is not named now")
+
+
+def in_place_of(name: str, content: bytes) -> None:
+    """Another file under that name, of the same time."""
+    status = os.stat(name)
+    Path("new").write_bytes(content)
+    os.utime("new", ns=(0, status.st_mtime_ns))
+    os.rename("new", name)
+    assert os.stat(name).st_size == status.st_size
+
+
+def test_other_inputs_of_equal_size_and_time_are_refused(interrupted: Path) -> None:
+    content = Path("a.jsonl").read_bytes()
+    in_place_of("a.jsonl", content.replace(b"b", b"B"))
+    assert_error(packer(*arguments("out")), 2, "a.jsonl was written to")
+    in_place_of("a.jsonl", content)
+    packed = records(interrupted)
+    assert packer(*arguments("out")).exit_code == 0
+    assert len(packed) > 3
+    in_place_of("a.jsonl", content)
+    assert packer(*arguments("fresh")).exit_code == 0
+    check_directory("fresh")
+
+
+def test_copies_of_inputs_and_units_are_gone_on_with(
+    interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine inodes, devices and times of change of status are others."""
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    subprocess.run(["cp", "-a", "a.jsonl", "b.jsonl", "out", copy], check=True)
+    assert packer(*arguments("fresh")).exit_code == 0
+    monkeypatch.chdir(copy)
+    loud = [argument for argument in arguments("out") if argument != "-q"]
+    done = packer(*loud)
+    assert "out: continuing: " in done.stderr
+    shards = [n for n in contents("out") if n.endswith(".arrow")]
+    assert shards
+    fresh = contents(tmp_path / "fresh")
+    assert {name: contents("out")[name] for name in shards} == {n: fresh[n] for n in shards}
+
+
+CHANGING = """
+import os, sys
+from packer_cli.cli import app as cli
+from packer_cli.run import worker
+def now(file):
+    if file.path == '{name}' and not done:
+        done.append(1)
+        {change}
+    return check(file)
+done, check = [], worker.check_unchanged
+worker.check_unchanged = now
+cli.main()
+"""
+IN_PLACE = """
+        status = os.stat('{0}')
+        open('new', 'wb').write(open('{0}', 'rb').read().replace(b'b', b'B'))
+        os.utime('new', ns=(0, status.st_mtime_ns))
+        os.rename('new', '{0}')
+"""
+
+
+def changing(name: str, change: str) -> subprocess.CompletedProcess[str]:
+    """A run during which `change` is done as soon as a unit has read an input, or some of it."""
+    code = CHANGING.format(change=change.strip(), name=name)
+    return altered(code, *arguments("out", "--workers", "1"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])
+def test_an_input_that_is_replaced_once_it_is_packed(inputs: Path, name: str) -> None:
+    """Of equal size and time: whether one unit reads it or several."""
+    failed = changing(name, IN_PLACE.format(name))
+    assert failed.returncode == 1, failed.stderr
+    assert f"error: {name}: changed while it was read (" in failed.stderr
+
+
+def test_an_input_that_only_gets_another_name_or_mode_is_packed(inputs: Path) -> None:
+    """Backups make hard links, which the time of change of status tells."""
+    change = "os.link('a.jsonl', 'backup'); os.chmod('b.jsonl', 0o600)"
+    done = changing("a.jsonl", change)
+    assert done.returncode == 0, done.stderr
+    assert packer("verify", "out", "-q", "--against-inputs", "--sample", "all").exit_code == 0
+
+
+def test_what_is_written_without_a_trace_is_not_certified(inputs: Path) -> None:
+    """Through a mapping, a page that is dirty already is written to, and no time tells.
+
+    The digest in the manifest is of the bytes that were packed.
+    """
+    before = Path("b.jsonl").read_bytes()
+    code = """
+        status = os.stat('b.jsonl')
+        data = open('b.jsonl', 'rb').read()
+        open('b.jsonl', 'r+b').write(data.replace(b'b', b'B'))
+        os.utime('b.jsonl', ns=(0, status.st_mtime_ns))
+        stat = os.stat
+        def forged(path, *more, **how):
+            return status if str(path) == 'b.jsonl' else stat(path, *more, **how)
+        os.stat = forged
+"""
+    done = changing("b.jsonl", code)
+    assert done.returncode == 0, done.stderr
+    said = {one["path"]: one for one in check_directory("out")["inputs"]}
+    assert said["b.jsonl"]["sha256"] == hashlib.sha256(before).hexdigest()
+    assert packer("verify", "out", "-q", "--against-inputs").exit_code == 1
+
+
+def test_another_tokenizer_is_refused(inputs: Path) -> None:
+    tiny.save(inputs / "one", tiny.byte_level())
+    tiny.save(inputs / "two", tiny.byte_level(), tokenizer_config={"pad_token": "<pad>"})
+    stopping = CRASHING.format(step=60, failure="os.kill(os.getpid(), 9)")
+    options = ["--workers", "1", "--no-eos", "--tokenizer-backend", "tokenizers", "-t"]
+    killed = altered(stopping, *arguments("out", *options, "one"))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = packer(*arguments("out", *options, "two"))
+    assert_error(done, 2, "another tokenizer: tokenizer_config.json differ")
+    assert packer(*arguments("out", *options, "one")).exit_code == 0
+
+
+def test_limits_may_be_others(inputs: Path) -> None:
+    """What a run may lose or reject does not show in what was packed."""
+    with open("b.jsonl", "ab") as file:
+        file.write(b"{broken")
+    done = packer(*arguments("out", "--workers", "1"))
+    assert_error(done, 1, "b.jsonl, line 21", "not valid JSON")
+    assert f"39 of {UNITS} units are packed and kept" in done.stderr
+    skipping = ["--on-error", "skip", "--max-loss", "0.5"]
+    assert packer(*arguments("out", *skipping)).exit_code == 0
+    assert packer(*arguments("fresh", *skipping)).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+def test_a_result_that_stands_is_not_gone_on_with(interrupted: Path) -> None:
+    assert packer(*arguments("out")).exit_code == 0
+    assert_error(packer(*arguments("out")), 2, "out: holds a finished result")
+
+
+def test_shards_that_were_damaged_meanwhile_are_packed_again(interrupted: Path) -> None:
+    os.truncate(shard_of(work_folder(), 2), 100)
+    (work_folder() / "unit-00003.json").write_bytes(b"{}")
+    shard_of(work_folder(), 4).unlink()
+    assert packer(*arguments("out")).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"documents":', b'"documents":1', 1),
+        lambda data: data[: len(data) // 2],
+        lambda data: b'{"unit":' + b"[" * 100_000,
+    ],
+)
+def test_records_that_were_damaged_meanwhile_count_as_none(
+    interrupted: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = work_folder() / "unit-00003.json"
+    before = path.read_bytes()
+    path.write_bytes(damage(before))
+    assert path.read_bytes() != before
+    assert packer(*arguments("out")).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.replace(b'"max_length":256', b'"max_length":0'),
+        lambda data: b"[" * 100_000,
+        lambda data: b"",
+    ],
+)
+def test_a_run_that_cannot_be_read_is_refused(
+    interrupted: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = work_folder() / "run.json"
+    path.write_bytes(damage(path.read_bytes()))
+    before = contents("out")
+    done = packer(*arguments("out"))
+    assert_error(done, 2, "out: holds an unfinished run that differs: it is damaged, or of another")
+    assert contents("out") == before
+    assert packer(*arguments("out", "--overwrite")).exit_code == 0
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_a_disk_that_fails(inputs: Path, call: str) -> None:
+    failure = "raise OSError(5, 'I/O', 'out')"
+    for step in (5, 20, 40):
+        out = f"out{step}"
+        code = CRASHING.format(step=step, failure=failure)
+        code = code.replace('("rename", "fsync", "unlink")', f"({call!r},)")
+        failed = altered(code, *arguments(out, "--workers", "1"))
+        assert failed.returncode == 1, failed.stderr
+        assert failed.stderr.startswith("error: out"), failed.stderr
+        assert "Input/output error" in failed.stderr
+        assert not Path(out, "manifest.json").exists()
+        assert packer(*arguments(out)).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out5") == contents("out20") == contents("out40") == contents("fresh")
+
+
+def test_too_many_bad_records(inputs: Path) -> None:
+    lines = Path("a.jsonl").read_bytes().splitlines(keepends=True)
+    lines[::100] = [b"[]\n"] * len(lines[::100])
+    Path("a.jsonl").write_bytes(b"".join(lines))
+    skipping = ["--on-error", "skip", "--workers", "1", "--max-errors"]
+    done = packer(*arguments("out", *skipping, "10"))
+    assert_error(done, 1, "11 records are bad so far; --max-errors is 10")
+    assert_error(packer(*arguments("out", *skipping, "0.5%")), 1, "25 of 2,520 records are bad")
+    assert not Path("out/manifest.json").exists()
+    assert packer(*arguments("out", *skipping, "1%")).exit_code == 0  # all is packed already
+    assert json.loads(Path("out/manifest.json").read_bytes())["rejected_records"] == 25
+    done = packer(*arguments("other", "--max-errors", "3"))
+    assert_error(done, 2, "--max-errors: is for --on-error skip")
+
+
+@pytest.fixture
+def replacing(inputs: Path) -> Path:
+    """An output whose run was killed when all was packed and about to be put in place."""
+    killed = altered(KILLED_WHILE_REPLACING, *arguments("out"))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (work_folder() / "replacing.json").exists()
+    return inputs / "out"
+
+
+def test_what_was_being_put_in_place_is_not_replaced(replacing: Path) -> None:
+    """Nor when it cannot be told any more which run it is of."""
+    (work_folder() / "replacing.json").write_bytes(b"{}")
+    done = packer("pack", "b.jsonl", *OPTIONS, "-o", "out")
+    assert_error(done, 2, "out: holds a finished result")
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{"])
+def test_a_manifest_that_was_lost_is_made_again(replacing: Path, content: bytes | None) -> None:
+    path = work_folder() / "manifest.json"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    kept = records(replacing)
+    assert len(kept) == UNITS
+    assert packer(*arguments("out")).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+def test_an_update_throws_no_other_run_away(interrupted: Path) -> None:
+    before = contents("out")
+    done = packer(*arguments("out", "--update", "-l", "128"))
+    assert_error(done, 2, "out: holds an unfinished run that differs: --max-length was 256")
+    assert contents("out") == before
+    assert packer(*arguments("out", "--update")).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+def test_an_input_that_changes_is_not_to_be_gone_on_with(inputs: Path) -> None:
+    """The same command again would be refused: it is another run."""
+    changing = """
+import os
+from packer_cli.cli import app as cli
+rename, left = os.rename, [5]
+def renamed(a, b, **at):
+    rename(a, b, **at)
+    left[0] -= "unit-" in str(b)
+    if left == [0]:
+        os.truncate("a.jsonl", 1000)
+os.rename = renamed
+cli.main()
+"""
+    failed = altered(changing, *arguments("out", "--workers", "1"))
+    assert failed.returncode == 1
+    message, tip = failed.stderr.splitlines()
+    assert message.startswith("error: a.jsonl: changed while it was read (")
+    assert tip.endswith("then run again, with --overwrite")
+    assert_error(packer(*arguments("out")), 2, "a.jsonl was written to")
+    assert packer(*arguments("out", "--overwrite", "--on-error", "skip")).exit_code == 0
+
+
+def test_files_named_nearly_like_shards_are_not_removed(inputs: Path) -> None:
+    assert packer(*arguments("out")).exit_code == 0
+    Path("out/shard-my-notes.arrow").write_bytes(b"mine")
+    assert packer(*arguments("out", "--overwrite", "-l", "128")).exit_code == 0
+    assert Path("out/shard-my-notes.arrow").read_bytes() == b"mine"

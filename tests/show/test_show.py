@@ -1,0 +1,570 @@
+"""`packer show`: the rows asked for, what is trained in them, nothing hostile on the terminal."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny_tokenizers
+from support import assert_error, jsonl, pack, packer, packer_process, packer_script, shard_of
+from tokenizers import Tokenizer
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+IN_ORDER = ["--no-shuffle", "--strategy", "next-fit"]
+TEXTS = ["first", "second\n", "third\n\nline", "a longer one than 16"]
+
+
+@pytest.fixture
+def packed(folder: Path) -> Path:
+    """Rows of 16, bytes: first + second | third | a longer one | its end."""
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS))
+    pack("a.jsonl", "-l", 16, *IN_ORDER)
+    return folder / "out"
+
+
+@pytest.fixture
+def many_shards(folder: Path) -> Path:
+    (folder / "a.jsonl").write_bytes(jsonl(*(f"document {n:02}" for n in range(40))))
+    pack("a.jsonl", "-l", 16, "--unit-bytes", 100, *IN_ORDER)
+    return folder / "out"
+
+
+def show(*arguments: object) -> str:
+    result = packer("show", "out", *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return str(result.stdout)
+
+
+def show_json(*arguments: object) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in show(*arguments, "--json").splitlines()]
+
+
+def texts_of(*arguments: object) -> list[str]:
+    return [segment["text"] for row in show_json(*arguments) for segment in row["segments"]]
+
+
+def write_ids(path: Path, *documents: tuple[list[int], list[int]]) -> None:
+    """Documents of ids, and for each the ids' trained flags."""
+    lines = []
+    for ids, trained in documents:
+        labels = [token if flag else -100 for token, flag in zip(ids, trained, strict=True)]
+        lines.append(json.dumps({"input_ids": ids, "labels": labels}))
+    path.write_text("\n".join(lines))
+
+
+def pack_with(document: tiny_tokenizers.Json, name: str, length: int = 64, **files: Any) -> None:
+    tokenizer = tiny_tokenizers.save(
+        Path("tok"), document, tokenizer_config={"eos_token": "</s>"}, **files
+    )
+    result = packer("pack", name, "-l", length, "-t", tokenizer, "-q", "-o", "out", *IN_ORDER)
+    assert result.exit_code == 0, result.stderr
+
+
+def test_a_row_without_colour(packed: Path) -> None:
+    assert show() == (
+        "⟦trained tokens⟧, others\n"
+        "\n"
+        "row 0 of 4: 2 segments, 14 tokens, 12 trained; shard-00000-000 row 0\n"
+        "── segment 0: a.jsonl byte 0, 6 tokens, 5 trained\n"
+        "f⟦irst<eos>⟧\n"
+        "── segment 1: a.jsonl byte 18, 8 tokens, 7 trained\n"
+        "s⟦econd\n<eos>⟧\n"
+        "... 2 padding tokens\n"
+    )
+
+
+def test_a_later_part_of_a_document_and_a_full_row(packed: Path) -> None:
+    full, end = show(2, 3).split("\n\n")[1:]
+    assert full == (
+        "row 2 of 4: 1 segment, 16 tokens, 15 trained; shard-00000-000 row 2\n"
+        "── segment 0: a.jsonl byte 65, 16 tokens, 15 trained\n"
+        "a⟦ longer one tha⟧"
+    )
+    assert "a.jsonl byte 65 from its token 16, 5 tokens, 4 trained\nn⟦ 16<eos>⟧\n" in end
+
+
+def test_json(packed: Path) -> None:
+    assert show_json() == [
+        {
+            "row": 0,
+            "shard": shard_of().name,
+            "shard_row": 0,
+            "segments": [
+                {
+                    "segment": 0,
+                    "file": "a.jsonl",
+                    "position": 0,
+                    "position_unit": "byte",
+                    "start": 0,
+                    "tokens": 6,
+                    "trained_tokens": 5,
+                    "text": "first<eos>",
+                    "spans": [
+                        {"text": "f", "trained": False},
+                        {"text": "irst<eos>", "trained": True},
+                    ],
+                },
+                {
+                    "segment": 1,
+                    "file": "a.jsonl",
+                    "position": 18,
+                    "position_unit": "byte",
+                    "start": 0,
+                    "tokens": 8,
+                    "trained_tokens": 7,
+                    "text": "second\n<eos>",
+                    "spans": [
+                        {"text": "s", "trained": False},
+                        {"text": "econd\n<eos>", "trained": True},
+                    ],
+                },
+            ],
+            "padding": 2,
+        }
+    ]
+
+
+def test_ids(packed: Path) -> None:
+    assert show("--ids", 0, "--segment", 0).endswith("\n102 ⟦105 114 115 116 256⟧\n")
+    wide = show("--ids", 2).splitlines()[-1]
+    assert wide == "97 ⟦32 108 111 110 103 101 114 32 111 110 101 32 116 104 97⟧"
+    segment = show_json("--ids")[0]["segments"][0]
+    assert segment["text"] is None
+    assert segment["spans"] == [
+        {"ids": [102], "trained": False},
+        {"ids": [105, 114, 115, 116, 256], "trained": True},
+    ]
+
+
+def test_ids_stand_16_to_a_line(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("a" * 32))
+    pack("a.jsonl", "-l", 64)
+    lines = show("--ids").splitlines()[4:]
+    assert lines == ["97 ⟦" + " ".join(["97"] * 15), " ".join(["97"] * 16), "256⟧",
+                     "... 31 padding tokens"]  # fmt: skip
+
+
+def test_one_segment(packed: Path) -> None:
+    assert show("--segment", 1) == show("--segment", -1)
+    text = show("--segment", 1)
+    assert "segment 0" not in text
+    assert text.endswith("── segment 1: a.jsonl byte 18, 8 tokens, 7 trained\ns⟦econd\n<eos>⟧\n")
+    (row,) = show_json("--segment", 1)
+    assert [segment["segment"] for segment in row["segments"]] == [1]
+    assert row["padding"] == 2
+
+
+def rows_shown(*arguments: object) -> list[int]:
+    return [row["row"] for row in show_json(*arguments)]
+
+
+def test_which_rows(packed: Path) -> None:
+    assert rows_shown() == [0]
+    assert rows_shown(3, 0, 3) == [3, 0, 3]
+    assert rows_shown("1-2") == [1, 2]
+    assert rows_shown("1-1", "-4") == [1, 0]
+    assert rows_shown(-1) == [3]
+    assert rows_shown("-3--1") == [1, 2, 3]
+    assert rows_shown("2--1", "--ids") == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["4"], "ROW: 4: there is no row 4, only 0 to 3"),
+        (["-5"], "ROW: -5: there is no row -5, only 0 to 3"),
+        (["0-4"], "ROW: 0-4: there is no row 4, only 0 to 3"),
+        (["0", "9" * 30], "there is no row 999999999999"),
+        (["2-1"], "ROW: 2-1: ends before it begins"),
+        (["-1-0"], "ROW: -1-0: ends before it begins"),
+        (["one"], "ROW: 'one' is not a row number"),
+        (["1.5"], "ROW: '1.5' is not a row number"),
+        (["1-"], "ROW: '1-' is not a row number"),
+        ([""], "ROW: '' is not a row number"),
+        (["²"], "ROW: '²' is not a row number"),
+        (["--colour"], "ROW: '--colour' is not a row number"),
+        (["--segment", "2"], "--segment: 2 is not in row 0, which has 0 to 1"),
+        (["--segment", "-3"], "--segment: -3 is not in row 0, which has 0 to 1"),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["", "json"])
+def test_what_is_not_there(packed: Path, rows: list[str], message: str, options: list[str]) -> None:
+    assert_error(packer("show", "out", *rows, *options), 2, message)
+
+
+def test_rows_are_found_in_many_shards(many_shards: Path) -> None:
+    shards = sorted(path.name for path in many_shards.glob("shard-*"))
+    assert len(shards) > 3
+    rows = show_json("0--1")
+    assert [segment["text"] for row in rows for segment in row["segments"]] == [
+        f"document {n:02}<eos>" for n in range(40)
+    ]
+    assert sorted({row["shard"] for row in rows}) == shards
+    assert [row["row"] for row in rows] == list(range(40))
+
+
+def test_rows_are_found_in_many_batches(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl(*(f"{n:06}" for n in range(9))))
+    pack("a.jsonl", "-l", 1 << 20, *IN_ORDER)  # a batch holds 2**20 tokens: one row
+    assert "".join(texts_of(0)) == "".join(f"{n:06}<eos>" for n in range(9))
+    (folder / "b.jsonl").write_bytes(jsonl(*("x" * (1 << 19) for n in range(3)), "last"))
+    assert packer("pack", "b.jsonl", "-l", 1 << 20, "-q", "-t", "bytes", "-o", "out", "--overwrite",
+                  *IN_ORDER).exit_code == 0  # fmt: skip
+    assert len(texts_of(0)) == 1
+    assert texts_of(-1)[-1] == "last<eos>"
+
+
+def test_only_the_shard_that_is_needed_is_touched(many_shards: Path) -> None:
+    first, *others = sorted(many_shards.glob("shard-*.arrow"))
+    for path in others:
+        path.unlink()
+    assert texts_of(0) == ["document 00<eos>"]
+    result = packer("show", "out", -1)
+    assert_error(result, 1, f"out/{others[-1].name}: is missing")
+    first.write_bytes(first.read_bytes()[:-8])
+    assert_error(packer("show", "out"), 1, f"out/{first.name}: has ", " the manifest says ")
+    first.write_bytes(b"x" * (first.stat().st_size + 8))
+    assert_error(packer("show", "out"), 1, f"out/{first.name}: not a readable shard")
+
+
+def rewrite(change: Callable[[dict[str, Any]], None]) -> None:
+    path = Path("out/manifest.json")
+    manifest = json.loads(path.read_bytes())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def test_a_shard_with_fewer_rows_than_the_manifest_says(packed: Path) -> None:
+    rewrite(lambda manifest: manifest["shards"][0].update(rows=6))
+    rewrite(lambda manifest: manifest.update(rows=6))
+    message = f"{shard_of()}: holds 4 rows, the manifest says 6"
+    assert_error(packer("show", "out", 5), 1, message)
+
+
+def test_a_total_that_is_more_than_the_shards_hold(packed: Path) -> None:
+    rewrite(lambda manifest: manifest.update(rows=6))
+    message = "out/manifest.json: its total is 6 rows, its shards hold 4"
+    assert_error(packer("show", "out", 5), 1, message)
+
+
+def test_directories_without_a_result(packed: Path) -> None:
+    assert_error(packer("show", "nowhere"), 2, "nowhere: no such directory")
+    (packed / "manifest.json").unlink()
+    assert_error(packer("show", "out"), 1, "out: has no manifest.json")
+
+
+def change_shard(change: Callable[[dict[str, Any]], None], **metadata: str) -> None:
+    """Rewrite the only shard: `change` its columns as lists, and the schema's metadata."""
+    (path,) = Path("out").glob("shard-*.arrow")
+    with pa.ipc.open_stream(path.read_bytes()) as reader:
+        table = reader.read_all()
+    columns = table.to_pydict()
+    change(columns)
+    known = {name: table.schema.field(name).type for name in table.schema.names}
+    arrays = {
+        name: pa.array(values, known.get(name, known["cu_seqlens"]))
+        for name, values in columns.items()
+    }
+    said = json.loads(table.schema.metadata[b"packer"]) | metadata
+    table = pa.table(arrays).replace_schema_metadata({"packer": json.dumps(said)})
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+    rewrite(lambda manifest: manifest["shards"][0].update(bytes=path.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("cu_seqlens", [0, 17], "row 0: is damaged: cu_seqlens ends outside 1..16: 17"),
+        ("cu_seqlens", [0, 6, 6], "cu_seqlens does not increase"),
+        ("cu_seqlens", [1, 6, 14], "cu_seqlens does not begin with 0"),
+        ("cu_seqlens", [0], "cu_seqlens has fewer than two boundaries"),
+        ("cu_seqlens", [], "cu_seqlens has fewer than two boundaries"),
+        ("cu_seqlens", [0, -3, 14], "cu_seqlens does not increase"),
+        ("cu_seqlens", [0, 14], "segments does not match cu_seqlens"),
+        ("segments", [{"file": 1, "position": 0, "start": 0}] * 2, "not an input of its unit: 1"),
+        ("segments", [{"file": -1, "position": 0, "start": 0}] * 2, "not an input of its unit: -1"),
+    ],
+)
+def test_damaged_rows(packed: Path, column: str, value: object, message: str) -> None:
+    change_shard(lambda columns: columns[column].__setitem__(0, value))
+    assert_error(packer("show", "out"), 1, f"{shard_of()}: row 0: ", message)
+    assert texts_of(1) == ["third\n\nline<eos>"]
+
+
+def test_segments_that_begin_at_multiples(packed: Path) -> None:
+    """A segment has its real length, wherever the next one begins."""
+
+    def spread(columns: dict[str, list[Any]]) -> None:
+        for name, filler in (("input_ids", 257), ("labels", -100)):
+            row = columns[name][0]
+            columns[name][0] = [*row[:6], filler, filler, *row[6:14]]
+        columns["cu_seqlens_padded"] = [[0, 8, 16], *columns["cu_seqlens"][1:]]
+
+    before = show()
+    change_shard(spread)
+    rewrite(lambda manifest: manifest["config"].update(segment_multiple=8))
+    assert show() == before
+    change_shard(lambda columns: columns["cu_seqlens_padded"].__setitem__(0, [0, 12, 20]))
+    assert_error(packer("show", "out"), 1, "cu_seqlens_padded is not cu_seqlens in multiples of 8")
+
+
+def test_labels_that_are_shifted(folder: Path) -> None:
+    write_ids(folder / "a.jsonl", (list(b"abcd"), [0, 1, 0, 1]), (list(b"efg"), [0, 0, 1]))
+    pack("a.jsonl", "-l", 8, *IN_ORDER)
+    unshifted = show()
+    assert "\na⟦b⟧c⟦d⟧\n" in unshifted
+    assert "\nef⟦g⟧\n" in unshifted
+
+    def shift(columns: dict[str, list[Any]]) -> None:
+        columns["labels"] = [[*row[1:], -100] for row in columns["labels"]]
+
+    change_shard(shift, label_shift="pre")
+    assert show() == unshifted
+
+
+def test_without_labels_all_is_plain_and_said(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("text"))
+    pack("a.jsonl", "-l", 8, "--columns", "input_ids,cu_seqlens")
+    result = packer("show", "out")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        "packer: no labels column was written: not known which tokens are trained on\n"
+    )
+    assert result.stdout == (
+        "row 0 of 1: 1 segment, 5 tokens; shard-00000-000 row 0\n"
+        "── segment 0: 5 tokens\ntext<eos>\n... 3 padding tokens\n"
+    )
+    (segment,) = json.loads(packer("show", "out", "--json").stdout)["segments"]
+    assert segment["trained_tokens"] is None
+    assert segment["file"] is segment["position"] is None
+    assert segment["spans"] == [{"text": "text<eos>", "trained": None}]
+
+
+def test_ids_without_a_tokenizer_are_shown_as_ids(folder: Path) -> None:
+    write_ids(folder / "a.jsonl", ([7, 8, 9], [0, 1, 1]))
+    assert packer("pack", "a.jsonl", "-l", 4, "-q", "-o", "out").exit_code == 0
+    result = packer("show", "out")
+    assert result.stderr == (
+        "packer: showing token ids: the data came as input_ids, without a tokenizer\n"
+    )
+    assert result.stdout.endswith("\n7 ⟦8 9⟧\n... 1 padding token\n")
+    assert show("--ids") == result.stdout  # asked for, so there is nothing to say
+
+
+def test_parquet_positions_are_rows(folder: Path) -> None:
+    pq.write_table(pa.table({"text": ["one", "two"]}), folder / "a.parquet")
+    pack("a.parquet", "-l", 16, *IN_ORDER)
+    assert "segment 1: a.parquet row 1, 4 tokens" in show()
+    assert [one["position_unit"] for one in show_json()[0]["segments"]] == ["row", "row"]
+
+
+def test_stdin(folder: Path) -> None:
+    result = packer_process("pack", "-", "-l", 8, "-q", "-o", "out", stdin=jsonl("one"))
+    assert result.returncode == 0
+    assert "segment 0: stdin byte 0, 4 tokens" in show()
+
+
+NASTY = "The quick  brown fox\n\n  naïve café, Привет 你好 👍🏽 don't"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "unigram"])
+def test_texts_come_back(folder: Path, kind: str) -> None:
+    document = getattr(tiny_tokenizers, kind)()
+    if kind != "byte_level":
+        document["decoder"] = {
+            "sentencepiece": {
+                "type": "Sequence",
+                "decoders": [
+                    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                    {"type": "ByteFallback"},
+                    {"type": "Fuse"},
+                    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+                ],
+            },
+            "unigram": {
+                "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True,
+            },
+        }[kind]  # fmt: skip
+    text = NASTY if kind != "unigram" else "The quick brown fox jumps."
+    (folder / "a.jsonl").write_bytes(jsonl(text, text))
+    pack_with(document, "a.jsonl", 400)
+    assert texts_of() == [text + "</s>"] * 2
+    first, rest = show_json()[0]["segments"][0]["spans"]
+    assert first["trained"] is False
+    assert rest["trained"] is True
+    assert first["text"] + rest["text"] == text + "</s>"  # no space was lost between them
+
+
+def test_only_cut_characters_are_unreadable(folder: Path) -> None:
+    """Also where the tokens of a whole text are bytes: the library would give up all of them."""
+    (folder / "a.jsonl").write_bytes(jsonl("ᐅᕝᕙᓗ"))
+    fallback = tiny_tokenizers.sentencepiece()
+    fallback["normalizer"] = None
+    fallback["decoder"] = {"type": "ByteFallback"}
+    pack_with(fallback, "a.jsonl")
+    assert show().splitlines()[4] == "�⟦��ᕝᕙᓗ</s>⟧"
+    assert texts_of() == ["ᐅᕝᕙᓗ</s>"]
+
+
+@pytest.fixture
+def any_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let packer pack ids that the tokenizer does not have, as other versions may have done."""
+    monkeypatch.setattr(
+        "packer_cli.tokenization.encoding._refuse_ids_above", lambda *arguments: None
+    )
+
+
+@pytest.mark.usefixtures("any_ids")
+def test_special_and_unknown_tokens(folder: Path) -> None:
+    document = tiny_tokenizers.byte_level()
+    document = tiny_tokenizers.with_added_token(document, "<|im_start|>", 500)
+    tokenizer = Tokenizer.from_str(json.dumps(document))
+    user = tokenizer.encode("user\n").ids
+    answer = tokenizer.encode("yes it is").ids
+    ids = [0, 500, *user, *answer, 1, 99_999]
+    flags = [0] * (2 + len(user)) + [1] * (len(answer) + 1) + [0]
+    write_ids(folder / "a.jsonl", (ids, flags))
+    pack_with(document, "a.jsonl")
+    assert (
+        show()
+        .split("trained\n")[1]
+        .startswith("<s><|im_start|>user\n⟦yes it is</s>⟧<id 99999>\n...")
+    )
+    (segment,) = show_json()[0]["segments"]
+    assert segment["spans"] == [
+        {"text": "<s><|im_start|>user\n", "trained": False},
+        {"text": "yes it is</s>", "trained": True},
+        {"text": "<id 99999>", "trained": False},
+    ]
+
+
+@pytest.mark.usefixtures("any_ids")
+def test_an_unknown_id_with_the_bytes_tokenizer(folder: Path) -> None:
+    write_ids(folder / "a.jsonl", ([97, 257, 300, 98], [0, 1, 1, 1]))
+    pack("a.jsonl", "-l", 4)
+    assert show().endswith("\na⟦<pad><id 300>b⟧\n")
+
+
+def test_the_tokenizer_is_gone_or_another(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("text"))
+    pack_with(tiny_tokenizers.byte_level(), "a.jsonl")
+    text = show()
+    path = folder / "out" / "tokenizer.json"
+    content = path.read_bytes()
+    path.write_bytes(content + b"\n")
+    assert_error(packer("show", "out"), 1, "out/tokenizer.json: its sha256 is ", "the manifest")
+    ids = show("--ids")
+    path.unlink()
+    result = packer("show", "out")
+    assert result.stderr == (
+        "packer: showing token ids: out/tokenizer.json: cannot be read: No such file or directory\n"
+    )
+    assert result.stdout == ids != text
+
+
+def test_a_tokenizer_that_cannot_be_loaded(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("text"))
+    pack_with(tiny_tokenizers.byte_level(), "a.jsonl")
+    (folder / "out" / "tokenizer.json").write_bytes(b"{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    rewrite(lambda manifest: manifest["tokenizer"].update(sha256=digest))
+    message = "out/tokenizer.json: cannot be loaded: "
+    assert_error(packer("show", "out"), 1, message)
+    assert "── segment 0: a.jsonl" in show("--ids")
+
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\r\x00\u202e\u2028\ufeff ⟦x⟧ [bold]\ttab \\x1b"
+
+
+def test_hostile_text_stays_harmless(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl(HOSTILE))
+    (folder / "a.jsonl").rename(folder / "a\x1b[31m\n.jsonl")
+    pack("a\x1b[31m\n.jsonl", "-l", 128)
+    text = show()
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u202e\ufeff]", text)
+    head, shown = text.splitlines()[3:5]
+    assert head.startswith("── segment 0: a\\x1b[31m\\n.jsonl byte 0, ")
+    assert shown == (
+        r"\x1b⟦[31mred\x1b]0;title\x07\x9b2J\r\x00\u202e\u2028\ufeff \u27e6x\u27e7 [bold]"
+        "\ttab \\x1b<eos>⟧"
+    )
+    raw = packer("show", "out", "--json").stdout
+    assert raw.isascii()
+    assert raw.isprintable() or raw.count("\n") == 1
+    assert texts_of() == [HOSTILE + "<eos>"]
+
+
+def on_terminal(*arguments: object, **environment: str) -> str:
+    """What `packer show` sends to a terminal."""
+    terminal, child = pty.openpty()
+    base = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    command = [packer_script(), "show", "out", *map(str, arguments)]
+    process = subprocess.Popen(
+        command, stdout=child, env=base | {"TERM": "xterm-256color"} | environment
+    )
+    os.close(child)
+    sent = io.BytesIO()
+    while True:
+        try:
+            data = os.read(terminal, 1 << 16)
+        except OSError:  # how Linux says that the other side is gone
+            break
+        if not data:
+            break
+        sent.write(data)
+    os.close(terminal)
+    assert process.wait(timeout=300) == 0
+    return sent.getvalue().decode().replace("\r\n", "\n")
+
+
+def test_colours_on_a_terminal(packed: Path) -> None:
+    text = on_terminal()
+    assert text.startswith("\x1b[32mtrained tokens\x1b[0m\x1b[2m, others, \x1b[0m")
+    assert "\n\x1b[2mf\x1b[0m\x1b[32mirst\x1b[0m\x1b[7;32m<eos>\x1b[0m\n" in text
+    assert "\x1b[2ms\x1b[0m\x1b[32mecond↵\x1b[0m\n\x1b[7;32m<eos>\x1b[0m\n" in text
+    assert "⟦" not in text
+    without = re.sub("\x1b\\[[0-9;]*m", "", text)
+    assert without.split("\n", 1)[1].replace("↵", "") == show().split("\n", 1)[1].replace(
+        "⟦", ""
+    ).replace("⟧", "")
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+def test_a_terminal_without_colour(packed: Path, environment: dict[str, str]) -> None:
+    assert on_terminal(**environment) == show()
+
+
+def test_pipes(packed: Path) -> None:
+    result = packer_process("show", "out", env=os.environ | {"PYTHONIOENCODING": "utf-8"})
+    assert result.stdout.decode() == show()
+    (row,) = packer_process("show", "out", "--json").stdout.splitlines()
+    assert json.loads(row) == show_json()[0]
+
+
+def test_an_encoding_without_brackets(packed: Path) -> None:
+    result = packer_process("show", "out", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0
+    text = result.stdout.decode("ascii")
+    assert "\n-- segment 0: a.jsonl byte 0, 6 tokens, 5 trained\nf[[irst<eos>]]\n" in text
+
+
+def test_a_reader_that_leaves(many_shards: Path) -> None:
+    command = f"{packer_script()} show out 0--1 | head -n 1"
+    result = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert result.stdout == "⟦trained tokens⟧, others\n"
+    assert result.stderr == ""

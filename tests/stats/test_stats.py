@@ -1,0 +1,365 @@
+"""`packer stats`: the figures, the thresholds, and finding what does not agree."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from support import assert_error, jsonl, pack, packer, shard_of
+
+from packer_cli import open_packed
+from packer_cli.errors import DataError
+from packer_cli.result.layout import short_name
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+# Lengths with EOS: 16, 8, 4, 4, 10, 10 -> rows of 16: 16 | 10 + 4 | 10 + 4 | 8
+TEXTS = ["a" * 15, "b" * 7, "c" * 3, "d" * 3, "e" * 9, "f" * 9]
+FIGURES = {
+    "max_length": 16,
+    "strategy": "best-fit",
+    "rows": 4,
+    "documents": 6,
+    "segments": 6,
+    "tokens": 52,
+    "trained_tokens": 46,
+    "padding_tokens": 12,
+    "truncated_documents": 0,
+    "truncated_tokens": 0,
+    "dropped_documents": 0,
+    "dropped_tokens": 0,
+    "empty_documents": 1,
+    "rejected_records": 0,
+    "utilization": 0.8125,
+    "lower_bound_rows": 4,
+    "rows_over_bound": 1.0,
+    "unpacked_rows": 6,
+    "unpacked_ratio": 1.5,
+    "shards": 1,
+}
+
+
+@pytest.fixture
+def packed(folder: Path) -> Path:
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS[:4], ""))
+    (folder / "b.jsonl").write_bytes(jsonl(*TEXTS[4:]))
+    pack("a.jsonl", "b.jsonl", "-l", 16)
+    return folder / "out"
+
+
+@pytest.fixture
+def many_shards(folder: Path) -> Path:
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS * 5))
+    pack("a.jsonl", "-l", 16, "--unit-bytes", 200)
+    return folder / "out"
+
+
+def histogram(buckets: int, **counts: int) -> list[int]:
+    return [counts.get(f"at{i}", 0) for i in range(buckets)]
+
+
+def test_the_figures(packed: Path) -> None:
+    result = packer("stats", "out", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    figures = json.loads(result.stdout)
+    assert {name: figures[name] for name in FIGURES} == FIGURES
+    assert figures["directory"] == "out"
+    assert figures["bytes"] == shard_of(packed).stat().st_size
+    assert figures["histograms"] == {
+        "document_length": histogram(32, at2=2, at3=3, at4=1),
+        "row_fill": histogram(21, at10=1, at17=2, at20=1),
+        "segments_per_row": histogram(32, at0=2, at1=2),
+    }
+
+
+def test_the_table(packed: Path) -> None:
+    text = packer("stats", "out").stdout
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for line in (
+        "utilization 81.25% of all places hold real tokens",
+        "lower bound 4 rows; no packer can do better",
+        "unpacked 6 rows if each were padded alone: 1.5× fewer rows",
+        "documents 6 in 6 segments",
+        "tokens 52 46 trained on (88.46%)",
+        "padding 12 places without a token",
+        "empty 1 documents without a token, not packed",
+        "85-90% 2 " + "█" * 40,
+        "full 1 " + "█" * 20,
+        "4-7 2 " + "█" * 26 + "▋",
+        "16-31 1 " + "█" * 13 + "▍",
+        "2-3 2 " + "█" * 40,
+    ):
+        assert line in lines
+    assert "truncated" not in text
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "drop"])
+def test_losses_are_shown(folder: Path, overlong: str) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("a" * 99, "b", "c" * 20) + b"{\n")
+    pack("a.jsonl", "-l", 16, "--overlong", overlong, "--on-error", "skip")
+    lines = [" ".join(line.split()) for line in packer("stats", "out").stdout.splitlines()]
+    lost = "truncated 2 documents, 89 tokens cut off"
+    assert (lost if overlong == "truncate" else "dropped 2 documents, 121 tokens") in lines
+    assert "rejected 1 bad records, see rejected.jsonl" in lines
+
+
+@pytest.mark.parametrize("limit", ["0.8125", "0", "0.5"])
+def test_min_utilization_that_is_met(packed: Path, limit: str) -> None:
+    result = packer("stats", "out", "--min-utilization", limit)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_min_utilization_that_is_missed(packed: Path, as_json: list[str]) -> None:
+    result = packer("stats", "out", "--min-utilization", "0.82", *as_json)
+    assert result.exit_code == 1
+    message = "out: utilization 0.8125 is below --min-utilization 0.82"
+    if as_json:
+        problem = json.loads(result.stderr)
+        assert (problem["error"], problem["exit_code"]) == (message, 1)
+    else:
+        lines = result.stderr.splitlines()
+        assert lines[0] == f"error: {message}"
+        assert lines[1].startswith("tip: ")
+    assert "utilization" in result.stdout  # the figures are printed all the same
+
+
+def test_min_utilization_in_percent_is_refused(packed: Path) -> None:
+    result = packer("stats", "out", "--min-utilization", "95")
+    assert_error(result, 2, "--min-utilization: 95 is not between 0 and 1")
+
+
+def test_by_input(packed: Path) -> None:
+    lines = [line.split() for line in packer("stats", "out", "--by", "input").stdout.splitlines()]
+    sizes = {name: str(Path(name).stat().st_size) for name in ("a.jsonl", "b.jsonl")}
+    assert ["input", "documents", "tokens", "empty", "rejected", "bytes"] in lines
+    assert ["a.jsonl", "4", "32", "1", "0", sizes["a.jsonl"]] in lines
+    assert ["b.jsonl", "2", "20", "0", "0", sizes["b.jsonl"]] in lines
+    by_input = json.loads(packer("stats", "out", "--by", "input", "--json").stdout)["by_input"]
+    assert [one["documents"] for one in by_input] == [4, 2]
+
+
+def test_by_shard(many_shards: Path) -> None:
+    by_shard = json.loads(packer("stats", "out", "--by", "shard", "--json").stdout)["by_shard"]
+    assert len(by_shard) > 1
+    lines = packer("stats", "out", "--by", "shard").stdout.splitlines()
+    for shard in by_shard:
+        (line,) = [line.split() for line in lines if line.startswith(short_name(shard["file"]))]
+        share = f"{shard['tokens'] / shard['rows'] / 16:.2%}"
+        assert line[1:5] == [str(shard[n]) for n in ("rows", "segments", "tokens")] + [share]
+
+
+def test_by_something_else(packed: Path) -> None:
+    assert_error(packer("stats", "out", "--by", "day"), 2, "--by: 'day' is not one of shard, input")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "input_ids,cu_seqlens",
+        "input_ids,labels,cu_seqlens",
+        "input_ids,cu_seqlens,segments",
+        "input_ids,labels,attention_mask,cu_seqlens,segments,position_ids",
+    ],
+)
+def test_deep_agrees(folder: Path, columns: str) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS * 5, "g" * 50))
+    options = ["-l", 16, "--columns", columns, "--unit-bytes", 200, "--shard-bytes", 1]
+    pack("a.jsonl", *options)
+    result = packer("stats", "out", "--deep")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith("recounted from the shards: all figures agree\n")
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = directory / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["rows", "documents", "segments", "tokens", "trained_tokens", "padding_tokens",
+     "utilization", "lower_bound_rows"],
+)  # fmt: skip
+def test_deep_names_a_changed_figure_of_the_manifest(packed: Path, name: str) -> None:
+    rewrite(packed, lambda manifest: manifest.update({name: manifest[name] + 1}))
+    message = f"out: the shards and the manifest differ: {name}: {FIGURES[name]} in the shards, "
+    assert_error(packer("stats", "out", "--deep"), 1, message)
+
+
+def test_deep_names_a_changed_histogram(packed: Path) -> None:
+    rewrite(packed, lambda manifest: manifest["histograms"]["row_fill"].reverse())
+    assert_error(packer("stats", "out", "--deep"), 1, "row_fill: [0, 0,")
+
+
+def tamper(directory: Path, column: str, change: Callable[[Any], None]) -> None:
+    """Change the values of a column of the first shard in place, keeping every size."""
+    shard = next(directory.glob("shard-*.arrow"))
+    data = bytearray(shard.read_bytes())
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        values = reader.read_next_batch().column(column).values
+    buffer = values.buffers()[1]
+    at = buffer.address - pa.py_buffer(data).address
+    view = np.frombuffer(data, values.to_numpy().dtype, count=len(values), offset=at)
+    change(view)
+    shard.write_bytes(data)
+
+
+def put(index: int, value: int) -> Callable[[Any], None]:
+    def change(values: Any) -> None:
+        values[index] = value
+
+    return change
+
+
+def test_deep_finds_a_changed_label(packed: Path) -> None:
+    tamper(packed, "labels", lambda labels: put(int(np.argmax(labels > 0)), -100)(labels))
+    message = "out: the shards and the manifest differ: trained_tokens: 45 in the shards, 46"
+    assert_error(packer("stats", "out", "--deep"), 1, message)
+
+
+@pytest.mark.parametrize("value", [-5, 0, 17, 2**31 - 1])
+def test_deep_finds_impossible_boundaries(packed: Path, value: int) -> None:
+    tamper(packed, "cu_seqlens", put(1, value))
+    message = f"{shard_of().name}: is damaged: cu_seqlens does not increase"
+    assert_error(packer("stats", "out", "--deep"), 1, message)
+
+
+def test_deep_finds_moved_boundaries(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS[:4]))
+    pack("a.jsonl", "-l", 16, "--no-shuffle", "--strategy", "next-fit")
+    tamper(folder / "out", "cu_seqlens", put(3, 5))  # 16 | 8, 4, 4 -> 16 | 5, 7, 4
+    assert_error(packer("stats", "out", "--deep"), 1, "document_length: ", "in the manifest")
+
+
+def test_deep_finds_a_row_without_boundaries(packed: Path) -> None:
+    """The last row has none: its offsets are equal, and lie behind the last boundary."""
+    directory = open_packed("out")
+    shard = directory.manifest["shards"][-1]
+    offsets = next(iter(directory.batches(shard))).column("cu_seqlens").offsets.to_numpy().copy()
+    path = Path("out", shard["file"])
+    content = path.read_bytes()
+    broken = offsets.copy()
+    broken[-2] = broken[-1]
+    assert content.count(offsets.tobytes()) == 1
+    path.write_bytes(content.replace(offsets.tobytes(), broken.tobytes()))
+    message = "is damaged: cu_seqlens has fewer than two boundaries"
+    assert_error(packer("stats", "out", "--deep"), 1, shard["file"], message)
+
+
+def test_a_truncated_shard_is_found(many_shards: Path) -> None:
+    shard = sorted(many_shards.glob("shard-*.arrow"))[1]
+    shard.write_bytes(shard.read_bytes()[:-8])  # a stream without its end reads as complete
+    size = shard.stat().st_size
+    message = f"out/{shard.name}: has {size} bytes, the manifest says {size + 8}"
+    assert_error(packer("stats", "out", "--deep"), 1, message)
+    with pytest.raises(DataError, match="the manifest says"):
+        open_packed("out")
+
+
+def test_a_missing_shard_is_found(many_shards: Path) -> None:
+    shard = sorted(many_shards.glob("shard-*.arrow"))[1]
+    shard.unlink()
+    assert_error(packer("stats", "out", "--deep"), 1, f"out/{shard.name}: is missing")
+
+
+def test_a_shard_of_other_rows_and_equal_size_is_found(packed: Path) -> None:
+    rewrite(packed, lambda manifest: manifest["shards"][0].update(rows=5))
+    message = f"{shard_of()}: holds 4 rows, the manifest says 5"
+    assert_error(packer("stats", "out", "--deep"), 1, message)
+
+
+def test_a_shard_that_is_garbage_is_found(packed: Path) -> None:
+    shard = shard_of(packed)
+    shard.write_bytes(b"x" * shard.stat().st_size)
+    assert_error(packer("stats", "out", "--deep"), 1, f"out/{shard.name}: not a readable shard")
+
+
+def test_a_shard_of_other_columns_is_found(packed: Path) -> None:
+    rewrite(packed, lambda manifest: manifest["config"]["columns"].remove("labels"))
+    assert_error(packer("stats", "out", "--deep"), 1, "has the columns input_ids, labels,")
+
+
+def unfinished(directory: Path) -> None:
+    (directory / "manifest.json").unlink()
+    (directory / ".packer").mkdir()
+
+
+def other_version(directory: Path) -> None:
+    rewrite(directory, lambda manifest: manifest.update(format_version=99))
+
+
+def set_or_take(path: tuple[str | int, ...], value: object, directory: Path) -> None:
+    """Change one value of the manifest; None takes it away."""
+
+    def change(manifest: Any) -> None:
+        *parents, name = path
+        for parent in parents:
+            manifest = manifest[parent]
+        if value is None:
+            del manifest[name]
+        else:
+            manifest[name] = value
+
+    rewrite(directory, change)
+
+
+DAMAGES: list[tuple[tuple[str | int, ...], object, str]] = [
+    (("rows",), 0, "damaged: Expected `int` >= 1 - at `$.rows`"),
+    (("lower_bound_rows",), 0, "damaged: Expected `int` >= 1 - at `$.lower_bound_rows`"),
+    (("tokens",), None, "missing required field `tokens`"),
+    (("config", "max_length"), None, "missing required field `max_length` - at `$.config`"),
+    (("shards", 0, "bytes"), None, "missing required field `bytes` - at `$.shards[0]`"),
+    (("shards", 0, "rows"), 0, "at `$.shards[0].rows`"),
+    (("histograms",), {}, "missing required field `document_length` - at `$.histograms`"),
+    (("inputs", 0), [], "at `$.inputs[0]`"),
+]
+UNUSABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (shutil.rmtree, "out: no such directory"),
+    "unfinished": (unfinished, "out: has no manifest.json: the run that writes it has not"),
+    "foreign": (
+        lambda directory: (directory / "manifest.json").unlink(),
+        "out: has no manifest.json: not packed by packer",
+    ),
+    "another version": (
+        other_version, "out/manifest.json: format version 99, this packer reads 1",
+    ),
+    "damaged": (
+        lambda directory: rewrite(directory, lambda manifest: manifest.update(rows="many")),
+        "out/manifest.json: damaged: Expected `int`, got `str` - at `$.rows`",
+    ),
+    **{
+        f"damaged {'.'.join(map(str, path))}": (partial(set_or_take, path, value), message)
+        for path, value, message in DAMAGES
+    },
+    "not JSON": (
+        lambda directory: (directory / "manifest.json").write_bytes(b"{"),
+        "out/manifest.json: not valid JSON",
+    ),
+    "another manifest": (
+        lambda directory: (directory / "manifest.json").write_bytes(b"[1]"),
+        "out/manifest.json: format version None, this packer reads 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+@pytest.mark.parametrize("deep", [[], ["--deep"]], ids=["", "deep"])
+def test_directories_without_a_usable_result(packed: Path, case: str, deep: list[str]) -> None:
+    damage, message = UNUSABLE[case]
+    damage(packed)
+    code = 2 if case == "missing" else 1
+    assert_error(packer("stats", "out", *deep), code, message)
+
+
+def test_a_file_is_not_a_directory(packed: Path) -> None:
+    assert_error(packer("stats", "a.jsonl"), 2, "a.jsonl: not a directory")

@@ -1,0 +1,188 @@
+"""Templates are programs: what rendering a record may take, and what becomes of those around it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import TAGS, assistant, chat, positions, user, write
+from support import (
+    assert_error,
+    check_directory,
+    contents,
+    packer,
+    packer_process,
+    packer_script,
+)
+
+SLOW = "has to be rendered"
+# What a template does with a message that says `SLOW`.
+SLOW_WAYS = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}"
+    "{% set c = a * b %}{% endfor %}{% endfor %}",
+    "power": "{{ 10 ** (messages | length + 10**8) % 7 }}",
+    "recursion": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ f(60) }}",
+}
+BIG_WAYS = {
+    "indent": "{{ messages | tojson(indent=10**10) }}",
+    "width of %": "{{ '%1000000000000d' % 5 }}",
+    "width of format": "{{ '{:1000000000000}'.format(m.content) }}",
+    "centered": "{{ m.content.center(10**12) }}",
+    "times": "{{ 'a' * 10**12 }}",
+    "a list": "{{ [0] * 10**12 }}",
+    "doubled": "{% set ns = namespace(x='a') %}{% for i in range(60) %}"
+    "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+    "replaced": "{% set a = 'a' * 10**6 %}{{ a.replace('a', a) }}",
+}
+
+
+def when_asked(way: str) -> str:
+    end = "</{{ m.role }}>"
+    assert end in TAGS
+    return TAGS.replace(end, end + "{% if m.content == '" + SLOW + "' %}" + way + "{% endif %}")
+
+
+def records(count: int, *slow: int, times: int = 1) -> list[Any]:
+    made = [
+        chat(user(f"{i} " + "?" * (i % 300) * times), assistant(f"{i}!" * times))
+        for i in range(count)
+    ]
+    for i in slow:
+        made[i] = chat(user("why?"), assistant(SLOW))
+    return made
+
+
+def options(template: str, *more: object) -> tuple[object, ...]:
+    Path("t.jinja").write_text(template)
+    return ("-l", 512, "-t", "bytes", "-q", "--chat-template", "t.jinja", "-o", "out", *more)
+
+
+@pytest.mark.parametrize("way", SLOW_WAYS)
+def test_a_slow_record_is_a_bad_record(folder: Path, way: str) -> None:
+    made = records(30, 7, 19)
+    write(made)
+    how = options(when_asked(SLOW_WAYS[way]), "--max-seconds-per-record", 0.5)
+    place = f"data.jsonl, line 8 (byte {positions(made)[7]}): "
+    reason = "the chat template takes more than 0.5 s (--max-seconds-per-record)"
+    assert_error(packer("pack", "data.jsonl", *how), 1, place + reason)
+    result = packer("pack", "data.jsonl", *how, "--on-error", "skip")
+    assert result.exit_code == 0, result.stderr
+    manifest = check_directory("out")
+    assert (manifest["rejected_records"], manifest["documents"]) == (2, 28)
+    lines = [json.loads(line) for line in Path("out/rejected.jsonl").read_text().splitlines()]
+    at = [positions(made)[i] for i in (7, 19)]
+    assert [(line["position"], line["reason"]) for line in lines] == [(p, reason) for p in at]
+
+
+@pytest.mark.parametrize("way", BIG_WAYS)
+def test_a_record_that_takes_all_memory_is_a_bad_record(folder: Path, way: str) -> None:
+    made = records(30, 7)
+    write(made)
+    how = options(when_asked(BIG_WAYS[way]), "--on-error", "skip")
+    assert packer("pack", "data.jsonl", *how).exit_code == 0
+    assert check_directory("out")["documents"] == 29
+    [line] = map(json.loads, Path("out/rejected.jsonl").read_text().splitlines())
+    assert line["position"] == positions(made)[7]
+    assert "the chat template " in line["reason"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: int) -> None:
+    """In the third batch that a process has read of a slice, with several slices."""
+    made = records(4000, 3501, times=24)
+    made[1] = {"messages": 5}
+    path = write(made)
+    assert path.stat().st_size > 12 << 20
+    made[3501] = {"messages": 5}
+    write(made, "other.jsonl")
+    how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", workers)
+    how = (*how, "--overlong", "truncate", "--keep-untrained")
+    results = []
+    for name in ("data.jsonl", "other.jsonl"):
+        result = packer("pack", name, *how, "--max-seconds-per-record", 2, "--overwrite")
+        assert result.exit_code == 0, result.stderr
+        manifest = check_directory("out")
+        assert (manifest["rejected_records"], manifest["documents"]) == (2, 3998)
+        results.append([shard["tokens"] for shard in manifest["shards"]])
+    assert results[0] == results[1]
+
+
+def test_a_slow_record_from_stdin(folder: Path) -> None:
+    data = write(records(2000, 1000)).read_bytes()
+    how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
+    result = packer_process("pack", "-", *how, "--max-seconds-per-record", 0.5, stdin=data)
+    assert result.returncode == 0, result.stderr
+    assert check_directory("out")["documents"] == 1999
+
+
+@pytest.mark.parametrize("way", SLOW_WAYS)
+def test_a_template_that_is_always_slow(folder: Path, way: str) -> None:
+    write(records(5))
+    how = options(TAGS + SLOW_WAYS[way], "--max-seconds-per-record", 0.5, "--on-error", "skip")
+    result = packer("pack", "data.jsonl", *how)
+    assert_error(result, 2, "the chat template takes more than 0.5 s (--max-seconds-per-record)")
+    assert not Path("out").exists()
+
+
+def test_a_conversation_that_is_slow_once_it_is_shortened(folder: Path) -> None:
+    turns = [message for i in range(10) for message in (user("?" * 90), assistant(f"{i}" * 90))]
+    write([chat(*turns), chat(user("a"), assistant("b"))])
+    when = "3 < messages | length < 20 and '?' in messages[0].content"  # not so in probes
+    slow = TAGS + "{% if " + when + " %}" + SLOW_WAYS["power"] + "{% endif %}"
+    how = options(slow, "--overlong", "truncate-turns", "--max-seconds-per-record", 0.3)
+    result = packer("pack", "data.jsonl", *how)
+    assert result.exit_code == 0, result.stderr
+    manifest = check_directory("out")
+    assert (manifest["documents"], manifest["truncated_documents"]) == (2, 1)
+
+
+def test_the_limit_changes_nothing_of_a_run_that_keeps_to_it(folder: Path) -> None:
+    write(records(500))
+    found = []
+    for more in ((), ("--max-seconds-per-record", 7.5)):
+        how = options(TAGS, "--overwrite", *more)
+        assert packer("pack", "data.jsonl", *how).exit_code == 0
+        found.append(contents("out"))
+    assert found[0] == found[1]
+
+
+def test_verify_is_held_to_the_limits_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(records(30, 7))
+    how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
+    assert packer("pack", "data.jsonl", *how, "--max-seconds-per-record", 0.5).exit_code == 0
+    # Whoever verifies does not say what the run was told; its own default is not that.
+    monkeypatch.setattr("packer_cli.run.encoder.SECONDS_PER_RECORD", 5.0)
+    result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
+    assert result.exit_code == 0, (result.stdout, result.stderr)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_limits_that_are_none(folder: Path, value: str) -> None:
+    write(records(1))
+    how = options(TAGS, f"--max-seconds-per-record={value}")
+    assert_error(packer("pack", "data.jsonl", *how), 2, f"--max-seconds-per-record: {value} is not")
+
+
+def test_slow_records_keep_no_file_open(folder: Path) -> None:
+    """Each has cost a process, whose pipes count against the limit of the shell."""
+    made = records(43, *range(40))
+    write(made)
+    how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", 1)
+    command = ["sh", "-c", 'ulimit -n 40; exec "$0" "$@"', packer_script(), "pack", "data.jsonl"]
+    command += ["--max-seconds-per-record", "0.1", *map(str, how)]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert check_directory("out")["documents"] == 3
+
+
+def test_random_text_is_refused(folder: Path) -> None:
+    """It would be other text every time."""
+    write(records(1))
+    result = packer("pack", "data.jsonl", *options(TAGS + "{{ [1, 2, 3] | random }}"))
+    assert_error(result, 2, "the chat template does not compile: ", "'random'")
+    result = packer("pack", "data.jsonl", *options(TAGS + "{{ lipsum(n=100000) }}"))
+    assert_error(result, 1, "'lipsum' is undefined")

@@ -1,0 +1,241 @@
+"""Packing through the command line, and reading the result back, for every test file.
+
+    result = packer("pack", path, "-l", 64)      in this process
+    result = packer_process("pack", path)        the installed `packer` script
+    check_directory(out)                         every invariant, a recount, the digests
+    recover_documents(out)                       {(file, position): tokens} from the shards alone
+
+Results are read with the library, as its users read them.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from typer.testing import CliRunner, Result
+
+from packer_cli import open_packed
+from packer_cli.cli.app import app
+from packer_cli.result.documents import documents_of, segments_in
+from packer_cli.result.reader import rows_of, segments_of
+from packer_cli.result.recount import check_recount
+from packer_cli.result.rules import broken_invariants
+from packer_cli.result.shards import digest
+
+BYTES_EOS = 256
+
+
+def _by_arrow(codec: str) -> Callable[[bytes], bytes]:
+    return lambda data: pa.Codec(codec).compress(data, asbytes=True)
+
+
+# file ending -> what makes such a file of plain bytes
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "zst": _by_arrow("zstd"),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "lz4": _by_arrow("lz4"),
+}
+
+
+def packer(*arguments: object) -> Result:
+    """Run `packer` in this process; an exception that is not an exit is raised."""
+    command = [str(argument) for argument in arguments]
+    result = CliRunner().invoke(app, command, prog_name="packer")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def packer_script() -> str:
+    """The installed `packer`: of the environment that runs the tests."""
+    beside = Path(sys.executable).with_name("packer")
+    found = str(beside) if beside.exists() else shutil.which("packer")
+    assert found, "packer is not installed"
+    return found
+
+
+def packer_process(
+    *arguments: object, stdin: bytes = b"", **options: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """Run the `packer` script as a process of its own."""
+    command = [packer_script(), *map(str, arguments)]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, timeout=300, check=False, **options
+    )
+
+
+def pack(*arguments: object) -> dict[str, Any]:
+    """Pack with the bytes tokenizer into `out`, check the result, give its manifest."""
+    result = packer("pack", *arguments, "-t", "bytes", "-q", "-o", "out")
+    assert result.exit_code == 0, result.stderr
+    return check_directory("out")
+
+
+def shard_of(directory: Path | str = "out", unit: int = 0, part: int = 0) -> Path:
+    """The shard of a unit: its name ends in its content's digest."""
+    (shard,) = Path(directory).glob(f"shard-{unit:05d}-{part:03d}-*.arrow")
+    return shard
+
+
+def work_folder(directory: Path | str = "out") -> Path:
+    """Where an interrupted run has left what it packed."""
+    (folder,) = Path(directory).glob(".packer/*/")
+    return folder
+
+
+def contents(directory: Path | str) -> dict[str, bytes]:
+    """Every file below a directory, as `at_any_moment`."""
+    found = {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(Path(directory).rglob("*"))
+        if path.is_file()
+    }
+    return at_any_moment(found)
+
+
+def at_any_moment(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Files by name, without which inputs were written just before a run looked at them."""
+    times = [name for name in files if name.endswith("input_times.json")]
+    return files | {name: re.sub(rb',"racy":\[[0-9,]*\]', b"", files[name]) for name in times}
+
+
+# A program that is packer, but is killed when all is packed and about to be put in place.
+KILLED_WHILE_REPLACING = """
+import os
+from packer_cli.cli import app as cli
+rename = os.rename
+def renamed(a, b, **at):
+    rename(a, b, **at)
+    if str(a).endswith("run.json") and str(b) == "replacing.json":
+        os.kill(os.getpid(), 9)
+os.rename = renamed
+cli.main()
+"""
+
+
+def assert_error(result: Result, code: int, *parts: str, kind: str = "error") -> None:
+    """One line that says what is wrong, with all of `parts`, and one that says what to do.
+
+    With --json, both in an object.
+    """
+    assert result.exit_code == code, result.stderr
+    lines = result.stderr.splitlines()
+    if lines[-1].startswith("{"):
+        problem = json.loads(lines[-1])
+        assert problem["exit_code"] == code
+        lines[-1:] = [f"{kind}: {problem['error']}", f"tip: {problem['tip']}"]
+    assert [line.split(":")[0] for line in lines] == [kind, "tip"], result.stderr
+    for part in parts:
+        assert part in lines[0]
+    assert len(lines[1]) > len("tip: ")
+    assert result.stdout == ""
+
+
+def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Assert all that a finished directory promises; gives its manifest."""
+    packed = open_packed(directory)
+    manifest = packed.manifest
+    pad = manifest["tokenizer"]["pad_token_id"] if manifest["tokenizer"] else 0
+    how = {
+        "max_segments": manifest["config"]["max_segments_per_row"],
+        "segment_multiple": manifest["config"]["segment_multiple"],
+        "label_shift": manifest["config"]["label_shift"],
+    }
+    for shard in manifest["shards"]:
+        assert digest(packed.path / shard["file"]) == (shard["bytes"], shard["sha256"])
+        for batch in packed.batches(shard):
+            assert broken_invariants(batch, packed.max_length, pad, **how) == []
+            assert batch.schema.names == manifest["config"]["columns"]
+            assert all(column.null_count == 0 for column in batch.columns)
+    check_recount(Path(directory))
+    slots = manifest["rows"] * packed.max_length
+    assert manifest["tokens"] + manifest["padding_tokens"] == slots
+    assert sum(one["documents"] for one in manifest["inputs"]) == manifest["documents"]
+    assert sum(one["tokens"] for one in manifest["inputs"]) == manifest["tokens"]
+    assert manifest["lower_bound_rows"] <= manifest["rows"]
+    assert not (packed.path / ".packer").exists()
+    return manifest
+
+
+def recover_documents(
+    directory: str | os.PathLike[str], column: str = "input_ids"
+) -> dict[tuple[int, int], np.ndarray[Any, np.dtype[np.int32]]]:
+    """Every document found again from the shards: (file, position) -> its tokens, or labels.
+
+    The pieces of a document are put together in the order of their starts, and must join up.
+    """
+    packed = open_packed(directory)
+    pieces, segments = [], [np.empty((4, 0), np.int64)]
+    for shard in packed.manifest["shards"]:
+        for batch in packed.batches(shard):
+            values = rows_of(batch.column(column))
+            begins, lengths, of_row = segments_of(batch)
+            rows = np.repeat(np.arange(len(values)), np.diff(of_row))
+            for row, begin, length in zip(rows, begins, lengths, strict=True):
+                pieces.append(values[row, begin : begin + length].copy())
+            segments.append(segments_in(batch))
+    order, (file, position, start, _), first = found = documents_of(np.concatenate(segments, 1))
+    assert np.array_equal(start, found.expected_starts(whole=True)), "pieces do not join up"
+    return {
+        (int(file[begin]), int(position[begin])): np.concatenate(
+            [pieces[number] for number in order[begin:end]]
+        )
+        for begin, end in pairwise(first.tolist())
+    }
+
+
+def recover_texts(directory: str | os.PathLike[str]) -> list[str]:
+    """The documents of a bytes-tokenizer result in input order, each ended by EOS."""
+    texts = []
+    for place, tokens in recover_documents(directory).items():
+        assert tokens[-1] == BYTES_EOS, f"{place} does not end with EOS"
+        texts.append(bytes(tokens[:-1].astype(np.uint8)).decode())
+    return texts
+
+
+def jsonl(*texts: str) -> bytes:
+    """{"text": ...} lines."""
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+@contextmanager
+def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process, which ends at the latest with the block, also when that fails."""
+    with subprocess.Popen(command, **options) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
+
+
+def wait_for(what: Callable[[], object], seconds: float = 300) -> bool:
+    """Whether it comes true. Machines are busy: only what hangs takes all of these seconds."""
+    give_up = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return bool(found)
+
+
+def processor_seconds(process: int) -> float:
+    with suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0

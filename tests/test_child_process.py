@@ -1,0 +1,179 @@
+"""The processes beside a run: they end with it, may be paused, and are replaced when lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import tiny_tokenizers as tiny
+from chats import TAGS, assistant, chat, user, write
+from support import contents, packer_script, processor_seconds, started, wait_for
+
+from packer_cli.child_process import Child, LostChildError
+from packer_cli.errors import DataError
+from packer_cli.tokenization import reference_process
+from packer_cli.tokenization.engines import ReferenceEngine
+from packer_cli.tokenization.reference_process import ReferenceProcess
+
+SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
+
+
+def descendants(process: int) -> set[int]:
+    """Children of all its threads, and theirs."""
+    found = set[int]()
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found |= set(map(int, path.read_text().split()))
+    return found.union(*map(descendants, found))
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def command(template: str, *more: object) -> list[str]:
+    Path("t.jinja").write_text(template)
+    options = ("-l", 512, "-t", "bytes", "-q", "--chat-template", "t.jinja", *more)
+    return [packer_script(), "pack", "data.jsonl", *map(str, options)]
+
+
+def many(count: int) -> list[object]:
+    return [
+        chat(user(f"naïve {i} " + "?" * (i % 300)), assistant(f"{i}! " * (i % 50 + 1)))
+        for i in range(count)
+    ]
+
+
+def test_a_run_that_is_paused_and_continued(folder: Path) -> None:
+    """As a debugger, a cgroup's freezer or a suspended laptop does, but hundreds of times."""
+    write(many(12_000))
+    how = command(TAGS, "--workers", 2)
+    subprocess.run([*how, "-o", "undisturbed"], check=True, capture_output=True)
+    with subprocess.Popen([*how, "-o", "out"], stderr=subprocess.PIPE) as run:
+        while run.poll() is None:
+            processes = [run.pid, *descendants(run.pid)]
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for process in processes:
+                    with suppress(ProcessLookupError):
+                        os.kill(process, number)
+                time.sleep(0.003)
+        assert run.stderr
+        assert (run.returncode, run.stderr.read()) == (0, b"")
+    assert contents("out") == contents("undisturbed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_slow_template_ends_with_the_run(
+    folder: Path, number: signal.Signals, workers: int
+) -> None:
+    talk = chat(user("a"), assistant("b"), user("c"), assistant("d"))
+    write([*many(10), talk, *many(10)])
+    how = command(SLOW, "--workers", workers, "-o", "out", "--max-seconds-per-record", 10_000)
+    with started(*how, stderr=subprocess.PIPE) as run:
+        # by then it computes a power, which takes hours, and hears nothing until it is done
+        assert wait_for(lambda: any(processor_seconds(c) > 2 for c in descendants(run.pid)))
+        children = descendants(run.pid)
+        run.send_signal(number)
+        _, message = run.communicate(timeout=300)
+        assert wait_for(lambda: not any(map(is_alive, children)))
+    expected = -number if number == signal.SIGKILL else 130
+    assert run.returncode == expected
+    assert message.startswith(b"" if number == signal.SIGKILL else b"stopped: interrupted\ntip: ")
+
+
+def test_a_child_outlives_the_thread_that_made_it() -> None:
+    made: list[Child] = []
+    thread = threading.Thread(target=lambda: made.append(Child("packer_cli.errors:DataError", "a")))
+    thread.start()
+    thread.join()
+    [child] = made
+    assert child.ask("__str__") == "a"
+    child.close()
+
+
+def test_a_child_whose_maker_is_gone_before_it_begins(folder: Path) -> None:
+    code = (
+        "import os; from packer_cli.child_process import Child\n"
+        "print(Child('packer_cli.errors:DataError', 'a')._process.pid, flush=True); os._exit(0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, timeout=300
+    )
+    assert wait_for(lambda: not is_alive(int(done.stdout)))
+    assert done.stderr == b""
+
+
+def test_the_end_of_a_child_is_noticed() -> None:
+    child = Child("packer_cli.errors:DataError", "a")
+    assert child.ask("__str__") == "a"
+    child.kill()
+    with pytest.raises(LostChildError, match="of DataError was ended from outside, by signal 9"):
+        child.ask("__str__")
+    child.close()
+
+
+def test_a_run_from_stdin_does_not_go_on_without_what_was_lost(folder: Path) -> None:
+    """What was read of stdin cannot be read again."""
+    data = write([*many(5000), chat(user("a"), assistant("b"), user("c"))]).read_bytes()
+    how = command(SLOW, "-o", "out", "--max-seconds-per-record", 10_000)
+    how[2] = "-"
+    with started(*how, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdin
+        run.stdin.write(data)
+        run.stdin.close()
+        run.stdin = None
+        assert wait_for(lambda: any(processor_seconds(c) > 3 for c in descendants(run.pid)))
+        for child in descendants(run.pid):
+            os.kill(child, signal.SIGKILL)
+        _, message = run.communicate(timeout=300)
+    assert run.returncode == 1
+    assert message.startswith(
+        b"error: unit 0 (- from 0): the process of LimitedComposer was ended from"
+    )
+    assert not Path("out").exists()
+
+
+class Killed(Child):
+    """Ends as if memory had run out, the first `times` times that one is asked."""
+
+    times = 0
+
+    def begin(self, method: str, *arguments: object) -> None:
+        if Killed.times:
+            Killed.times -= 1
+            self.kill()
+        super().begin(method, *arguments)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_lost_reference_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, times: int, first: bool
+) -> None:
+    content = json.dumps(tiny.byte_level()).encode()
+    monkeypatch.setattr(reference_process, "Child", Killed)
+    process = ReferenceProcess(content)
+    expected = [part.tolist() for part in ReferenceEngine(content).encode(["some text"])]
+    if not first:
+        process.encode(["before"])
+    monkeypatch.setattr(Killed, "times", times)
+    try:
+        if times < 3:
+            assert [part.tolist() for part in process.encode(["some text"])] == expected
+        else:
+            with pytest.raises(DataError, match="ReferenceEngine was ended from outside"):
+                process.encode(["some text"])
+    finally:
+        process.close()

@@ -1,0 +1,231 @@
+"""Where a tokenizer comes from: option, environment, folder, file, hub cache; and what if not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_tokenizers as tiny
+from support import assert_error, check_directory, jsonl, packer, packer_process
+from tiny_tokenizers import EOS
+
+from packer_cli.errors import DataError
+from packer_cli.tokenization.locate import TokenizerFiles, locate
+
+PACK = ["pack", "data.jsonl", "-l", "16", "-o", "out", "--tokenizer-backend", "tokenizers"]
+CONFIG = {"eos_token": EOS}
+NO_TOKENIZER = "t/tokenizer.json: not a tokenizer.json: "
+
+
+@pytest.fixture(autouse=True)
+def data(folder: Path) -> Path:
+    path = folder / "data.jsonl"
+    path.write_bytes(jsonl("the quick brown fox", "naïve café"))
+    return path
+
+
+def test_a_folder_and_its_tokenizer_json_are_the_same(folder: Path) -> None:
+    tiny.save(folder / "tok", tiny.byte_level(), tokenizer_config=CONFIG)
+    by_folder, by_file = locate("tok"), locate("tok/tokenizer.json")
+    assert by_folder.json == by_file.json == (folder / "tok/tokenizer.json").read_bytes()
+    assert by_folder.companions == by_file.companions
+    assert by_folder.eos == by_file.eos == EOS
+
+
+def test_a_tokenizer_json_may_have_any_name(folder: Path) -> None:
+    (folder / "mine.json").write_text(json.dumps(tiny.byte_level()))
+    assert locate("mine.json").eos == EOS
+
+
+def test_the_output_holds_the_tokenizer(folder: Path) -> None:
+    companions = {"tokenizer_config": CONFIG, "special_tokens_map": {"bos_token": "<s>"}}
+    tiny.save(folder / "tok", tiny.byte_level(), **companions)
+    (folder / "tok/chat_template.jinja").write_text("{{ messages }}")
+    assert packer(*PACK, "-t", "tok", "-q").exit_code == 0
+    manifest = check_directory("out")
+    found = locate("out")
+    assert manifest["tokenizer"]["source"] == "tok"
+    assert manifest["tokenizer"]["sha256"] == found.sha256
+    assert found.json == locate("tok").json
+    assert found.companions == {
+        path.name: path.read_bytes()
+        for path in (folder / "tok").iterdir()
+        if path.name != "tokenizer.json"
+    }
+
+
+def _write(name: str, content: str | bytes) -> None:
+    path = Path(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "part"),
+    [
+        pytest.param("./none", None, "no such file or folder", id="no such path"),
+        pytest.param("/none/tok", None, "no such file or folder", id="no such absolute path"),
+        pytest.param("none.json", None, "no such file or folder", id="no such file"),
+        pytest.param("a/b/c", None, "no such file or folder", id="too deep for a hub name"),
+        pytest.param("not a hub name", None, "not a hub name", id="no hub name"),
+        pytest.param(".", None, "the folder has no tokenizer.json", id="empty folder"),
+        pytest.param("t/tokenizer.json", "{", NO_TOKENIZER, id="cut JSON"),
+        pytest.param("t/tokenizer.json", b'{"\xff": 1}', NO_TOKENIZER, id="invalid UTF-8"),
+        pytest.param("t/tokenizer.json", "[" * 10_000, NO_TOKENIZER, id="deep JSON"),
+        pytest.param("t/tokenizer.json", "", NO_TOKENIZER, id="empty file"),
+        pytest.param("t/tokenizer.json", "[]", NO_TOKENIZER, id="list"),
+        pytest.param("t/tokenizer.json", '{"a": 1}', NO_TOKENIZER + ".*`model`", id="other JSON"),
+        pytest.param(
+            "t/tokenizer.json",
+            '{"model": {}, "added_tokens": [1]}',
+            NO_TOKENIZER + r".*added_tokens\[0\]",
+            id="malformed added tokens",
+        ),
+        pytest.param(
+            "t/tokenizer.json",
+            '{"model": {"type": "Unheard"}}',
+            "tokenizer.json cannot be loaded",
+            id="unknown model",
+        ),
+        pytest.param(
+            "t/tokenizer_config.json", "{", "t/tokenizer_config.json: not valid JSON", id="config"
+        ),
+        pytest.param(
+            "t/special_tokens_map.json", "[]", "a JSON list, not an object", id="special tokens"
+        ),
+    ],
+)
+@pytest.mark.parametrize("engine", ["tokenizers", "auto"])
+def test_what_is_no_tokenizer_is_a_usage_error(
+    source: str, content: str | bytes | None, part: str, engine: str
+) -> None:
+    if content is not None:
+        tiny.save(Path("t"), tiny.byte_level())
+        _write(source, content)
+        source = "t"
+    result = packer(*PACK[:-1], engine, "-t", source)
+    assert_error(result, 2, f"tokenizer {source}")
+    assert re.search(part, result.stderr)
+
+    assert not Path("out").exists()
+
+
+def test_an_unreadable_tokenizer_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.save(Path("tok"), tiny.byte_level())
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # root may read whatever the mode
+    with pytest.raises(DataError, match=r"^tok/tokenizer.json: cannot read: Permission denied"):
+        locate("tok")
+
+
+def _names(name: str) -> TokenizerFiles:
+    tiny.save(Path(name), tiny.byte_level())
+    return locate(name)
+
+
+@pytest.mark.parametrize(
+    ("option", "variable", "source"),
+    [("flagged", "named", "flagged"), (None, "named", "named"), (None, "", "bytes"),
+     (None, None, "bytes"), ("bytes", "named", "bytes")],
+)  # fmt: skip
+def test_the_option_comes_before_the_environment_before_bytes(
+    monkeypatch: pytest.MonkeyPatch, option: str | None, variable: str | None, source: str
+) -> None:
+    _names("flagged")
+    _names("named")
+    if variable is not None:
+        monkeypatch.setenv("PACKER_TOKENIZER", variable)
+    result = packer(*PACK, *(["-t", option] if option else []))
+    assert result.exit_code == 0, result.stderr
+    assert check_directory("out")["tokenizer"]["source"] == source
+    announced = "using the built-in bytes tokenizer" in result.stderr
+    assert announced == (source == "bytes" and option is None)
+    assert "bytes tokenizer" not in result.stdout
+
+
+def test_ids_need_no_tokenizer_and_say_so(data: Path) -> None:
+    data.write_bytes(b'{"input_ids": [5, 6]}\n')
+    result = packer(*PACK)
+    assert result.exit_code == 0, result.stderr
+    assert "input_ids found: no tokenizer needed" in result.stderr
+    assert check_directory("out")["tokenizer"] is None
+
+
+def _hub_cache(home: Path, name: str, commit: str = "c0ffee") -> None:
+    """The layout of the hub's own cache, as huggingface_hub leaves it behind."""
+    repository = home / "hub" / f"models--{name.replace('/', '--')}"
+    tiny.save(repository / "snapshots" / commit, tiny.byte_level(), tokenizer_config=CONFIG)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(commit)
+
+
+def _pack_in_process(
+    home: Path, name: str, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    """In a new process, because huggingface_hub reads the environment when it is imported."""
+    unset = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    inherited = {key: value for key, value in os.environ.items() if key not in unset}
+    return packer_process(
+        *PACK, "-q", "-t", name, env=inherited | {"HF_HOME": str(home)} | environment
+    )
+
+
+@pytest.mark.parametrize("name", ["some-org/some-model", "lone-model"])
+def test_a_cached_hub_name_works_offline(folder: Path, name: str) -> None:
+    _hub_cache(folder / "home", name)
+    result = _pack_in_process(folder / "home", name, HF_HUB_OFFLINE="1")
+    assert (result.returncode, result.stderr) == (0, b"")
+    tokenizer = check_directory("out")["tokenizer"]
+    assert (tokenizer["source"], tokenizer["eos_token_id"]) == (name, tiny.EOS_ID)
+    assert Path("out/tokenizer_config.json").read_text() == json.dumps(CONFIG)
+
+
+def test_a_hub_name_that_is_not_cached_is_a_clear_error_offline(folder: Path) -> None:
+    _hub_cache(folder / "home", "some-org/another-model")
+    result = _pack_in_process(folder / "home", "some-org/some-model", HF_HUB_OFFLINE="1")
+    problem, tip = result.stderr.decode().splitlines()
+    assert result.returncode == 2
+    assert problem == (
+        "error: tokenizer some-org/some-model: not a local path, not in the local hub cache, "
+        "and the hub cannot be reached"
+    )
+    assert tip.startswith("tip: give a folder with tokenizer.json")
+    assert not Path("out").exists()
+
+
+def test_no_name_is_looked_up_offline(folder: Path) -> None:
+    code = """
+import socket
+def refused(*given, **how):
+    raise SystemExit(f"looked up {given}")
+socket.getaddrinfo = socket.gethostbyname = socket.create_connection = refused
+from packer_cli.cli import app as cli
+cli.main()
+"""
+    command = [sys.executable, "-c", code, *map(str, PACK), "-q", "-t", "some-org/some-model"]
+    _hub_cache(folder / "home", "some-org/another-model")
+    for name, status in (("some-org/some-model", 2), ("some-org/another-model", 0)):
+        environment = os.environ | {"HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1"}
+        command[-1] = name
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        assert (done.returncode, b"looked up" in done.stderr) == (status, False), done.stderr
+
+
+def test_a_cached_hub_name_needs_no_network(folder: Path) -> None:
+    _hub_cache(folder / "home", "some-org/some-model")
+    missing = folder / "home/hub/models--some-org--some-model/.no_exist/c0ffee"
+    missing.mkdir(parents=True)  # the cache remembers what the repository does not have
+    for name in ("special_tokens_map.json", "chat_template.jinja"):
+        (missing / name).touch()
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    result = _pack_in_process(folder / "home", "some-org/some-model", **nowhere)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert check_directory("out")["tokenizer"]["eos_token_id"] == tiny.EOS_ID

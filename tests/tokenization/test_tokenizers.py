@@ -1,0 +1,290 @@
+"""What surrounds a document's tokens: BOS, EOS, padding, and what tokenizer.json must not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_tokenizers as tiny
+from support import assert_error, check_directory, jsonl, packer, recover_documents
+from tiny_tokenizers import BOS, BOS_ID, EOS, EOS_ID
+
+from packer_cli import open_packed
+from packer_cli.errors import UsageError
+from packer_cli.result.reader import rows_of
+from packer_cli.tokenization.locate import locate
+from packer_cli.tokenization.tokenizer import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
+
+Load = Callable[..., Tokenizer]
+ENGINES = ["tokenizers", "gigatoken"]
+EOS_CONFIG = {"eos_token": EOS}
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    """load(document, engine, companion={...}, option=...): through a folder, as users do."""
+    with ExitStack() as stack:
+
+        def make(document: tiny.Json, engine: str = "tokenizers", **rest: Any) -> Tokenizer:
+            companions = {
+                name: rest.pop(name) for name in list(rest) if isinstance(rest[name], dict)
+            }
+            files = locate(str(tiny.save(tmp_path / "tokenizer", document, **companions)))
+            tokenizer = load_tokenizer(files, backend=engine, framing=Framing(**rest))
+            return stack.enter_context(closing(tokenizer))
+
+        yield make
+
+
+def documents(tokenizer: Tokenizer, *texts: str) -> list[list[int]]:
+    ids, offsets, trained = tokenizer.encode(list(texts))
+    assert trained is None
+    assert ids.dtype == np.uint32
+    assert offsets.dtype == np.int64
+    return [ids[a:b].tolist() for a, b in pairwise(offsets)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_truncation_and_padding_saved_in_tokenizer_json_are_switched_off(
+    load: Load, engine: str
+) -> None:
+    document = tiny.byte_level()
+    long, short = "the quick brown fox " * 50, "a"
+    expected = documents(load(document, engine, tokenizer_config=EOS_CONFIG), long, short)
+    document["truncation"] = {
+        "direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0,
+    }  # fmt: skip
+    document["padding"] = {
+        "strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": EOS_ID, "pad_type_id": 0, "pad_token": EOS,
+    }  # fmt: skip
+    assert documents(load(document, engine, tokenizer_config=EOS_CONFIG), long, short) == expected
+    assert len(expected[0]) > 100
+    assert len(expected[1]) == 2
+
+
+def test_dropout_saved_in_tokenizer_json_is_switched_off(load: Load) -> None:
+    document = tiny.byte_level()
+    text = "the quick brown fox jumps over the lazy dog"
+    expected = documents(load(document, tokenizer_config=EOS_CONFIG), text)
+    document["model"]["dropout"] = 0.9
+    tokenizer = load(document, tokenizer_config=EOS_CONFIG)
+    assert [documents(tokenizer, text) for _ in range(5)] == [expected] * 5
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ids_may_lie_above_the_vocabulary_size(load: Load, engine: str) -> None:
+    document = tiny.with_added_token(tiny.byte_level(), "<|high|>", 200_019)
+    tokenizer = load(document, engine, tokenizer_config={"eos_token": "<|high|>"})
+    assert tokenizer.info.vocab_size == 401
+    assert tokenizer.info.eos_token_id == tokenizer.info.pad_token_id == 200_019
+    a, b = (document["model"]["vocab"][letter] for letter in "ab")
+    assert documents(tokenizer, "a<|high|>b") == [[a, 200_019, b, 200_019]]
+
+
+def test_an_id_beyond_all_reason_is_refused(tmp_path: Path) -> None:
+    document = tiny.with_added_token(tiny.byte_level(), "<|huge|>", 1 << 31)
+    folder = tiny.save(tmp_path, document)
+    with pytest.raises(UsageError, match="has the id 2147483648, at most 16777216 works"):
+        locate(str(folder))
+
+
+@pytest.mark.parametrize(
+    "companions",
+    [
+        pytest.param({"tokenizer_config": {"eos_token": EOS, "bos_token": BOS}}, id="strings"),
+        pytest.param(
+            {
+                "tokenizer_config": {
+                    "eos_token": {"__type": "AddedToken", "content": EOS, "lstrip": False},
+                    "bos_token": {"__type": "AddedToken", "content": BOS, "lstrip": False},
+                }
+            },
+            id="objects",
+        ),
+        pytest.param(
+            {"special_tokens_map": {"eos_token": EOS, "bos_token": {"content": BOS}}},
+            id="special_tokens_map",
+        ),
+        pytest.param(
+            {
+                "tokenizer_config": {"eos_token": EOS, "bos_token": None},
+                "special_tokens_map": {"eos_token": "x", "bos_token": BOS},
+            },
+            id="config before map",
+        ),
+    ],
+)
+def test_special_tokens_come_from_either_file_as_strings_or_objects(
+    load: Load, companions: dict[str, tiny.Json]
+) -> None:
+    info = load(tiny.byte_level(), **companions).info
+    assert (info.bos_token_id, info.eos_token_id, info.pad_token_id) == (BOS_ID, EOS_ID, EOS_ID)
+
+
+def test_a_well_known_eos_needs_no_configuration(load: Load) -> None:
+    assert load(tiny.byte_level()).info.eos_token_id == EOS_ID
+
+
+X, Y = 2, 3  # of tiny.letters
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "text", "expected"),
+    [
+        pytest.param((), {}, "xy", [X, Y, EOS_ID], id="EOS appended"),
+        pytest.param((), {}, "xy</s>", [X, Y, EOS_ID], id="EOS in the text already"),
+        pytest.param((), {}, "</s>", [EOS_ID], id="EOS is the text"),
+        pytest.param((), {}, "x</s>y", [X, EOS_ID, Y, EOS_ID], id="EOS inside"),
+        pytest.param((), {"eos": False}, "xy", [X, Y], id="no EOS"),
+        pytest.param((), {"eos": False}, "xy</s>", [X, Y, EOS_ID], id="no EOS, in the text"),
+        pytest.param(("A", EOS), {}, "xy", [X, Y, EOS_ID], id="post-processor EOS"),
+        pytest.param(
+            ("A", EOS), {}, "xy</s>", [X, Y, EOS_ID], id="post-processor EOS, in the text"
+        ),
+        pytest.param(("A", EOS), {"eos": False}, "xy", [X, Y], id="no post-processor EOS"),
+        pytest.param((BOS, "A"), {}, "xy", [BOS_ID, X, Y, EOS_ID], id="BOS"),
+        pytest.param((BOS, "A"), {}, "<s>xy", [BOS_ID, X, Y, EOS_ID], id="BOS in the text already"),
+        pytest.param((BOS, "A"), {}, "x<s>y", [BOS_ID, X, BOS_ID, Y, EOS_ID], id="BOS inside"),
+        pytest.param((BOS, "A"), {"eos": False}, "xy", [BOS_ID, X, Y], id="BOS, no EOS"),
+        pytest.param((BOS, "A", EOS), {}, "xy", [BOS_ID, X, Y, EOS_ID], id="BOS and EOS"),
+        pytest.param(
+            (BOS, "A", EOS), {}, "<s>xy</s>", [BOS_ID, X, Y, EOS_ID], id="both in the text already"
+        ),
+        pytest.param(("A", BOS), {}, "xy", [X, Y, BOS_ID, EOS_ID], id="EOS after another suffix"),
+        pytest.param((BOS, "A", EOS), {}, "", [], id="empty text"),
+        pytest.param((BOS, "A", EOS), {}, "abc", [], id="text without a token"),
+    ],
+)
+def test_bos_and_eos_are_there_once(
+    load: Load,
+    template: tuple[str, ...],
+    options: dict[str, bool],
+    text: str,
+    expected: list[int],
+) -> None:
+    document = tiny.letters()
+    if template:
+        document = tiny.with_template(document, *template)
+    assert documents(load(document, **options), "x", text, "y")[1] == expected
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bos_and_eos_with_either_engine(load: Load, engine: str) -> None:
+    document = tiny.with_template(tiny.byte_level(), BOS, "A")
+    a = document["model"]["vocab"]["a"]
+    found = documents(load(document, engine), "a", "", "<s>a</s>", "a</s>a")
+    assert found == [
+        [BOS_ID, a, EOS_ID], [], [BOS_ID, a, EOS_ID], [BOS_ID, a, EOS_ID, a, EOS_ID],
+    ]  # fmt: skip
+
+
+def test_a_post_processor_that_rewrites_the_text_is_refused(load: Load) -> None:
+    document = tiny.with_template(tiny.letters(), "A", EOS, "A")
+    with pytest.raises(UsageError, match="post-processor rewrites the text's own tokens"):
+        load(document)
+
+
+def test_the_pad_token_is_the_configured_one(load: Load) -> None:
+    config = {"eos_token": EOS, "pad_token": BOS}
+    assert load(tiny.byte_level(), tokenizer_config=config).info.pad_token_id == BOS_ID
+
+
+@pytest.mark.parametrize("missing", ["bos_token", "pad_token"])
+def test_a_configured_token_that_does_not_exist_is_left_alone(load: Load, missing: str) -> None:
+    info = load(tiny.byte_level(), tokenizer_config={"eos_token": EOS, missing: "<none>"}).info
+    assert (info.bos_token_id, info.pad_token_id) == (None, EOS_ID)
+
+
+def test_without_any_eos_padding_is_id_zero(load: Load) -> None:
+    document = tiny.with_added_token(tiny.byte_level(), "<|endoftext|>", 400)  # two candidates
+    info = load(document, eos=False).info
+    assert (info.eos_token_id, info.pad_token_id) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "parts"),
+    [
+        pytest.param({}, [], ["no configuration names its EOS token"], id="none known"),
+        pytest.param(
+            {"eos_token": "<none>"}, [], ["'<none>' is not in the vocabulary"], id="configured"
+        ),
+        pytest.param(
+            {"eos_token": EOS},
+            ["--eos-token", "<none>"],
+            ["'<none>' is not in the vocabulary"],
+            id="wrong --eos-token",
+        ),
+        pytest.param(
+            {"eos_token": EOS}, ["--eos-token", ""], ["'' is not in the vocabulary"], id="empty"
+        ),
+    ],
+)
+@pytest.mark.parametrize("engine", ["tokenizers", "auto"])
+def test_an_unusable_eos_is_an_error_that_names_the_option(
+    folder: Path, engine: str, config: tiny.Json, arguments: list[str], parts: list[str]
+) -> None:
+    document = tiny.with_added_token(tiny.byte_level(), "<|endoftext|>", 400)  # two candidates
+    tiny.save(folder / "tok", document, tokenizer_config=config)
+    Path("data.jsonl").write_bytes(jsonl("a"))
+    command = ["pack", "data.jsonl", "-l", "8", "-t", "tok", "--tokenizer-backend", engine]
+    result = packer(*command, *arguments)
+    assert_error(result, 2, "tokenizer tok: ", *parts)
+    assert "--eos-token" in result.stderr
+    assert "--no-eos" in result.stderr
+    assert not Path("data-packed-8").exists()
+    if not arguments:
+        assert packer(*command, "--no-eos", "-q").exit_code == 0
+        assert [ids.tolist() for ids in recover_documents("data-packed-8").values()] == [
+            [document["model"]["vocab"]["a"]]
+        ]
+
+
+def test_eos_token_overrides_the_configuration(load: Load) -> None:
+    document = tiny.with_added_token(tiny.byte_level(), "<|other|>", 400)
+    tokenizer = load(document, tokenizer_config=EOS_CONFIG, eos_token="<|other|>")  # noqa: S106
+    assert tokenizer.info.eos_token_id == 400
+    assert documents(tokenizer, "a")[0][-1] == 400
+
+
+def test_padding_is_masked_by_position_not_by_id(folder: Path) -> None:
+    """The pad id, here that of EOS, stays a trained token wherever a document holds it."""
+    tiny.save(folder / "tok", tiny.letters(), tokenizer_config=EOS_CONFIG)
+    Path("data.jsonl").write_bytes(jsonl("x</s>y"))
+    result = packer("pack", "data.jsonl", "-l", "6", "-t", "tok", "-o", "out", "-q")
+    assert result.exit_code == 0, result.stderr
+    manifest = check_directory("out")
+    assert manifest["tokenizer"]["pad_token_id"] == EOS_ID
+    packed = open_packed("out")
+    (batch,) = packed.batches(manifest["shards"][0])
+    found = {name: rows_of(batch.column(name)).tolist() for name in batch.schema.names[:3]}
+    assert found == {
+        "input_ids": [[X, EOS_ID, Y, EOS_ID, EOS_ID, EOS_ID]],
+        "labels": [[-100, EOS_ID, Y, EOS_ID, -100, -100]],
+        "attention_mask": [[1, 1, 1, 1, 0, 0]],
+    }
+
+
+def test_texts_without_a_token_are_counted_as_empty(folder: Path) -> None:
+    tiny.save(folder / "tok", tiny.with_template(tiny.letters(), BOS, "A", EOS))
+    Path("data.jsonl").write_bytes(jsonl("", "abc", "x", "  "))
+    assert packer("pack", "data.jsonl", "-l", "6", "-t", "tok", "-q", "-o", "out").exit_code == 0
+    manifest = check_directory("out")
+    assert (manifest["documents"], manifest["empty_documents"]) == (1, 3)
+    assert [ids.tolist() for ids in recover_documents("out").values()] == [[BOS_ID, X, EOS_ID]]
+
+
+def test_bytes_tokenizer() -> None:
+    text = "aé\n日🙂"
+    assert documents(bytes_tokenizer(Framing()), text, "", "b") == [
+        [*text.encode(), 256], [], [98, 256],
+    ]  # fmt: skip
+    assert documents(bytes_tokenizer(Framing(eos=False)), text, "") == [list(text.encode()), []]
+    assert documents(bytes_tokenizer(Framing())) == []
+    info = bytes_tokenizer(Framing()).info
+    assert (info.vocab_size, info.eos_token_id, info.pad_token_id) == (258, 256, 257)
