@@ -164,28 +164,20 @@ def _histogram(console: Console, title: str, bins: list[tuple[str, int]], plain:
 
 
 def _breakdown(console: Console, manifest: Manifest, by: str) -> None:
-    table = Table(box=None, header_style="dim", pad_edge=False)
+    """Names come last, where a long one moves no figure and is whole when it is copied."""
     if by == "shard":
-        _add_columns(table, "shard", "rows", "segments", "tokens", "utilization", "bytes")
+        rows = [["rows", "segments", "tokens", "utilization", "bytes", "shard"]]
         for s in manifest.shards:
-            share = s.tokens / (s.rows * manifest.config.max_length)
-            table.add_row(
-                escape(one_line(short_name(s.file))),
-                f"{s.rows:,}", f"{s.segments:,}", f"{s.tokens:,}", f"{share:.2%}", f"{s.bytes:,}",
-            )  # fmt: skip
+            share = f"{s.tokens / (s.rows * manifest.config.max_length):.2%}"
+            counts = f"{s.rows:,}", f"{s.segments:,}", f"{s.tokens:,}", share, f"{s.bytes:,}"
+            rows.append([*counts, short_name(s.file)])
     else:
-        _add_columns(table, "input", "documents", "tokens", "empty", "rejected", "bytes")
+        rows = [["documents", "tokens", "empty", "rejected", "bytes", "input"]]
         for i in manifest.inputs_now.values():
-            table.add_row(
-                escape(one_line(i.path)), f"{i.documents:,}", f"{i.tokens:,}",
-                f"{i.empty_documents:,}", f"{i.rejected_records:,}", f"{i.size:,}",
-            )  # fmt: skip
+            figures = i.documents, i.tokens, i.empty_documents, i.rejected_records, i.size
+            rows.append([*(f"{figure:,}" for figure in figures), i.path])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     console.print()
-    console.print(table)
-
-
-def _add_columns(table: Table, name: str, *figures: str) -> None:
-    """A name that is cut short names nothing: it goes on in the next line, and no figure does."""
-    table.add_column(name, overflow="fold")
-    for figure in figures:
-        table.add_column(figure, justify="right", no_wrap=True)
+    for number, row in enumerate(rows):
+        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
+        console.print(Text("  ".join([*cells, one_line(row[-1])]), style="" if number else "dim"))
