@@ -47,6 +47,9 @@ TAGS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+# Parts of templates that are made like real ones.
+CALLS = "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 REWRITTEN = (  # a loop over messages that the template made
     "{% set ns = namespace(pairs=[]) %}{% for m in messages %}"
     "{% set ns.pairs = ns.pairs + [{'role': m.role, 'content': m.content | upper}] %}{% endfor %}"
