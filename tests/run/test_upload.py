@@ -12,13 +12,14 @@ import pytest
 from shop import MARKER, OUT, Shop, fail_at, local, pack, succeeds, there
 from support import assert_error, contents, jsonl, packer
 
-from packer_cli.run import upload as publish
+from packer_cli.run import transfer
+from packer_cli.run.staging import default_staging
 
 pytestmark = pytest.mark.usefixtures("stores")
 
 
 def test_the_same_bytes_as_a_local_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "_THREADS", 1)
+    monkeypatch.setattr(transfer, "_THREADS", 1)
     for url in (OUT, "memory://bucket/out/", f"file://{Path.cwd()}/deep/out"):
         succeeds(out=url)
         assert there(url) == local()
@@ -166,7 +167,7 @@ def test_a_result_that_is_marked_incomplete_is_not_uploaded() -> None:
     result = pack("--overlong", "truncate", "--max-loss", "0.001")
     assert result.exit_code == 1
     assert f"{OUT}: 0." in result.stderr
-    assert f"not uploaded, but kept in {publish.default_staging(OUT)}" in result.stderr
+    assert f"not uploaded, but kept in {default_staging(OUT)}" in result.stderr
     assert there() == {}
     succeeds("--overlong", "truncate", "--max-loss", "0.9")
     assert "manifest.json" in there()
@@ -184,9 +185,9 @@ def test_a_second_run_is_refused_at_once() -> None:
 
 def test_a_staging_directory_of_somebody_else_is_not_used(folder: Path) -> None:
     (folder / "theirs").mkdir()
-    publish.default_staging(OUT).symlink_to(folder / "theirs")
+    default_staging(OUT).symlink_to(folder / "theirs")
     assert_error(pack(), 2, "is not a directory of yours")
-    publish.default_staging(OUT).unlink()
+    default_staging(OUT).unlink()
     fail_at(1, OSError("no"))
     assert pack().exit_code == 1
-    assert publish.default_staging(OUT).stat().st_mode & 0o777 == 0o700
+    assert default_staging(OUT).stat().st_mode & 0o777 == 0o700

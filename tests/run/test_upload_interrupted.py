@@ -31,14 +31,14 @@ from support import (
 from packer_cli import open_packed, storage
 from packer_cli.result.manifest import is_manifest
 from packer_cli.result.shards import digest
-from packer_cli.run import upload as publish
+from packer_cli.run import transfer
 
 KILLS = int(os.environ.get("PACKER_KILLS", "16"))
 pytestmark = pytest.mark.usefixtures("stores")
 
 
 def test_an_upload_that_fails_halfway_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "_THREADS", 1)
+    monkeypatch.setattr(transfer, "_THREADS", 1)
     fail_at(3, PermissionError(errno.EACCES, "Access Denied"))
     result = pack()
     assert_error(result, 1, f"{OUT}/shard-00002-000-", ".arrow: cannot write: Access Denied")
@@ -59,7 +59,7 @@ def test_an_upload_that_fails_halfway_goes_on(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_object_is_checked_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "_THREADS", 1)
+    monkeypatch.setattr(transfer, "_THREADS", 1)
 
     def cut(what: str, name: str) -> None:
         if name == "units.jsonl":
@@ -76,7 +76,7 @@ def test_every_object_is_checked_at_the_end(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_another_run_that_writes_there_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "_THREADS", 1)
+    monkeypatch.setattr(transfer, "_THREADS", 1)
     whole = local()
 
     def take_over(what: str, name: str) -> None:
@@ -131,7 +131,7 @@ def test_what_was_uploaded_of_another_result_is_not_taken() -> None:
 
 
 def test_a_staged_shard_that_was_damaged_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "_THREADS", 1)  # or another has uploaded it by then
+    monkeypatch.setattr(transfer, "_THREADS", 1)  # or another has uploaded it by then
     fail_at(1, OSError("no"))
     assert pack("--staging", "s").exit_code == 1
     Shop.disturb = lambda what, name: None
@@ -151,8 +151,8 @@ CRASHING = """
 import os, sys
 from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
 from packer_cli.cli import app as cli
-from packer_cli.run import upload as publish
-publish._THREADS = 1
+from packer_cli.run import transfer
+transfer._THREADS = 1
 steps = {step}
 def counted(call):
     def count(*arguments, **options):
