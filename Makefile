@@ -54,7 +54,8 @@ test-places: $(VENV)/.testing ## trained tokens of PLACES hard texts against the
 
 KILLS ?= 300
 TREES ?= 10000
-FAULTS = run/test_resume run/test_update run/test_add run/test_ranks run/test_upload test_ownership
+FAULTS = run/test_resume run/test_update run/test_add run/test_ranks run/test_upload_interrupted \
+	ownership/test_runs_at_once ownership/test_random_trees
 
 test-faults: $(VENV)/.testing ## kill KILLS runs, and try TREES trees of foreign files (half an hour)
 	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/%.py) $(SHARED) $(ARGS)

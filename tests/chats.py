@@ -47,6 +47,15 @@ TAGS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+# Parts of templates that are made like real ones.
+CALLS = "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+REWRITTEN = (  # a loop over messages that the template made
+    "{% set ns = namespace(pairs=[]) %}{% for m in messages %}"
+    "{% set ns.pairs = ns.pairs + [{'role': m.role, 'content': m.content | upper}] %}{% endfor %}"
+    "{% for p in ns.pairs %}<{{ p.role }}>{{ p.content }}</{{ p.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def user(content: Any, **more: Any) -> Json:
@@ -63,6 +72,12 @@ def system(content: str) -> Json:
 
 def chat(*messages: Json, **more: Any) -> Json:
     return {"messages": list(messages), **more}
+
+
+TWO = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
+TWO_MARKED = (
+    "<user>Hi</user><assistant>⟦Hello</assistant>⟧<user>Bye</user><assistant>⟦Ciao</assistant>⟧"
+)
 
 
 def write(records: Sequence[Any], name: str = "data.jsonl") -> Path:

@@ -116,7 +116,7 @@ def pack(
     startup.prepare_run()
     from packer_cli.run import pipeline
     from packer_cli.run.ranks import find_rank
-    from packer_cli.run.upload import default_staging
+    from packer_cli.run.staging import default_staging
     from packer_cli.storage import is_url
 
     if position_ids:

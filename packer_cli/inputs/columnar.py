@@ -18,10 +18,17 @@ import pyarrow.parquet as pq
 from packer_cli import storage
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.errors import DataError, from_os_error, named
+from packer_cli.errors import DataError, from_os_error
+from packer_cli.inputs.arrow_records import (
+    columns_to_read,
+    fields_of,
+    is_integer_list,
+    is_text_type,
+    texts_of,
+    tokens_of,
+)
 from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.parquet_pages import pages
-from packer_cli.inputs.token_columns import check_tokens, clipped
 from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice
 
 _BATCH_ROWS = 1024
@@ -30,7 +37,6 @@ _BATCH_BYTES = 4 << 20
 _DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
 _BUFFER_BYTES = 1 << 20
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_SKIP = "mend the row, or use --on-error skip"
 _OVERLONG = "raise --max-line-bytes, or use --on-error skip"
 # What a page may take whatever --max-line-bytes is: others take as much.
 _LEAST_REFUSED = 64 << 20
@@ -90,11 +96,11 @@ class _ColumnarReader:
                     bad = [BadRecord(row, reason, _OVERLONG)]
                     yield Records(np.empty(0, np.int64), bad=bad, consumed=size)
                 elif shape.kind == "text":
-                    yield _texts(file, part.column(shape.columns["text"]), row, size)
+                    yield texts_of(file, part.column(shape.columns["text"]), row, size)
                 elif shape.kind == "tokens":
-                    yield _tokens(file, part, row, size)
+                    yield tokens_of(file, part, row, size)
                 else:
-                    yield _fields(part, shape, row, size)
+                    yield fields_of(part, shape, row, size)
                 row += part.num_rows
 
 
@@ -103,11 +109,11 @@ def _sizes(column: Any) -> Int64:
     kind = column.type
     if pa.types.is_dictionary(kind):
         sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
-    elif _is_integer_list(kind):
+    elif is_integer_list(kind):
         sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
         sizes = pc.binary_length(column)
-    elif _is_text(kind):  # no function gives the lengths of views
+    elif is_text_type(kind):  # no function gives the lengths of views
         sizes = pa.array([len(cell.as_buffer() or b"") for cell in column], pa.int64())
     else:
         sizes = pa.array([column.slice(i, 1).nbytes for i in range(len(column))], pa.int64())
@@ -165,7 +171,7 @@ class ParquetReader(_ColumnarReader):
                     hashed, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
                 ) as parquet,
             ):
-                names = _columns(file, parquet.schema_arrow, shape)
+                names = columns_to_read(file, parquet.schema_arrow, shape)
                 stop = metadata.num_row_groups if part.stop is None else part.stop
                 consumed = file.size / max(metadata.num_rows, 1)
                 for groups in _readable(file, metadata, range(part.start, stop), names, config):
@@ -291,7 +297,7 @@ class ArrowReader(_ColumnarReader):
                 read_columns,
             ),
         ):
-            batches = read_columns(_columns(file, schema, shape))
+            batches = read_columns(columns_to_read(file, schema, shape))
             yield from self._records(file, batches, 0, shape, 0.0, config.max_line_bytes)
             yield Records.end(hashed.stretches())
 
@@ -330,145 +336,3 @@ def _open_arrow(
                 yield from (batch.select(names) for batch in batches)
 
         yield schema, read_columns
-
-
-def _columns(file: InputFile, schema: Any, shape: Shape) -> list[str]:
-    """The columns to read, checked for presence and type."""
-    is_text, is_tokens = shape.kind == "text", shape.kind == "tokens"
-    wanted = [shape.columns[own] for own in shape.required]
-    wanted += [n for own in shape.optional if (n := shape.columns[own]) in schema.names]
-    for name in wanted:
-        count = schema.names.count(name)
-        if count != 1:
-            raise DataError(
-                f"{file.path}: {count or 'no'} column{'s' * (count > 1)} '{name}'; "
-                f"columns found: {named(schema.names)}",
-                "write the file again"
-                if is_tokens
-                else "name the right one with --text-field, or with --field NAME=COLUMN",
-            )
-        kind = schema.field(name).type
-        if (is_text and not _is_text(kind)) or (is_tokens and not _is_integer_list(kind)):
-            raise DataError(
-                f"{file.path}: column '{name}' has type {kind}, expected "
-                f"{'a string' if is_text else 'a list of integers'}",
-                "name the right column with --text-field"
-                if is_text
-                else "cast it, for example with pyarrow or datasets",
-            )
-    return wanted
-
-
-def _is_text(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    is_view = getattr(pa.types, "is_string_view", lambda kind: False)
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_view(kind))
-
-
-def _is_integer_list(kind: Any) -> bool:
-    is_list = (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-    return bool(is_list and pa.types.is_integer(kind.value_type))
-
-
-def _texts(file: InputFile, column: Any, first_row: int, consumed: int) -> Records:
-    positions = np.arange(first_row, first_row + len(column), dtype=np.int64)
-    bad: dict[int, str] = {}
-    try:
-        texts: list[str | None] = column.to_pylist()
-    except UnicodeDecodeError:
-        texts = []
-        for i, scalar in enumerate(column):
-            try:
-                texts.append(scalar.as_py())
-            except UnicodeDecodeError as error:
-                texts.append(None)
-                bad[i] = f"invalid UTF-8 at byte {error.start} of the text"
-    good = [text for text in texts if text is not None]
-    if len(good) < len(texts):
-        for i, text in enumerate(texts):
-            if text is None:
-                bad.setdefault(i, "the text is null")
-        positions = np.delete(positions, list(bad))
-    return Records(positions, texts=good, bad=_bad(bad, first_row), consumed=consumed)
-
-
-def _fields(batch: Any, shape: Shape, first_row: int, consumed: int) -> Records:
-    positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
-    columns = {
-        own: batch.column(name) for own, name in shape.columns.items() if name in batch.schema.names
-    }
-    bad: dict[int, str] = {}
-    try:
-        values = {own: column.to_pylist() for own, column in columns.items()}
-    except UnicodeDecodeError:
-        values = {own: [None] * batch.num_rows for own in columns}
-        for i in range(batch.num_rows):
-            try:
-                for own, column in columns.items():
-                    values[own][i] = column[i].as_py()
-            except UnicodeDecodeError as error:
-                bad[i] = f"invalid UTF-8 at byte {error.start} of a text"
-    records = [
-        {own: _without_nulls(values[own][i]) for own in values}
-        for i in range(batch.num_rows)
-        if i not in bad
-    ]
-    positions = np.delete(positions, list(bad))
-    return Records(positions, fields=records, bad=_bad(bad, first_row), consumed=consumed)
-
-
-def _without_nulls(value: Any) -> Any:
-    """Arrow gives every struct of a column all the fields that any of them has."""
-    if isinstance(value, dict):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
-
-
-def _tokens(file: InputFile, batch: Any, first_row: int, consumed: int) -> Records:
-    bad: dict[int, str] = {}
-    columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
-    ids = columns["input_ids"]
-    if ids.null_count:  # of labels and attention_mask a null is as if they were not there
-        nulls = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))
-        bad.update({int(i): "input_ids is null" for i in nulls})
-    for name, column in columns.items():
-        uneven = pc.not_equal(pc.list_value_length(column), pc.list_value_length(ids))
-        for i in np.flatnonzero(uneven.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
-            bad.setdefault(i, f"{name} has {len(column[i])} values, input_ids {len(ids[i])}")
-        if pc.list_flatten(column).null_count:
-            for i, row in enumerate(column):
-                if row.is_valid and row.values.null_count:
-                    bad.setdefault(i, f"{name} holds a null")
-    keep = np.delete(np.arange(batch.num_rows), list(bad))
-    arrays = {name: column.take(pa.array(keep)) for name, column in columns.items()}
-    offsets = np.zeros(len(keep) + 1, np.int64)
-    np.cumsum(
-        pc.list_value_length(arrays["input_ids"]).to_numpy(zero_copy_only=False), out=offsets[1:]
-    )
-
-    def flat(name: str) -> Int64:
-        return clipped(pc.list_flatten(arrays[name]).to_numpy(zero_copy_only=False))
-
-    def flat_or(name: str, absent: Int64) -> Int64 | None:
-        if name not in arrays:
-            return None
-        if not arrays[name].null_count:
-            return flat(name)
-        there = arrays[name].is_valid().to_numpy(zero_copy_only=False)
-        values: Int64 = absent.copy()
-        values[np.repeat(there, np.diff(offsets))] = flat(name)
-        return values
-
-    values = flat("input_ids")
-    labels, mask = flat_or("labels", values), flat_or("attention_mask", np.ones_like(values))
-    tokens, wrong = check_tokens(values, offsets, labels, mask)
-    bad.update({int(keep[i]): reason for i, reason in wrong.items()})
-    positions = np.delete(np.arange(first_row, first_row + batch.num_rows), list(bad))
-    return Records(positions, tokens=tokens, bad=_bad(bad, first_row), consumed=consumed)
-
-
-def _bad(reasons: dict[int, str], first_row: int) -> list[BadRecord]:
-    return [BadRecord(first_row + i, reasons[i], _SKIP) for i in sorted(reasons)]

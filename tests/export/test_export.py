@@ -1,21 +1,12 @@
-"""`packer export`: every format gives back every token, label and boundary; nothing half-written.
+"""`packer export`: every format gives back every token, label and boundary.
 
 Formats are read here by their documented layout alone; tests/extras reads them with the trainers.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
-import pty
-import resource
-import shutil
-import signal
 import struct
-import subprocess
-import termios
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -25,24 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from altered import altered
-from support import (
-    assert_error,
-    check_directory,
-    contents,
-    packer,
-    packer_process,
-    packer_script,
-    recover_documents,
-    started,
-    wait_for,
-)
+from exporting import files_of, nothing_at, table_of
+from support import assert_error, check_directory, packer, recover_documents
 
 from packer_cli import open_packed
-from packer_cli.errors import DataError
-from packer_cli.export import FORMATS, destination
-from packer_cli.export.destination import MARKER
-from packer_cli.export.writing import lists
+from packer_cli.export import FORMATS
 from packer_cli.show.rows import read_row
 
 # (ids, labels) of a segment or document
@@ -101,20 +79,6 @@ def export(directory: Path, to: str, output: Path) -> Path:
     assert result.stderr == ""
     assert [path.name for path in output.parent.iterdir()] == [output.name]
     return output
-
-
-def files_of(folder: Path) -> set[str]:
-    """Their names, without the one that packer itself goes by."""
-    return {path.name for path in folder.iterdir()} - {MARKER}
-
-
-def table_of(saved: Path) -> dict[str, Any]:
-    """Columns of a directory made for load_from_disk."""
-    state = json.loads((saved / "state.json").read_text())
-    names = [file["filename"] for file in state["_data_files"]]
-    assert {*names, "state.json", "dataset_info.json"} == files_of(saved)
-    tables = [pa.ipc.open_stream(pa.memory_map(str(saved / name))).read_all() for name in names]
-    return {name: pa.concat_tables(tables)[name].to_pylist() for name in tables[0].column_names}
 
 
 def cut(values: list[int], lengths: list[int]) -> list[list[int]]:
@@ -227,7 +191,7 @@ def test_files_of_limited_size(
     Path("data.jsonl").write_text("\n".join('{"text": "some words"}' for _ in range(200)))
     command = ["pack", "data.jsonl", "-l", L, "-t", "bytes", "-o", "packed", "-q"]
     assert packer(*command, "--unit-bytes", "1K").exit_code == 0
-    out = export(Path("packed"), to, _alone("out"))
+    out = export(Path("packed"), to, alone("out"))
     assert len([path for path in out.rglob("*") if "-0000" in path.name]) >= 4
     assert read(out) == rows_of_segments(Path("packed"))
 
@@ -326,15 +290,6 @@ def test_numpy(packed: Path, tmp_path: Path) -> None:
     assert said == json.loads(shards.schema.metadata[b"packer"])
 
 
-@pytest.fixture
-def small(folder: Path) -> Path:
-    """A directory of one shard in the current directory."""
-    Path("data.jsonl").write_text("\n".join('{"text": "some words"}' for _ in range(50)))
-    command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", "packed", "-q"]
-    assert packer(*command).exit_code == 0
-    return Path("packed")
-
-
 def test_json(small: Path) -> None:
     result = packer("export", small, "--to", "trl", "-o", "out", "--json")
     manifest = open_packed(small).manifest
@@ -345,11 +300,6 @@ def test_json(small: Path) -> None:
 def test_help_names_every_format() -> None:
     text = " ".join(packer("export", "--help").stdout.split())
     assert [name for name in FORMATS if name not in text] == []
-
-
-def nothing_at(output: str) -> bool:
-    """Neither a result nor what was to become one."""
-    return not list(Path.cwd().glob(f"{output}*"))
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -378,397 +328,13 @@ def test_a_mask_that_no_column_keeps_is_not_lost(folder: Path) -> None:
 def test_unpacked_without_labels(small: Path) -> None:
     command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", "bare", "-q"]
     assert packer(*command, "--columns", "input_ids,cu_seqlens,segments").exit_code == 0
-    table = table_of(export(Path("bare"), "unpacked", _alone("a")))
+    table = table_of(export(Path("bare"), "unpacked", alone("a")))
     assert list(table) == ["input_ids"]
 
 
-def _alone(name: str) -> Path:
+def alone(name: str) -> Path:
     Path("alone").mkdir()
     return Path("alone") / name
-
-
-@pytest.mark.parametrize(
-    ("output", "parts"),
-    [
-        pytest.param("full", ["full: is not empty, and not an export"], id="not empty"),
-        pytest.param("file", ["file: exists and is not a directory"], id="a file"),
-        pytest.param("packed", ["packed: lies in the directory"], id="the source"),
-        pytest.param("packed/inside", ["packed/inside: lies in"], id="inside the source"),
-        pytest.param("file/out", ["file/out: cannot write"], id="below a file"),
-    ],
-)
-def test_outputs_that_are_refused(small: Path, output: str, parts: list[str]) -> None:
-    Path("full").mkdir()
-    Path("full/mine").touch()
-    Path("file").touch()
-    before = sorted(map(str, Path.cwd().rglob("*")))
-    result = packer("export", small, "--to", "trl", "-o", output)
-    assert_error(result, 1 if "cannot" in parts[0] else 2, *parts)
-    assert sorted(map(str, Path.cwd().rglob("*"))) == before
-
-
-def test_an_empty_directory_is_taken_and_its_parents_are_made(small: Path) -> None:
-    Path("empty").mkdir()
-    for output in ("empty", "new/and/deep"):
-        assert packer("export", small, "--to", "numpy", "-o", output).exit_code == 0
-        assert np.load(Path(output) / "input_ids.npy").shape[1] == 64
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "part"),
-    [
-        pytest.param(["packed", "--to", "tlr"], 2, "--to: 'tlr' is not one of trl", id="format"),
-        pytest.param(["nowhere", "--to", "trl"], 2, "nowhere: no such directory", id="nowhere"),
-        pytest.param([".", "--to", "trl"], 1, "has no manifest.json", id="not packed"),
-    ],
-)
-def test_wrong_arguments(small: Path, arguments: list[str], code: int, part: str) -> None:
-    assert_error(packer("export", *arguments, "-o", "out"), code, part)
-    assert nothing_at("out")
-
-
-def _shorten(shard: Path) -> None:
-    shard.write_bytes(shard.read_bytes()[:-8])
-
-
-def _damage(shard: Path) -> None:
-    """As long as before, but a row's boundaries are nonsense."""
-    data = bytearray(shard.read_bytes())
-    batch = pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
-    at = batch.column("cu_seqlens").values.buffers()[1]
-    inside = bytes(at.slice(0, 16))
-    place = data.index(inside)
-    data[place + 4 : place + 8] = struct.pack("<i", 1 << 20)
-    shard.write_bytes(data)
-
-
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("harm", [_shorten, _damage, Path.unlink])
-def test_a_damaged_shard_leaves_nothing(small: Path, to: str, harm: Callable[[Path], None]) -> None:
-    (shard,) = small.glob("*.arrow")
-    harm(shard)
-    assert_error(packer("export", small, "--to", to, "-o", "out"), 1, shard.name)
-    assert nothing_at("out")
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_lost_segment_shows(small: Path, to: str) -> None:
-    """Two segments become one: every row is sound by itself."""
-    (shard,) = small.glob("*.arrow")
-    packed = open_packed(small)
-    entry = packed.manifest["shards"][0]
-    batches = list(packed.batches(entry))
-    rows = pa.Table.from_batches(batches)
-    lists = [[0, row[-1]] for row in rows["cu_seqlens"].to_pylist()]
-    sources = [row[:1] for row in rows["segments"].to_pylist()]
-    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
-    columns["cu_seqlens"] = pa.array(lists, rows.schema.field("cu_seqlens").type)
-    columns["segments"] = pa.array(sources, rows.schema.field("segments").type)
-    with pa.ipc.new_stream(str(shard), rows.schema) as stream:
-        stream.write_table(pa.table(columns, rows.schema))
-    manifest = json.loads((small / "manifest.json").read_text())
-    manifest["shards"][0]["bytes"] = shard.stat().st_size
-    (small / "manifest.json").write_text(json.dumps(manifest))
-    result = packer("export", small, "--to", to, "-o", "out")
-    assert_error(result, 1, f"{shard.name}: holds {entry['rows']} segments, the manifest says")
-    assert nothing_at("out")
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_a_full_disk_leaves_nothing(small: Path, to: str) -> None:
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
-
-    result = packer_process("export", small, "--to", to, "-o", "out", preexec_fn=limit)
-    assert result.returncode == 1, result.stderr
-    assert result.stderr.startswith(b"error: out: cannot write: File too large\ntip: ")
-    assert nothing_at("out")
-
-
-@pytest.mark.parametrize("to", sorted({*FORMATS} - {"parquet", "megatron-bridge"}))
-def test_a_disk_that_fills_up_is_an_error(packed_mid: Path, small_disk: Path, to: str) -> None:
-    """Not a bus error, as of a file that is mapped; the two left out are compressed to nothing."""
-    result = packer_process("export", packed_mid, "--to", to, "-o", small_disk / "out")
-    assert result.returncode == 1, result.stderr
-    assert b"disk/out: cannot write: No space left on device\ntip: free" in result.stderr
-    assert list(small_disk.iterdir()) == []
-
-
-@pytest.fixture(scope="module")
-def packed_mid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """130,000 tokens, more than a small disk holds."""
-    folder = tmp_path_factory.mktemp("mid")
-    (folder / "data.jsonl").write_text((json.dumps({"text": "word " * 25}) + "\n") * 1000)
-    command = ["pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q"]
-    assert packer(*command).exit_code == 0
-    return folder / "out"
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 million tokens, 355 MB."""
-    folder = tmp_path_factory.mktemp("large")
-    line = json.dumps({"text": "word " * 400}) + "\n"
-    (folder / "data.jsonl").write_text(line * 20_000)
-    command = ["pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q"]
-    assert packer(*command).exit_code == 0
-    return folder / "out"
-
-
-@pytest.mark.parametrize("to", ["trl", "unpacked", "numpy", "megatron-bridge", "megatron"])
-def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) -> None:
-    """220 MB are enough, 150 of them for what is imported; maps of files do not count."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (300 << 20, 300 << 20))
-
-    environment = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # others reserve ahead
-    result = packer_process(
-        "export", large, "--to", to, "-o", "out", preexec_fn=limit, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-
-
-def test_a_termination_leaves_nothing(large: Path, folder: Path) -> None:
-    command = [packer_script(), "export", str(large), "--to", "parquet", "-o", "out"]
-    with started(*command, stderr=subprocess.PIPE) as run:
-        assert wait_for(lambda: list(Path.cwd().glob("out.packer-partial/*/new")))
-        run.send_signal(signal.SIGTERM)
-        _, message = run.communicate(timeout=300)
-    assert run.returncode == 130, message
-    assert message.startswith(b"stopped: interrupted\ntip: ")
-    assert nothing_at("out")
-
-
-def test_what_a_killed_export_left_goes(large: Path, small: Path) -> None:
-    with started(packer_script(), "export", str(large), "--to", "numpy", "-o", "out") as run:
-        assert wait_for(lambda: list(Path.cwd().glob("out.packer-partial/*/new")))
-        run.send_signal(signal.SIGSTOP)  # it is not done before the other one has begun
-        at_work = packer("export", small, "--to", "trl", "-o", "out")
-    assert_error(at_work, 1, "out: another run is writing there")
-    assert not Path("out").exists()
-    assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0
-    assert table_of(Path("out"))
-    assert [str(path) for path in Path().glob("out*")] == ["out"]
-
-
-def test_without_locks_it_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(*arguments: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    command = ["export", small, "--to", "trl", "-q", "-o", "out"]
-    assert_error(packer(*command), 1, "out: cannot be locked: no locks")
-    assert not Path("out").exists()
-    assert packer(*command, "--no-lock").exit_code == 0
-    assert table_of(Path("out"))
-
-
-def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
-    for to in FORMATS:
-        assert packer("export", small, "--to", to, "-o", "out", "--overwrite").exit_code == 0
-        again = packer("export", small, "--to", to, "-o", "out")
-        assert_error(again, 2, "out: holds a finished export")
-        assert json.loads(Path("out", MARKER).read_text())["format"] == to
-    assert list(table_of(Path("out"))) == ["input_ids", "labels"]
-    Path("out/notes").write_text("mine")
-    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
-    assert_error(
-        result, 2, "out: holds files that packer did not make, or that have changed: notes"
-    )
-    before = contents(small)
-    for other in ("packed", "."):
-        result = packer("export", small, "--to", "trl", "-o", other, "--overwrite")
-        assert_error(result, 2, f"{other}: ")
-    assert contents(small) == before
-    assert Path("out/notes").read_text() == "mine"
-
-
-@pytest.mark.parametrize("exchange", [True, False], ids=["one step", "two renames"])
-def test_overwrite_keeps_the_earlier_export_until_the_end(
-    small: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
-) -> None:
-    command = ["export", small, "-o", "out", "--overwrite"]
-    assert packer(*command, "--to", "numpy").exit_code == 0
-    before = contents("out")
-    (shard,) = small.glob("*.arrow")
-    whole = shard.read_bytes()
-    _damage(shard)
-    assert_error(packer(*command, "--to", "trl"), 1, shard.name)
-    assert contents("out") == before
-    shard.write_bytes(whole)
-    with monkeypatch.context() as patch:
-        if exchange:
-            patch.setattr(destination, "_exchange", lambda *places: _fail_at(Path("out"), "out"))
-        else:
-            rename = os.rename
-            patch.setattr(destination, "_exchange", lambda *places: False)
-            patch.setattr(
-                os,
-                "rename",
-                lambda own, to, **at: _fail_at(Path(own), "new") or rename(own, to, **at),
-            )
-        assert_error(packer(*command, "--to", "trl"), 1, "out: cannot write")
-    assert contents("out") == before
-    assert [str(path) for path in Path().glob("out*")] == ["out"]
-
-
-# A program that is packer where directories cannot be exchanged, killed between the two renames.
-KILLED_BETWEEN = """
-import os
-from packer_cli.cli import app as cli
-from packer_cli.export import destination
-rename = os.rename
-def renamed(own, to, **at):
-    if own == "new":
-        os.kill(os.getpid(), 9)
-    rename(own, to, **at)
-os.rename, destination._exchange = renamed, lambda *places: False
-cli.main()
-"""
-
-
-@pytest.mark.parametrize("made", [False, True], ids=["gone", "made anew"])
-def test_an_export_that_was_being_replaced_comes_back(small: Path, made: bool) -> None:
-    """Also when its reader has made the directory that was gone."""
-    command = ["export", str(small), "-o", "out", "--overwrite", "--to"]
-    assert packer(*command, "numpy").exit_code == 0
-    before = contents("out")
-    killed = altered(KILLED_BETWEEN, *command, "trl")
-    assert killed.returncode == -signal.SIGKILL
-    assert not Path("out").exists()
-    if made:
-        Path("out").mkdir()
-    result = packer("export", small, "-o", "out", "--to", "trl")
-    assert_error(result, 2, "out: holds a finished export")
-    assert contents("out") == before
-    assert [str(path) for path in Path().glob("out*")] == ["out"]
-
-
-def test_readers_of_an_export_find_one_or_the_other(small: Path) -> None:
-    """The two change places in one step."""
-    command = ["export", str(small), "-o", "out", "--overwrite", "-q", "--to"]
-    assert packer(*command, "numpy").exit_code == 0
-    for to in ("trl", "numpy"):
-        with subprocess.Popen([packer_script(), *command, to]) as run:
-            while run.poll() is None:
-                assert Path("out", MARKER).exists()
-        assert json.loads(Path("out", MARKER).read_text())["format"] == to
-
-
-def test_what_others_gave_such_a_name_stays(small: Path) -> None:
-    for content in ({"mine": b"mine"}, {MARKER: b""}, {"owner.json": b'{"id": "x"}'}, {}):
-        name = Path("out.packer-partial")
-        name.mkdir()
-        for file, data in content.items():
-            Path(name, file).write_bytes(data)
-        result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
-        assert_error(result, 2, "out.packer-partial: has no owner.json of packer's")
-        assert contents(name) == content
-        assert not Path("out").exists()
-        shutil.rmtree(name)
-
-
-def test_a_file_of_an_export_that_was_changed_is_not_replaced(small: Path) -> None:
-    command = ["export", small, "-o", "out", "--overwrite", "--to"]
-    assert packer(*command, "numpy").exit_code == 0
-    data = bytearray(Path("out/labels.npy").read_bytes())
-    data[-1] ^= 1
-    Path("out/labels.npy").write_bytes(data)
-    Path("out/mine").mkdir()
-    before = contents("out")
-    result = packer(*command, "trl")
-    assert_error(result, 2, "out: holds files that packer did not make, or that have changed: mine")
-    Path("out/mine").rmdir()
-    assert_error(packer(*command, "trl"), 2, "that have changed: labels.npy")
-    assert contents("out") == before
-
-
-def test_a_removal_that_was_interrupted_goes_on(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ["export", small, "-o", "out", "--overwrite", "--to"]
-    assert packer(*command, "numpy").exit_code == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda path: _fail_at(path, "new"))
-        assert packer(*command, "parquet").exit_code == 0
-    assert list(Path().glob("out.packer-partial/*/new/labels.npy"))
-    assert packer(*command, "trl").exit_code == 0
-    assert [str(path) for path in Path().glob("out*")] == ["out"]
-
-
-def _fail_at(path: Path, name: str) -> None:
-    if name in path.name:
-        raise OSError(errno.EIO, "broken")
-
-
-def test_what_got_into_the_output_meanwhile_stays(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write(self: Any, part: Any) -> None:
-        Path("out").mkdir()
-        Path("out/mine").touch()
-
-    monkeypatch.setattr(FORMATS["trl"], "write", write)
-    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
-    assert_error(result, 2, "out: is not empty, and not an export of packer")
-    assert Path("out/mine").exists()
-    assert not Path("out.packer-partial").exists()
-
-
-def test_a_mount_point_is_refused_at_once(small: Path, small_disk: Path) -> None:
-    Path("link").symlink_to(small_disk)
-    for output in (small_disk, "link", "/"):
-        result = packer("export", small, "--to", "trl", "-o", output)
-        assert_error(result, 2, f"{output}: is a mount point")
-
-
-def test_a_parent_that_is_not_to_be_written_is_named(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not the output, which may be there, empty and ours."""
-
-    def mkdir(path: object, *arguments: object, **options: object) -> None:
-        raise PermissionError(errno.EACCES, "no")
-
-    Path("out").mkdir()
-    monkeypatch.setattr(os, "mkdir", mkdir)
-    result = packer("export", small, "--to", "trl", "-o", "out")
-    assert_error(result, 1, f"{Path.cwd()}: cannot write: Permission denied")
-
-
-def test_a_link_is_followed(small: Path) -> None:
-    Path("link").symlink_to("place")
-    for to in ("trl", "numpy"):
-        assert packer("export", small, "--to", to, "-o", "link", "--overwrite").exit_code == 0
-    assert Path("link").readlink() == Path("place")
-    assert Path("place/input_ids.npy").exists()
-    Path("inside").symlink_to("packed")
-    result = packer("export", small, "--to", "trl", "-o", "inside/deeper")
-    assert_error(result, 2, "inside/deeper: lies in the directory that is exported")
-
-
-@pytest.mark.parametrize("to", ["trl", "parquet", "unpacked"])
-def test_progress_on_a_terminal_only(small: Path, to: str) -> None:
-    terminal, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    command = [packer_script(), "export", small, "--to", to, "-o"]
-    loud, silent = (
-        subprocess.run([*command, name, *more], stdout=-1, stderr=child, check=True, timeout=300)
-        for name, more in (("a", []), ("b", ["-q"]))
-    )
-    os.close(child)
-    shown = os.read(terminal, 1 << 16).decode()
-    os.close(terminal)
-    assert shown.count("exporting: 100%") == 1
-    assert loud.stdout.decode() == silent.stdout.decode().replace("b: ", "a: ")
-
-
-def test_lists_that_offsets_of_32_bits_cannot_count() -> None:
-    values = np.broadcast_to(np.int32(0), 1 << 31)
-    with pytest.raises(DataError, match="documents of 2147483648 tokens are too long"):
-        lists(np.array([0, 1 << 31]), values)
 
 
 @pytest.mark.parametrize("to", ["megatron", "nanotron", "unpacked"])

@@ -255,8 +255,8 @@ def test_an_upload_that_ends_halfway_goes_on(
     script = (
         "import os, signal, s3fs.core\n"
         "from packer_cli.cli import app as cli\n"
-        "from packer_cli.run import upload as publish\n"
-        "publish._THREADS = 1; upload = s3fs.core.S3File._upload_chunk\n"
+        "from packer_cli.run import transfer\n"
+        "transfer._THREADS = 1; upload = s3fs.core.S3File._upload_chunk\n"
         "def disturbed(self, final=False):\n"
         "    if 'shard-00001' in self.path and final:\n"
         f"        if '{how}' == 'error': raise PermissionError(13, 'Access Denied')\n"

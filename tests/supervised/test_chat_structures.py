@@ -13,26 +13,22 @@ from typing import Any
 
 import pytest
 from chats import (
+    CALLS,
     CHATML,
+    PROMPT,
     TAGS,
     assistant,
     chat,
-    chat_tokenizer,
     marked,
     pack_chat,
     pack_marked,
     refused,
-    run,
     user,
-    write,
 )
-from conversations import STRUCTURES, TOOLS, Json, foreign_words, own_words
+from conversations import STRUCTURES, Json, foreign_words, own_words
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from support import packer
 
-CALLS = "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}"
-PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 # Results of tools written inside the model's turn, by a loop over indices, as Gemma 4 does.
 RESULTS_BY_INDEX = (
     "{% for m in messages %}{% if m.role != 'tool' %}"
@@ -303,221 +299,3 @@ def test_words_that_look_like_a_header(folder: Path) -> None:
             "<|start|>user\nHi<|end|>\n<|start|>assistant\n⟦<think>\nHm<|end|>\n⟧"
             "<|start|>user\nSo?<|end|>\n<|start|>assistant\n<think>\n⟦\n</think>\n\nNo.<|end|>\n⟧"
         )
-
-
-# Turns without an end
-
-OPEN = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}" + PROMPT
-
-
-def test_turns_that_end_in_nothing(folder: Path) -> None:
-    how: Json = {"template": OPEN, "tokenizer": chat_tokenizer(folder / "t", None)}
-    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
-    result = run([record], **how)
-    assert result.exit_code == 2
-    assert "ends the assistant's turn in nothing, where another turn follows" in result.stderr
-    assert "--turn-end TOKEN" in result.stderr
-    assert "--allow-open-turns" in result.stderr
-    assert pack_chat([record], "--train-on", "all", **how)["documents"] == 1
-    manifest = pack_chat([record], "--allow-open-turns", **how)
-    assert (manifest["trained_turns"], manifest["turns_without_end"]) == (2, 2)
-    [found] = marked("out")
-    assert found == "<|user|>\nHi<|assistant|>⟦\nHello⟧<|user|>\nBye<|assistant|>⟦\nCiao⟧"
-
-
-def test_the_token_that_ends_turns_can_be_named(folder: Path) -> None:
-    how: Json = {"template": OPEN, "tokenizer": chat_tokenizer(folder / "t", None)}
-    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
-    manifest = pack_chat([record], "--turn-end", "<|user|>", **how)
-    [found] = marked("out")
-    assert found == ("<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧\nBye<|assistant|>⟦\nCiao<|user|>⟧")
-    assert (manifest["trained_turns"], manifest["turns_without_end"]) == (2, 0)
-    assert manifest["config"]["turn_end"] == ["<|user|>"]
-    assert run([record], "--turn-end", "", **how).exit_code == 2
-    assert run([record], "--turn-end", "x", "--train-on", "all", **how).exit_code == 2
-
-
-@pytest.mark.parametrize("end", ["<|im_start|>", "<|im_end|>"])
-def test_a_named_token_that_follows_no_turn_is_an_error(folder: Path, end: str) -> None:
-    how: Json = {"template": OPEN, "tokenizer": chat_tokenizer(folder / "t", None)}
-    record = chat(user("Hi"), assistant("Hello"))
-    parts = (
-        f"--turn-end: {end} does not follow the assistant's turn",
-        "where another turn follows",
-    )
-    refused([record], 2, *parts, options=["--turn-end", end], **how)
-    assert pack_chat([record], "--turn-end", end, "--allow-open-turns", **how)["documents"] == 1
-
-
-def test_a_named_end_that_is_no_token_is_a_warning(folder: Path) -> None:
-    tokenizer = chat_tokenizer(folder / "t", None)
-    record = chat(user("Hi"), assistant("Hello"))
-    template = OPEN.replace("<|{{ m.role }}|>", "<|im_{{ 'start' if m.role == 'user' else 'x' }}|>")
-    for end, warned in (("<|im_start|>", False), ("<|im_st", True)):
-        result = run([record], "--turn-end", end, template=template, tokenizer=tokenizer)
-        assert result.exit_code == 0, result.stderr
-        assert ("is no token of its own" in result.stderr) == warned
-
-
-def test_prompts_through_a_template_have_ends_of_turns_too(folder: Path) -> None:
-    record = {"prompt": "Hi", "completion": "Hello"}
-    how: Json = {"template": OPEN, "tokenizer": chat_tokenizer(folder / "t", None)}
-    assert run([record], "--prompt-template", "chat", **how).exit_code == 2
-    options = ["--prompt-template", "chat", "--turn-end", "<|user|>"]
-    expected = "<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧"
-    assert pack_marked([record], *options, **how) == [expected]
-    Path("out").rename("kept")
-    refused([record], 2, "--turn-end: records of", options=["--turn-end", "<|user|>"], **how)
-
-
-def test_ends_are_found_behind_white_space(folder: Path) -> None:
-    """Which is learned, too: it is written before the end."""
-    how: Json = {"tokenizer": chat_tokenizer(folder / "t", None)}
-    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
-    between = OPEN.replace("{% endfor %}", "{{ '' if loop.last else '\\n' }}{% endfor %}", 1)
-    expected = "<|user|>\nHi\n<|assistant|>⟦\nHello\n<|user|>⟧\nBye\n<|assistant|>⟦\nCiao<|user|>⟧"
-    assert pack_marked([record], "--turn-end", "<|user|>", template=between, **how) == [expected]
-
-
-def test_a_special_token_that_the_template_needs(folder: Path) -> None:
-    record = chat(user("Hi"), assistant("Hello"))
-    for options in ([], ["--train-on", "all"]):
-        parts = ("the chat template needs bos_token, and the tokenizer names none",)
-        refused([record], 2, *parts, options=options, template="{{ bos_token + '' }}" + TAGS)
-
-
-def test_a_last_turn_without_an_end(folder: Path) -> None:
-    template = TAGS.replace("</{{ m.role }}>", "{% if not loop.last %}</{{ m.role }}>{% endif %}")
-    how: Json = {"template": template, "tokenizer": chat_tokenizer(folder / "t", None)}
-    result = run([chat(user("Hi"), assistant("Hello"))], **how)
-    assert result.exit_code == 2
-    assert "in nothing, the last one" in result.stderr
-
-
-# Which template
-
-WITH_CALLS = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}" + TAGS.replace(
-    "{{ m.content }}", "{{ m.content }}" + CALLS
-)
-NAMED = [{"name": "default", "template": TAGS}, {"name": "tool_use", "template": WITH_CALLS}]
-
-
-def with_tools() -> Json:
-    function = {"name": "rain", "arguments": {"city": "Oslo"}}
-    call = assistant("", tool_calls=[{"type": "function", "function": function}])
-    return chat(user("Rain?"), call, tools=TOOLS)
-
-
-@pytest.mark.parametrize("kept", ["in the configuration", "in files"])
-def test_conversations_with_tools_take_the_template_for_tools(folder: Path, kept: str) -> None:
-    if kept == "in files":  # as transformers saves them now
-        tokenizer = chat_tokenizer(folder / "t", None)
-        (tokenizer / "chat_template.jinja").write_text(TAGS)
-        (tokenizer / "additional_chat_templates").mkdir()
-        (tokenizer / "additional_chat_templates/tool_use.jinja").write_text(WITH_CALLS)
-    else:
-        tokenizer = chat_tokenizer(folder / "t", None, chat_template=NAMED)
-    records = [with_tools(), chat(user("Hi"), assistant("Hello"))]
-    how: Json = {"template": None, "tokenizer": tokenizer}
-    first, second = pack_marked(records, **how)
-    call = '<call>{"name": "rain", "arguments": {"city": "Oslo"}}</call>'
-    assert first.startswith("<tools>[")
-    assert first.endswith(f"<user>Rain?</user><assistant>⟦{call}</assistant>⟧")
-    assert second == "<user>Hi</user><assistant>⟦Hello</assistant>⟧"
-    manifest = json.loads(Path("out/manifest.json").read_text())
-    assert manifest["unshown_tools"] == 0
-    assert {"chat_template.jinja", "chat_template.tool_use.jinja"} <= manifest["side_files"].keys()
-    assert Path("out/chat_template.tool_use.jinja").read_text() == WITH_CALLS
-    checked = packer("verify", "out", "--against-inputs")
-    assert checked.exit_code == 0, checked.stdout + checked.stderr
-    again = pack_marked(records, template=None, tokenizer=Path("out").rename("earlier"))
-    assert again == [first, second]  # what a result keeps does the same
-
-
-def test_a_template_that_is_named_is_for_all(folder: Path) -> None:
-    how: Json = {
-        "template": None,
-        "tokenizer": chat_tokenizer(folder / "t", None, chat_template=NAMED),
-    }
-    [found] = pack_marked([with_tools()], "--chat-template", "default", **how)
-    assert found == "<user>Rain?</user><assistant>⟦</assistant>⟧"
-    assert not Path("out/chat_template.tool_use.jinja").exists()
-    result = packer(
-        "pack", write([with_tools()]), "-l", 512, "-t", how["tokenizer"], "-o", "out", "--overwrite"
-    )
-    assert "chat template: the tokenizer, tool_use for tools; trained on" in result.stderr
-
-
-# Tokens
-
-
-@pytest.mark.parametrize("options", [(), ("--strategy", "wrap")])
-def test_a_record_whose_only_trained_token_is_its_first(
-    folder: Path, options: tuple[str, ...]
-) -> None:
-    first = {"input_ids": [72, 105, 33], "labels": [72, -100, -100]}
-    second = {"input_ids": [72, 105, 33], "labels": [72, 105, -100]}
-    manifest = pack_chat([first, second], *options, template=None)
-    assert (manifest["documents"], manifest["untrained_documents"]) == (1, 1)
-    assert manifest["trained_tokens"] == 1
-    assert pack_chat([first, second], *options, "--keep-untrained", template=None)["documents"] == 2
-
-
-def test_a_prompt_that_ends_every_text_is_no_end_of_a_turn(folder: Path) -> None:
-    """Command A: what no prompt holds is learned, and what the next turn begins with is not."""
-    template = (
-        "{% for m in messages %}<|turn|><|{{ m.role }}|>"
-        "{% if m.role == 'assistant' %}<|says|>{% endif %}{{ m.content }}<|end|>{% endfor %}"
-        "<|turn|><|assistant|>"
-    )
-    talk = chat(user("a"), assistant("b"), user("c"), assistant("d"))
-    (text,) = pack_marked([talk], template=template)
-    turns = "<|turn|><|user|>{}<|end|><|turn|><|assistant|>⟦<|says|>{}<|end|>⟧"
-    assert text == turns.format("a", "b") + turns.format("c", "d") + "<|turn|><|assistant|>"
-
-
-# What one conversation teaches is no verdict on others
-
-RESULTS_ARE_OBJECTS = (
-    "{% for m in messages %}{% if m.role == 'tool' and '{' not in m.content %}"
-    "{{ raise_exception('no object') }}{% endif %}"
-    "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}" + PROMPT
-)
-RESULTS_IN_TAGS = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
-    "{% if not loop.last and messages[loop.index].role == 'tool' %}"
-    "{{ messages[loop.index].content }}{% endif %}<|end|>{% endgeneration %}"
-    "{% elif m.role != 'tool' %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
-)
-
-
-@pytest.mark.parametrize("template", [RESULTS_ARE_OBJECTS, RESULTS_IN_TAGS])
-@pytest.mark.parametrize("last", [False, True])
-def test_a_conversation_of_which_nothing_can_be_told_says_nothing_of_others(
-    folder: Path, template: str, last: bool
-) -> None:
-    """Else what is rejected would depend on the order of records, and on that of threads."""
-    good = chat(user("a"), assistant("b"), user("c"), assistant("d"))
-    bad = chat(*good["messages"], {"role": "tool", "content": "{}"})
-    records = [good, bad] if last else [bad, good]
-    manifest = pack_chat(records, "--on-error", "skip", template=template)
-    assert (manifest["documents"], manifest["rejected_records"]) == (1, 1)
-
-
-@pytest.mark.parametrize("name", ["thinking", "reasoning_content", "reasoning"])
-@pytest.mark.parametrize(
-    ("reasoning", "shown"), [("", "<think></think>b"), ("x", "<think>x</think>b"), (None, "b")]
-)
-def test_empty_reasoning_is_reasoning(
-    folder: Path, name: str, reasoning: str | None, shown: str
-) -> None:
-    """As in transformers, where every template finds it under either name, and null is none."""
-    for read in ("thinking", "reasoning_content"):
-        template = TAGS.replace(
-            "{{ m.content }}",
-            f"{{% if m.{read} is defined %}}<think>{{{{ m.{read} }}}}</think>{{% endif %}}"
-            "{{ m.content }}",
-        )
-        record = chat(user("a"), assistant("b", **{name: reasoning}))
-        (text,) = pack_marked([record], template=template)
-        assert text == f"<user>a</user><assistant>⟦{shown}</assistant>⟧"

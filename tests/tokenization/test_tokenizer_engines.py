@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,40 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_tokenizers as tiny
+from engine_pairs import TRIGGER, as_json, as_lists, both_engines, packed_by
 from hypothesis import given
 from hypothesis import strategies as st
-from support import (
-    assert_error,
-    check_directory,
-    contents,
-    jsonl,
-    packer,
-    packer_process,
-    packer_script,
-    shard_of,
-)
+from support import assert_error, contents, jsonl, packer, shard_of
 from tiny_tokenizers import EOS
 
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization import engines
 from packer_cli.tokenization import tokenizer as tokenization
-from packer_cli.tokenization.agreement import (
-    BATTERY,
-    Samples,
-    assigned_characters,
-    differs_at_start,
-    in_contexts,
-)
-from packer_cli.tokenization.compared import ComparedCharacters
-from packer_cli.tokenization.engines import BytesEngine, FastEngine, ReferenceEngine
+from packer_cli.tokenization.agreement import BATTERY, differs_at_start
+from packer_cli.tokenization.engines import BytesEngine, FastEngine
 from packer_cli.tokenization.locate import locate
-from packer_cli.tokenization.reference_process import ReferenceProcess
 from packer_cli.tokenization.tokenizer import load_tokenizer
-from packer_cli.tokenization.unsettled import ranges, with_unsettled
 
 BOTH = [pytest.param(make, id=make.__name__) for make in (tiny.byte_level, tiny.sentencepiece)]
-TRIGGER = "¤→¤"
+
 # text, with what tokenizers treat specially overrepresented
 TEXTS = st.lists(
     st.one_of(
@@ -57,39 +38,16 @@ TEXTS = st.lists(
 )
 
 
-def as_lists(encoded: tuple[UInt32, Int64]) -> list[list[int]]:
-    ids, offsets = encoded
-    assert ids.dtype == np.uint32
-    assert offsets.dtype == np.int64
-    assert offsets[0] == 0
-    assert offsets[-1] == len(ids)
-    return [part.tolist() for part in np.split(ids, offsets[1:-1])] if len(offsets) > 1 else []
-
-
 @pytest.mark.parametrize("make", BOTH)
 @given(texts=TEXTS)
 def test_fast_and_reference_are_equal(make: Callable[[], tiny.Json], texts: list[str]) -> None:
-    fast, reference = _engines(make)
+    fast, reference = both_engines(make)
     assert as_lists(fast.encode(texts)) == as_lists(reference.encode(texts))
-
-
-_loaded: dict[str, tuple[FastEngine, ReferenceEngine]] = {}
-
-
-def _engines(make: Callable[[], tiny.Json]) -> tuple[FastEngine, ReferenceEngine]:
-    if make.__name__ not in _loaded:
-        content = _json(make())
-        _loaded[make.__name__] = FastEngine(content), ReferenceEngine(content)
-    return _loaded[make.__name__]
-
-
-def _json(document: tiny.Json) -> bytes:
-    return json.dumps(document).encode()
 
 
 @pytest.mark.parametrize("make", BOTH)
 def test_the_battery(make: Callable[[], tiny.Json]) -> None:
-    fast, reference = _engines(make)
+    fast, reference = both_engines(make)
     expected = [reference.tokenizer.encode(t, add_special_tokens=False).ids for t in BATTERY]
     assert as_lists(reference.encode(BATTERY)) == expected
     assert as_lists(fast.encode(BATTERY)) == expected
@@ -105,7 +63,7 @@ def test_bytes_are_utf8(texts: list[str]) -> None:
 def test_the_reference_cuts_batches_without_a_trace(
     monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    reference = _engines(tiny.byte_level)[1]
+    reference = both_engines(tiny.byte_level)[1]
     texts = ["", "a", "", "the quick", "b", "c" * 50, ""]
     expected = as_lists(reference.encode(texts))
     monkeypatch.setattr(engines, "_REFERENCE_BATCH_CHARACTERS", limit)
@@ -117,13 +75,13 @@ def test_renewal_of_the_fast_engine_changes_nothing_in_any_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batches = [[text, f"{i} {text}"] for i in range(20) for text in BATTERY]
-    fast = FastEngine(_json(tiny.byte_level()))
+    fast = FastEngine(as_json(tiny.byte_level()))
     expected = [as_lists(fast.encode(batch)) for batch in batches]
     loads = []
     load = FastEngine._load
     monkeypatch.setattr(engines, "_RENEW_AFTER_CHARACTERS", 20_000)
     monkeypatch.setattr(FastEngine, "_load", lambda self: loads.append(1) or load(self))
-    fast = FastEngine(_json(tiny.byte_level()))
+    fast = FastEngine(as_json(tiny.byte_level()))
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda batch: as_lists(fast.encode(batch)), batches))
     assert found == expected
@@ -152,208 +110,20 @@ class DiffersOnTrigger(FastEngine):
         return super().encode([text.replace(TRIGGER, "x") for text in texts])
 
 
-def _pack(backend: str, name: str) -> dict[str, bytes]:
-    command = ["pack", "data.jsonl", "-l", "64", "-t", "tok", "-o", name]
-    result = packer(*command, "--tokenizer-backend", backend)
-    assert result.exit_code == 0, result.stderr
-    check_directory(name)
-    return contents(name)
-
-
-@pytest.fixture
-def data(folder: Path) -> Path:
-    """A tokenizer in tok, and data.jsonl with 40,000 characters without, then 300 with TRIGGER."""
-    tiny.save(folder / "tok", tiny.byte_level(), tokenizer_config={"eos_token": EOS})
-    texts = ["the quick brown fox " * 20] * 100 + [f"{TRIGGER} {i}" for i in range(300)]
-    (folder / "data.jsonl").write_bytes(jsonl(*BATTERY, *texts))
-    return folder
-
-
 def test_output_bytes_do_not_depend_on_the_engine(data: Path) -> None:
-    expected = _pack("tokenizers", "a")
-    assert _pack("gigatoken", "b") == expected
-    assert _pack("auto", "c") == expected
+    expected = packed_by("tokenizers", "a")
+    assert packed_by("gigatoken", "b") == expected
+    assert packed_by("auto", "c") == expected
     assert {"manifest.json", shard_of("a").name} < expected.keys()
-
-
-# How tokenizers cut texts into words: by the classes of characters
-PATTERNS: dict[str, str | tuple[str, ...]] = {
-    "llama3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
-    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "deepseek-v3": (  # one after the other; the line ends are characters, not escapes
-        r"\p{N}{1,3}",
-        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
-        "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
-        "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-    ),
-}
-
-
-def cut_by(*patterns: str) -> tiny.Json:
-    """Byte level, with a merge of what each cut decides."""
-    document = tiny.byte_level()
-    splits = [
-        {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
-        for one in patterns
-    ]
-    last = document["pre_tokenizer"] | {"use_regex": False}
-    document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*splits, last]}
-    vocabulary, merges = document["model"]["vocab"], document["model"]["merges"]
-    leads = [piece for piece in vocabulary if len(piece) == 1 and "\u00e0" <= piece <= "\u00f4"]
-    ends = [chr(0x122 + i) for i in range(33)] + [chr(i) for i in range(0xA1, 0xC0)]
-    for a, b in [*((x, y) for x in "xĠ1'" for y in leads), *((x, y) for x in ends for y in "'x1")]:
-        if a in vocabulary and a + b not in vocabulary:
-            vocabulary[a + b] = len(vocabulary)
-            merges.append([a, b])
-    return document
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_characters_that_unicode_versions_differ_on_go_to_the_reference(
-    data: Path, name: str
-) -> None:
-    """Late in the input, where neither the start nor a sample would show them."""
-    patterns = PATTERNS[name]
-    document = cut_by(*([patterns] if isinstance(patterns, str) else patterns))
-    tiny.save(data / "tok", document, tokenizer_config={"eos_token": EOS})
-    FastEngine(_json(document))  # it has a tokenizer of this kind
-    new = [chr(code) for part in ranges() for code in part[:500]]
-    new += ["\u088f", "\u20c1", "\U0001fae9"]
-    texts = [in_contexts(c) for c in new if unicodedata.category(c) not in ("Cs", "Co")]
-    texts += [" \u20c1", "\u20c1", "x \u20c1\n"]
-    ordinary = ["the quick brown fox " * 20] * 500
-    (data / "data.jsonl").write_bytes(jsonl(*ordinary, *texts, "the end é日"))
-    assert _pack("auto", "a") == _pack("tokenizers", "b")
-    manifest = json.loads(Path("a/manifest.json").read_bytes())
-    assert manifest["documents"] == len(ordinary) + len(texts) + 1
-
-
-def test_which_texts_are_unsettled() -> None:
-    texts = [
-        "",
-        "plain",
-        "é",
-        "Привет",
-        "日本語",
-        "a\u088f",
-        "👍",
-        "👍\u0378",
-        "x" * 5000 + "\u20c1",
-        "\U0001fae9x",
-    ]
-    assert with_unsettled(texts).tolist() == [0, 0, 0, 0, 0, 1, 0, 1, 1, 1]
-
-
-def test_every_unassigned_character_is_unsettled() -> None:
-    """Of this Python's Unicode version, which is none of the future."""
-    own = {chr(code) for part in ranges() for code in part}
-    unassigned = {c for c in map(chr, range(0x110000)) if unicodedata.category(c) == "Cn"}
-    assert unassigned <= own
-    assert not own & set(assigned_characters())
-
-
-class DiffersOnPhi(FastEngine):
-    """On one character that no battery has, so that only its own comparison can show it."""
-
-    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        return super().encode([text.replace("\u03d5", "p") for text in texts])
-
-
-@pytest.mark.parametrize("workers", ["1", "3"])
-def test_texts_with_a_character_that_engines_differ_on_go_to_the_reference(
-    data: Path, monkeypatch: pytest.MonkeyPatch, workers: str
-) -> None:
-    """Once, late, in a long text: no sample meets it, and what is around it stays the engine's."""
-    ordinary = ["the quick brown fox " * 20] * 500
-    texts = [*ordinary, "Привет 日本語 " * 99 + "\u03d5", "\u03d6\u03d5 again", *ordinary]
-    for name in ("data.jsonl", "more.jsonl"):
-        (data / name).write_bytes(jsonl(*texts))
-    command = ["pack", "data.jsonl", "more.jsonl", "-l", "64", "-t", "tok", "--workers", workers]
-    expected = packer(*command, "-o", "a", "--tokenizer-backend", "tokenizers")
-    monkeypatch.setattr(tokenization, "FastEngine", DiffersOnPhi)
-    result = packer(*command, "-o", "b")
-    assert (expected.exit_code, result.exit_code) == (0, 0)
-    assert contents("b") == contents("a")
-    assert result.stderr.count("texts with U+03D5 go to the slower tokenizers engine") == 1
-
-
-def test_every_character_is_compared_before_a_text_with_it_is_trusted() -> None:
-    fast, reference = _engines(tiny.byte_level)
-    shown: list[str] = []
-
-    class Seen:
-        name = "seen"
-
-        def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-            shown.extend(texts)
-            return reference.encode(texts)
-
-    known = ComparedCharacters(fast, Seen(), notify=pytest.fail)
-    assert known.untrusted(["plain", "caf\u00e9"]) == []
-    assert shown == []  # Latin-1 is the start's
-    texts = ["\u0416x", "plain", "\u65e5\U0001f44d\u0416", "\u20c1 \u0394"]
-    assert known.untrusted(texts) == [3]
-    assert set("\u0416\u65e5\U0001f44d\u0394") <= set("".join(shown))
-    for one in "\u0416\u65e5\U0001f44d\u0394":
-        assert in_contexts(one) in "".join(shown)
-    assert in_contexts("\u20c1") not in "".join(shown)
-    shown.clear()
-    assert known.untrusted(texts) == [3]
-    assert shown == []  # once is enough
-
-
-def test_only_the_characters_that_differ_are_never_trusted() -> None:
-    content = _json(tiny.byte_level())
-    told: list[str] = []
-    known = ComparedCharacters(DiffersOnPhi(content), ReferenceEngine(content), told.append)
-    greek = [chr(code) for code in range(0x370, 0x400) if unicodedata.category(chr(code)) != "Cn"]
-    assert [greek[i] for i in known.untrusted(greek)] == ["\u03d5"]
-    assert known.untrusted(["\u03d5", "x"]) == [0]
-    assert len(told) == 1
-
-
-def test_threads_compare_a_character_before_they_trust_it() -> None:
-    content = _json(tiny.byte_level())
-    known = ComparedCharacters(DiffersOnPhi(content), ReferenceEngine(content), lambda said: None)
-    batches = [[f"{chr(code)}x", "y", f"z{chr(code)}\u03d5"] for code in range(0x400, 0x500)] * 2
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(known.untrusted, batches)) == [[2]] * len(batches)
-
-
-def test_samples_are_few_and_of_every_small_run() -> None:
-    samples = Samples()
-    small = [samples.of(["some words"]) for _ in range(4)]
-    assert small == ["some words"] * 4
-    large = [samples.of(["some words " * 100_000]) for _ in range(100)]
-    assert sum(map(len, large)) < 100 * 1_100_000 / 8192
-    assert set(map(len, large)) == {0, 512}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama3_1", "mistral_v3", "qwen3"])
-def test_engines_agree_on_every_assigned_character(name: str) -> None:
-    folder = Path(__file__).resolve().parents[3] / "shared" / "tokenizers" / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there")
-    content = (folder / "tokenizer.json").read_bytes()
-    known = assigned_characters()
-    texts = [in_contexts(known[i : i + 50]) for i in range(0, len(known), 50)]
-    fast, reference = FastEngine(content), ReferenceEngine(content)
-    assert as_lists(fast.encode(texts)) == as_lists(reference.encode(texts))
 
 
 @pytest.mark.parametrize("engine", [DiffersAtStart, FailsAtStart, LosesDocuments])
 def test_an_engine_that_differs_at_the_start_is_not_used(
     data: Path, monkeypatch: pytest.MonkeyPatch, engine: type[FastEngine]
 ) -> None:
-    expected = _pack("tokenizers", "a")
+    expected = packed_by("tokenizers", "a")
     monkeypatch.setattr(tokenization, "FastEngine", engine)
-    assert _pack("auto", "b") == expected
+    assert packed_by("auto", "b") == expected
     reasons: list[str] = []
     load_tokenizer(locate("tok"), notify=reasons.append).close()
     (reason,) = reasons
@@ -366,9 +136,9 @@ def test_an_engine_that_differs_on_the_first_documents_is_not_used(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (data / "data.jsonl").write_bytes(jsonl("a", f"b {TRIGGER}"))
-    expected = _pack("tokenizers", "a")
+    expected = packed_by("tokenizers", "a")
     monkeypatch.setattr(tokenization, "FastEngine", DiffersOnTrigger)
-    assert _pack("auto", "b") == expected
+    assert packed_by("auto", "b") == expected
 
 
 @pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized"])
@@ -378,7 +148,7 @@ def test_the_tokenizers_own_added_tokens_are_compared_too(data: Path, flag: str)
     tiny.save(data / "tok", document, tokenizer_config={"eos_token": EOS})
     texts = ["the quick brown fox " * 20] * 100 + ["a<x>b  <x>  c"] * 3  # late in the input
     (data / "data.jsonl").write_bytes(jsonl(*texts))
-    assert _pack("auto", "a") == _pack("tokenizers", "b")
+    assert packed_by("auto", "a") == packed_by("tokenizers", "b")
 
 
 @pytest.mark.parametrize("make", [tiny.unigram, tiny.letters])
@@ -386,7 +156,7 @@ def test_a_tokenizer_that_the_fast_engine_cannot_load_is_encoded_by_the_referenc
     data: Path, make: Callable[[], tiny.Json]
 ) -> None:
     tiny.save(data / "tok", make(), tokenizer_config={"eos_token": EOS})
-    expected = _pack("tokenizers", "a")
+    expected = packed_by("tokenizers", "a")
     command = ["pack", "data.jsonl", "-l", "64", "-t", "tok", "-o", "b"]
     result = packer(*command)
     assert result.exit_code == 0
@@ -426,38 +196,10 @@ def test_a_difference_in_the_last_batch_is_found_at_the_end(
     tokenizer.close()
 
 
-def test_the_reference_process_answers_like_the_reference_and_ends() -> None:
-    content = _json(tiny.with_template(tiny.byte_level(), "<s>", "A"))
-    process, reference = ReferenceProcess(content), ReferenceEngine(content)
-    assert as_lists(process.encode(BATTERY)) == as_lists(reference.encode(BATTERY))
-    tokens = [EOS, "<none>"]
-    assert process.describe(tokens) == reference.describe(tokens)
-    process.close()
-    assert process._child._process.poll() is not None
-
-
-def test_modules_in_the_current_directory_are_not_imported(data: Path) -> None:
-    for name in ("numpy", "tokenizers", "pickle", "packer_cli"):
-        (data / f"{name}.py").write_text("raise SystemExit('imported from here')")
-    result = packer_process("pack", "data.jsonl", "-l", "64", "-t", "tok", "-o", "out", "-q")
-    assert (result.returncode, result.stderr) == (0, b"")
-    check_directory("out")
-
-
-def test_an_error_inside_the_reference_process_is_told() -> None:
-    reference = ReferenceProcess(json.dumps(tiny.byte_level()).encode())
-    try:
-        with pytest.raises(InternalError, match="TypeError: "):
-            reference.encode([7])  # type: ignore[list-item]
-        assert len(reference.encode(["it goes on"])[0])
-    finally:
-        reference.close()
-
-
 def test_a_renewal_that_fails_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = FastEngine(json.dumps(tiny.byte_level()).encode())
     monkeypatch.setattr(engines, "_RENEW_AFTER_CHARACTERS", 5)
-    monkeypatch.setattr(fast, "_json", b"{}")
+    monkeypatch.setattr(fast, "as_json", b"{}")
     for text in ("longer than five", "x"):
         with pytest.raises(ValueError, match="cannot load"):
             fast.encode([text])
@@ -502,42 +244,3 @@ def test_a_text_that_the_tokenizer_cannot_encode(data: Path) -> None:
         result = packer("pack", "b.jsonl", "-l", 16, "-t", "tok", "-q", "-o", "out")
         assert_error(result, 2, text, "cannot be encoded: WordLevel error: Missing [UNK] token")
         assert not Path("out").exists()
-
-
-def damaged(case: str) -> tiny.Json:
-    document = tiny.byte_level()
-    if case == "huge id":
-        document["added_tokens"][-1]["id"] = 2**32 - 1
-    else:
-        document["model"]["continuing_subword_prefix"] = "\N{GRINNING FACE}"
-    return document
-
-
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        ("huge id", "has the id 4294967295, at most 16777216 works"),
-        ("panic", "tokenizer.json cannot be loaded: "),
-    ],
-)
-def test_a_tokenizer_that_crashes_libraries(data: Path, case: str, message: str) -> None:
-    tiny.save(data / "tok", damaged(case))
-    result = packer_process(
-        "pack", "data.jsonl", "-l", 16, "-t", "tok", "-q", "-o", "out", cwd=data
-    )
-    error, tip = result.stderr.decode().splitlines()[-2:]  # above them: what Rust says of a panic
-    assert (result.returncode, tip[:5]) == (2, "tip: ")
-    assert error.startswith("error: tokenizer tok")
-    assert message in error
-
-
-def test_a_closed_stdin_and_a_tokenizer(data: Path) -> None:
-    options = ["pack", "data.jsonl", "-l", "16", "-t", "tok", "-q", "-o", "out"]
-    command = ["sh", "-c", 'exec "$0" "$@" <&-', packer_script(), *options]
-    with subprocess.Popen(command, cwd=data, stderr=subprocess.PIPE) as run:
-        try:
-            run.wait(timeout=300)
-        finally:
-            run.kill()
-    assert run.returncode == 0
-    check_directory(data / "out")

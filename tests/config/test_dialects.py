@@ -1,0 +1,236 @@
+"""Conversations in every dialect become the same messages: tools, roles, content, prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import CHATML, TAGS, assistant, chat, marked, pack_marked, refused, run, user
+from dialects import CALL, HI, HI_MARKED, HI_SHAREGPT, parquet
+from support import assert_error, packer_process
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"city": "string"}}}
+
+
+# Tools
+
+
+@pytest.mark.parametrize("tools", [[WEATHER], json.dumps([WEATHER]), WEATHER])
+def test_tools_as_a_list_an_object_and_json_text(folder: Path, tools: Any) -> None:
+    found = pack_marked([chat(*HI, tools=tools)], template=CHATML)[0]
+    assert found.startswith(f"<tools>{json.dumps([WEATHER])}</tools>\n<|im_start|>user\nHi")
+
+
+@pytest.mark.parametrize("tools", [None, "", [], "[]"])
+def test_no_tools(folder: Path, tools: Any) -> None:
+    found = pack_marked([chat(*HI, tools=tools), chat(*HI)], template=CHATML)
+    assert found[0] == found[1]
+    assert "tools" not in found[0]
+
+
+def test_tools_in_a_parquet_column_of_json_text(folder: Path) -> None:
+    columns = {"messages": [HI, HI], "tools": [json.dumps([WEATHER]), None]}
+    first, second = pack_marked(parquet(columns), template=CHATML)
+    assert first == f"<tools>{json.dumps([WEATHER])}</tools>\n" + second
+
+
+# ShareGPT
+
+
+def test_roles_of_sharegpt(folder: Path) -> None:
+    turns = [
+        {"from": "system", "value": "Be brief."},
+        {"from": "human", "value": "Weather?"},
+        {"from": "function_call", "value": json.dumps(CALL)},
+        {"from": "observation", "value": "sunny"},
+        {"from": "gpt", "value": "Sunny."},
+    ]
+    [found] = pack_marked([{"conversations": turns}], template=CHATML)
+    assert found == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n"
+        f"<|im_start|>assistant\n⟦<call>{json.dumps(CALL)}</call><|im_end|>\n⟧"
+        "<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n⟦Sunny.<|im_end|>\n⟧"
+    )
+
+
+@pytest.mark.parametrize(
+    ("speaker", "role"),
+    [
+        ("chatgpt", "assistant"),
+        ("bot", "assistant"),
+        ("model", "assistant"),
+        ("assistant", "assistant"),
+        ("user", "user"),
+        ("human", "user"),
+        ("function_response", "tool"),
+        ("tool", "tool"),
+    ],
+)
+def test_other_names_of_speakers(folder: Path, speaker: str, role: str) -> None:
+    turns = [{"from": speaker, "value": "So."}, {"from": "gpt", "value": "Yes."}]
+    [found] = pack_marked([{"conversations": turns}])
+    assert found.replace("⟦", "").replace("⟧", "").startswith(f"<{role}>So.</{role}>")
+    assert ("⟦So." in found) == (role == "assistant")
+
+
+def test_flags_of_sharegpt_messages(folder: Path) -> None:
+    turns = [
+        HI_SHAREGPT[0],
+        {"from": "function_call", "value": json.dumps(CALL), "train": False},
+        {"from": "gpt", "value": "Hello", "weight": 0},
+        {"from": "gpt", "value": "Bye", "weight": 1},
+    ]
+    [found] = pack_marked([{"conversations": turns}], template=CHATML)
+    assert found.split("⟦")[1:] == ["Bye<|im_end|>\n⟧"]
+
+
+def test_several_calls_at_once(folder: Path) -> None:
+    turns = [HI_SHAREGPT[0], {"from": "tool_call", "value": json.dumps([CALL, CALL])}]
+    [found] = pack_marked([{"conversations": turns}], template=CHATML)
+    assert found.endswith(f"⟦{f'<call>{json.dumps(CALL)}</call>' * 2}<|im_end|>\n⟧")
+
+
+def test_the_system_field(folder: Path) -> None:
+    own = [{"from": "system", "value": "Own."}, *HI_SHAREGPT]
+    records = [
+        {"system": "Be kind.", "conversations": HI_SHAREGPT},
+        {"system": "", "conversations": HI_SHAREGPT},
+        {"system": None, "conversations": HI_SHAREGPT},
+        {"system": "Be kind.", "conversations": own},
+    ]
+    assert pack_marked(records) == [
+        "<system>Be kind.</system>" + HI_MARKED,
+        HI_MARKED,
+        HI_MARKED,
+        "<system>Own.</system>" + HI_MARKED,
+    ]
+
+
+# Content
+
+
+def test_content_that_is_null_or_missing(folder: Path) -> None:
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]}
+    records = [chat(user("Weather?"), call), chat(user("Weather?"), call | {"content": None})]
+    expected = f"⟦<call>{json.dumps(CALL)}</call><|im_end|>\n⟧"
+    for found in pack_marked(records, template=CHATML):
+        assert found.endswith(expected)
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_an_answer_without_anything_in_it_is_no_answer(
+    folder: Path, content: dict[str, None]
+) -> None:
+    empty = {"role": "assistant", **content}
+    place = "messages[1] is the assistant's and has neither content nor tool calls"
+    refused([chat(user("Hi"), empty)], 1, place)
+    [found] = pack_marked([chat(user("Hi"), empty | {"weight": 0}, assistant("Yo"))], template=TAGS)
+    assert found == "<user>Hi</user><assistant></assistant><assistant>⟦Yo</assistant>⟧"
+
+
+def test_a_template_that_needs_content_gets_an_empty_one(folder: Path) -> None:
+    strict = TAGS.replace("{{ m.content }}", "{{ '[' + m['content'] + ']' }}")
+    silent = {"role": "assistant", "tool_calls": []}
+    [found] = pack_marked([chat(user("Hi"), silent)], template=strict)
+    assert found == "<user>[Hi]</user><assistant>⟦[]</assistant>⟧"
+
+
+@pytest.mark.parametrize("key", ["function_call", "tool_calls"])
+def test_calls_in_the_ways_that_apis_had(folder: Path, key: str) -> None:
+    calls = [{"type": "function", "function": CALL}]
+    [expected] = pack_marked([chat(user("?"), assistant("", tool_calls=calls))], template=CHATML)
+    assert "⟦<call>" in expected
+    value = {"function_call": CALL, "tool_calls": calls}[key]
+    for how in (value, json.dumps(value)):
+        record = chat(user("?"), assistant(None, **{key: how}))
+        assert pack_marked([record], template=CHATML) == [expected]
+    speakers = [{"from": "human", "value": "?"}, {"from": "function_call", "value": CALL}]
+    assert pack_marked([{"conversations": speakers}], template=CHATML) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("message", "part"),
+    [
+        (assistant(None, tool_calls="no"), "messages[1].tool_calls' is text that is not valid"),
+        (assistant(None, tool_calls=["no"]), "messages[1].tool_calls is no call"),
+        (assistant(None, function_call={"a": 1}), "messages[1].function_call is no call"),
+        ({"from": "function_call", "value": ""}, "messages[1].value is no call"),
+        ({"role": "assistant", "text": "Hello"}, "messages[1] has 'text', expected 'role' and"),
+        ({"from": "gpt", "text": "Hello"}, "messages[1] has 'text', expected 'role' and"),
+    ],
+)
+def test_what_the_template_would_not_show(folder: Path, message: Any, part: str) -> None:
+    """An empty answer would be trained on in its place."""
+    refused([chat(user("Hi"), message)], 1, "data.jsonl, line 1 (byte 0)", part)
+
+
+def test_role_and_value(folder: Path) -> None:
+    mixed = [{"role": "user", "value": "Hi"}, {"role": "assistant", "value": "Hello"}]
+    assert pack_marked([chat(*mixed)]) == [HI_MARKED]
+
+
+def test_a_system_field_that_is_no_text(folder: Path) -> None:
+    record = {"conversations": HI_SHAREGPT, "system": ["Be brief."]}
+    refused([record], 1, "line 1 (byte 0): field 'system' is a list, expected a string")
+
+
+@pytest.mark.parametrize("shown", ["{{ m.content[0].text }}", "{{ m.content }}"])
+def test_a_template_that_shows_parts_of_the_user_only(folder: Path, shown: str) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}"
+        "{% elif m.role == 'user' %}{% for part in m.content %}{{ part.text }}{% endfor %}"
+        "{% else %}" + shown + "{% endif %}</{{ m.role }}>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    record = chat(user([{"type": "text", "text": "Hi"}]), assistant(parts))
+    assert pack_marked([record], template=template) == [HI_MARKED]
+
+
+def test_content_as_text_parts(folder: Path) -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"text": "l"}, "o"]
+    records = [chat(user([{"type": "text", "text": "Hi"}]), assistant(parts))]
+    assert pack_marked(records) == [HI_MARKED]
+
+
+def test_a_template_for_parts_gets_the_parts(folder: Path) -> None:
+    template = TAGS.replace(
+        "{{ m.content }}",
+        "{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}({{ part.text }}){% endfor %}{% endif %}",
+    )
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    [found] = pack_marked([chat(user("Hi"), assistant(parts))], template=template)
+    assert found == "<user>Hi</user><assistant>⟦(Hel)(lo)</assistant>⟧"
+
+
+# Prompts and completions that are messages
+
+
+def test_conversational_prompt_and_completion(folder: Path) -> None:
+    first = [user("Hi"), assistant("Yes?"), user("Bye")]
+    expected = (
+        "<user>Hi</user><assistant>Yes?</assistant><user>Bye</user><assistant>⟦Ciao</assistant>"
+    )
+    for completion in ([assistant("Ciao")], "Ciao"):
+        record = {"prompt": first, "completion": completion}
+        assert pack_marked([record]) == [expected + "⟧"]
+    record = {"prompt": "Hi", "completion": [assistant("Hello")]}
+    assert pack_marked([record]) == [HI_MARKED]
+
+
+def test_the_first_pair_tells_whether_prompts_are_messages(folder: Path) -> None:
+    texts = {"prompt": "Hi", "completion": "Hello"}
+    messages = {"prompt": HI[:1], "completion": HI[1:]}
+    assert pack_marked([messages, texts]) == [HI_MARKED] * 2
+    wrong = "field 'prompt' is list, expected a string"
+    assert_error(run([texts, messages], template=None), 1, "data.jsonl, line 2 (byte ", wrong)
+    columns = {"prompt": [HI[:1]], "completion": [HI[1:]]}
+    assert pack_marked(parquet(columns)) == [HI_MARKED]
+    lines = b"".join(json.dumps(one).encode() + b"\n" for one in (messages, texts))
+    Path("tags.jinja").write_text(TAGS)
+    options = ("-l", 512, "-t", "bytes", "-o", "stdin", "--chat-template", "tags.jinja")
+    assert packer_process("pack", "-", *options, stdin=lines).returncode == 0
+    assert marked("stdin") == [HI_MARKED] * 2

@@ -1,0 +1,143 @@
+"""`packer export` on full disks, of damaged rows, killed: nothing is left half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from exporting import damage, nothing_at, table_of
+from support import assert_error, packer, packer_process, packer_script, started, wait_for
+
+from packer_cli import open_packed
+from packer_cli.errors import DataError
+from packer_cli.export import FORMATS
+from packer_cli.export.writing import lists
+
+
+def shorten(shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes()[:-8])
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("harm", [shorten, damage, Path.unlink])
+def test_a_damaged_shard_leaves_nothing(small: Path, to: str, harm: Callable[[Path], None]) -> None:
+    (shard,) = small.glob("*.arrow")
+    harm(shard)
+    assert_error(packer("export", small, "--to", to, "-o", "out"), 1, shard.name)
+    assert nothing_at("out")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_lost_segment_shows(small: Path, to: str) -> None:
+    """Two segments become one: every row is sound by itself."""
+    (shard,) = small.glob("*.arrow")
+    packed = open_packed(small)
+    entry = packed.manifest["shards"][0]
+    batches = list(packed.batches(entry))
+    rows = pa.Table.from_batches(batches)
+    lists = [[0, row[-1]] for row in rows["cu_seqlens"].to_pylist()]
+    sources = [row[:1] for row in rows["segments"].to_pylist()]
+    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
+    columns["cu_seqlens"] = pa.array(lists, rows.schema.field("cu_seqlens").type)
+    columns["segments"] = pa.array(sources, rows.schema.field("segments").type)
+    with pa.ipc.new_stream(str(shard), rows.schema) as stream:
+        stream.write_table(pa.table(columns, rows.schema))
+    manifest = json.loads((small / "manifest.json").read_text())
+    manifest["shards"][0]["bytes"] = shard.stat().st_size
+    (small / "manifest.json").write_text(json.dumps(manifest))
+    result = packer("export", small, "--to", to, "-o", "out")
+    assert_error(result, 1, f"{shard.name}: holds {entry['rows']} segments, the manifest says")
+    assert nothing_at("out")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_full_disk_leaves_nothing(small: Path, to: str) -> None:
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
+
+    result = packer_process("export", small, "--to", to, "-o", "out", preexec_fn=limit)
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.startswith(b"error: out: cannot write: File too large\ntip: ")
+    assert nothing_at("out")
+
+
+@pytest.mark.parametrize("to", sorted({*FORMATS} - {"parquet", "megatron-bridge"}))
+def test_a_disk_that_fills_up_is_an_error(packed_mid: Path, small_disk: Path, to: str) -> None:
+    """Not a bus error, as of a file that is mapped; the two left out are compressed to nothing."""
+    result = packer_process("export", packed_mid, "--to", to, "-o", small_disk / "out")
+    assert result.returncode == 1, result.stderr
+    assert b"disk/out: cannot write: No space left on device\ntip: free" in result.stderr
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def packed_mid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """130,000 tokens, more than a small disk holds."""
+    folder = tmp_path_factory.mktemp("mid")
+    (folder / "data.jsonl").write_text((json.dumps({"text": "word " * 25}) + "\n") * 1000)
+    command = ["pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q"]
+    assert packer(*command).exit_code == 0
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 million tokens, 355 MB."""
+    folder = tmp_path_factory.mktemp("large")
+    line = json.dumps({"text": "word " * 400}) + "\n"
+    (folder / "data.jsonl").write_text(line * 20_000)
+    command = ["pack", folder / "data.jsonl", "-l", 512, "-t", "bytes", "-o", folder / "out", "-q"]
+    assert packer(*command).exit_code == 0
+    return folder / "out"
+
+
+@pytest.mark.parametrize("to", ["trl", "unpacked", "numpy", "megatron-bridge", "megatron"])
+def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) -> None:
+    """220 MB are enough, 150 of them for what is imported; maps of files do not count."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (300 << 20, 300 << 20))
+
+    environment = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # others reserve ahead
+    result = packer_process(
+        "export", large, "--to", to, "-o", "out", preexec_fn=limit, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_termination_leaves_nothing(large: Path, folder: Path) -> None:
+    command = [packer_script(), "export", str(large), "--to", "parquet", "-o", "out"]
+    with started(*command, stderr=subprocess.PIPE) as run:
+        assert wait_for(lambda: list(Path.cwd().glob("out.packer-partial/*/new")))
+        run.send_signal(signal.SIGTERM)
+        _, message = run.communicate(timeout=300)
+    assert run.returncode == 130, message
+    assert message.startswith(b"stopped: interrupted\ntip: ")
+    assert nothing_at("out")
+
+
+def test_what_a_killed_export_left_goes(large: Path, small: Path) -> None:
+    with started(packer_script(), "export", str(large), "--to", "numpy", "-o", "out") as run:
+        assert wait_for(lambda: list(Path.cwd().glob("out.packer-partial/*/new")))
+        run.send_signal(signal.SIGSTOP)  # it is not done before the other one has begun
+        at_work = packer("export", small, "--to", "trl", "-o", "out")
+    assert_error(at_work, 1, "out: another run is writing there")
+    assert not Path("out").exists()
+    assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0
+    assert table_of(Path("out"))
+    assert [str(path) for path in Path().glob("out*")] == ["out"]
+
+
+def test_lists_that_offsets_of_32_bits_cannot_count() -> None:
+    values = np.broadcast_to(np.int32(0), 1 << 31)
+    with pytest.raises(DataError, match="documents of 2147483648 tokens are too long"):
+        lists(np.array([0, 1 << 31]), values)

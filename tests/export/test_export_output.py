@@ -1,0 +1,277 @@
+"""Where `packer export` writes: what it refuses, and what takes the place of an earlier export."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import pty
+import shutil
+import signal
+import struct
+import subprocess
+import termios
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from altered import altered
+from exporting import damage, nothing_at, table_of
+from support import assert_error, contents, packer, packer_script
+
+from packer_cli.export import FORMATS, destination
+from packer_cli.export.destination import MARKER
+
+
+@pytest.mark.parametrize(
+    ("output", "parts"),
+    [
+        pytest.param("full", ["full: is not empty, and not an export"], id="not empty"),
+        pytest.param("file", ["file: exists and is not a directory"], id="a file"),
+        pytest.param("packed", ["packed: lies in the directory"], id="the source"),
+        pytest.param("packed/inside", ["packed/inside: lies in"], id="inside the source"),
+        pytest.param("file/out", ["file/out: cannot write"], id="below a file"),
+    ],
+)
+def test_outputs_that_are_refused(small: Path, output: str, parts: list[str]) -> None:
+    Path("full").mkdir()
+    Path("full/mine").touch()
+    Path("file").touch()
+    before = sorted(map(str, Path.cwd().rglob("*")))
+    result = packer("export", small, "--to", "trl", "-o", output)
+    assert_error(result, 1 if "cannot" in parts[0] else 2, *parts)
+    assert sorted(map(str, Path.cwd().rglob("*"))) == before
+
+
+def test_an_empty_directory_is_taken_and_its_parents_are_made(small: Path) -> None:
+    Path("empty").mkdir()
+    for output in ("empty", "new/and/deep"):
+        assert packer("export", small, "--to", "numpy", "-o", output).exit_code == 0
+        assert np.load(Path(output) / "input_ids.npy").shape[1] == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        pytest.param(["packed", "--to", "tlr"], 2, "--to: 'tlr' is not one of trl", id="format"),
+        pytest.param(["nowhere", "--to", "trl"], 2, "nowhere: no such directory", id="nowhere"),
+        pytest.param([".", "--to", "trl"], 1, "has no manifest.json", id="not packed"),
+    ],
+)
+def test_wrong_arguments(small: Path, arguments: list[str], code: int, part: str) -> None:
+    assert_error(packer("export", *arguments, "-o", "out"), code, part)
+    assert nothing_at("out")
+
+
+def test_without_locks_it_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    command = ["export", small, "--to", "trl", "-q", "-o", "out"]
+    assert_error(packer(*command), 1, "out: cannot be locked: no locks")
+    assert not Path("out").exists()
+    assert packer(*command, "--no-lock").exit_code == 0
+    assert table_of(Path("out"))
+
+
+def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
+    for to in FORMATS:
+        assert packer("export", small, "--to", to, "-o", "out", "--overwrite").exit_code == 0
+        again = packer("export", small, "--to", to, "-o", "out")
+        assert_error(again, 2, "out: holds a finished export")
+        assert json.loads(Path("out", MARKER).read_text())["format"] == to
+    assert list(table_of(Path("out"))) == ["input_ids", "labels"]
+    Path("out/notes").write_text("mine")
+    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
+    assert_error(
+        result, 2, "out: holds files that packer did not make, or that have changed: notes"
+    )
+    before = contents(small)
+    for other in ("packed", "."):
+        result = packer("export", small, "--to", "trl", "-o", other, "--overwrite")
+        assert_error(result, 2, f"{other}: ")
+    assert contents(small) == before
+    assert Path("out/notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["one step", "two renames"])
+def test_overwrite_keeps_the_earlier_export_until_the_end(
+    small: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    command = ["export", small, "-o", "out", "--overwrite"]
+    assert packer(*command, "--to", "numpy").exit_code == 0
+    before = contents("out")
+    (shard,) = small.glob("*.arrow")
+    whole = shard.read_bytes()
+    damage(shard)
+    assert_error(packer(*command, "--to", "trl"), 1, shard.name)
+    assert contents("out") == before
+    shard.write_bytes(whole)
+    with monkeypatch.context() as patch:
+        if exchange:
+            patch.setattr(destination, "_exchange", lambda *places: _fail_at(Path("out"), "out"))
+        else:
+            rename = os.rename
+            patch.setattr(destination, "_exchange", lambda *places: False)
+            patch.setattr(
+                os,
+                "rename",
+                lambda own, to, **at: _fail_at(Path(own), "new") or rename(own, to, **at),
+            )
+        assert_error(packer(*command, "--to", "trl"), 1, "out: cannot write")
+    assert contents("out") == before
+    assert [str(path) for path in Path().glob("out*")] == ["out"]
+
+
+# A program that is packer where directories cannot be exchanged, killed between the two renames.
+KILLED_BETWEEN = """
+import os
+from packer_cli.cli import app as cli
+from packer_cli.export import destination
+rename = os.rename
+def renamed(own, to, **at):
+    if own == "new":
+        os.kill(os.getpid(), 9)
+    rename(own, to, **at)
+os.rename, destination._exchange = renamed, lambda *places: False
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["gone", "made anew"])
+def test_an_export_that_was_being_replaced_comes_back(small: Path, made: bool) -> None:
+    """Also when its reader has made the directory that was gone."""
+    command = ["export", str(small), "-o", "out", "--overwrite", "--to"]
+    assert packer(*command, "numpy").exit_code == 0
+    before = contents("out")
+    killed = altered(KILLED_BETWEEN, *command, "trl")
+    assert killed.returncode == -signal.SIGKILL
+    assert not Path("out").exists()
+    if made:
+        Path("out").mkdir()
+    result = packer("export", small, "-o", "out", "--to", "trl")
+    assert_error(result, 2, "out: holds a finished export")
+    assert contents("out") == before
+    assert [str(path) for path in Path().glob("out*")] == ["out"]
+
+
+def test_readers_of_an_export_find_one_or_the_other(small: Path) -> None:
+    """The two change places in one step."""
+    command = ["export", str(small), "-o", "out", "--overwrite", "-q", "--to"]
+    assert packer(*command, "numpy").exit_code == 0
+    for to in ("trl", "numpy"):
+        with subprocess.Popen([packer_script(), *command, to]) as run:
+            while run.poll() is None:
+                assert Path("out", MARKER).exists()
+        assert json.loads(Path("out", MARKER).read_text())["format"] == to
+
+
+def test_what_others_gave_such_a_name_stays(small: Path) -> None:
+    for content in ({"mine": b"mine"}, {MARKER: b""}, {"owner.json": b'{"id": "x"}'}, {}):
+        name = Path("out.packer-partial")
+        name.mkdir()
+        for file, data in content.items():
+            Path(name, file).write_bytes(data)
+        result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
+        assert_error(result, 2, "out.packer-partial: has no owner.json of packer's")
+        assert contents(name) == content
+        assert not Path("out").exists()
+        shutil.rmtree(name)
+
+
+def test_a_file_of_an_export_that_was_changed_is_not_replaced(small: Path) -> None:
+    command = ["export", small, "-o", "out", "--overwrite", "--to"]
+    assert packer(*command, "numpy").exit_code == 0
+    data = bytearray(Path("out/labels.npy").read_bytes())
+    data[-1] ^= 1
+    Path("out/labels.npy").write_bytes(data)
+    Path("out/mine").mkdir()
+    before = contents("out")
+    result = packer(*command, "trl")
+    assert_error(result, 2, "out: holds files that packer did not make, or that have changed: mine")
+    Path("out/mine").rmdir()
+    assert_error(packer(*command, "trl"), 2, "that have changed: labels.npy")
+    assert contents("out") == before
+
+
+def test_a_removal_that_was_interrupted_goes_on(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["export", small, "-o", "out", "--overwrite", "--to"]
+    assert packer(*command, "numpy").exit_code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path: _fail_at(path, "new"))
+        assert packer(*command, "parquet").exit_code == 0
+    assert list(Path().glob("out.packer-partial/*/new/labels.npy"))
+    assert packer(*command, "trl").exit_code == 0
+    assert [str(path) for path in Path().glob("out*")] == ["out"]
+
+
+def _fail_at(path: Path, name: str) -> None:
+    if name in path.name:
+        raise OSError(errno.EIO, "broken")
+
+
+def test_what_got_into_the_output_meanwhile_stays(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(self: Any, part: Any) -> None:
+        Path("out").mkdir()
+        Path("out/mine").touch()
+
+    monkeypatch.setattr(FORMATS["trl"], "write", write)
+    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
+    assert_error(result, 2, "out: is not empty, and not an export of packer")
+    assert Path("out/mine").exists()
+    assert not Path("out.packer-partial").exists()
+
+
+def test_a_mount_point_is_refused_at_once(small: Path, small_disk: Path) -> None:
+    Path("link").symlink_to(small_disk)
+    for output in (small_disk, "link", "/"):
+        result = packer("export", small, "--to", "trl", "-o", output)
+        assert_error(result, 2, f"{output}: is a mount point")
+
+
+def test_a_parent_that_is_not_to_be_written_is_named(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the output, which may be there, empty and ours."""
+
+    def mkdir(path: object, *arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "no")
+
+    Path("out").mkdir()
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    result = packer("export", small, "--to", "trl", "-o", "out")
+    assert_error(result, 1, f"{Path.cwd()}: cannot write: Permission denied")
+
+
+def test_a_link_is_followed(small: Path) -> None:
+    Path("link").symlink_to("place")
+    for to in ("trl", "numpy"):
+        assert packer("export", small, "--to", to, "-o", "link", "--overwrite").exit_code == 0
+    assert Path("link").readlink() == Path("place")
+    assert Path("place/input_ids.npy").exists()
+    Path("inside").symlink_to("packed")
+    result = packer("export", small, "--to", "trl", "-o", "inside/deeper")
+    assert_error(result, 2, "inside/deeper: lies in the directory that is exported")
+
+
+@pytest.mark.parametrize("to", ["trl", "parquet", "unpacked"])
+def test_progress_on_a_terminal_only(small: Path, to: str) -> None:
+    terminal, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    command = [packer_script(), "export", small, "--to", to, "-o"]
+    loud, silent = (
+        subprocess.run([*command, name, *more], stdout=-1, stderr=child, check=True, timeout=300)
+        for name, more in (("a", []), ("b", ["-q"]))
+    )
+    os.close(child)
+    shown = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert shown.count("exporting: 100%") == 1
+    assert loud.stdout.decode() == silent.stdout.decode().replace("b: ", "a: ")

@@ -1,0 +1,178 @@
+"""What is counted: sums add up in any order, survive being written, and nothing else is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packer_cli.packing.attention_cost import AttentionCost
+from packer_cli.packing.fitting import Loss
+from packer_cli.result.counts import (
+    ROW_FILL_BUCKETS,
+    Counts,
+    FileCounts,
+    fill_histogram,
+    powers_histogram,
+)
+
+FIGURE = st.integers(0, 1 << 40)
+NUMBERS = [item.name for item in fields(Counts) if item.type == "int"]
+
+
+def histogram(buckets: int) -> st.SearchStrategy[Any]:
+    return st.lists(FIGURE, min_size=buckets, max_size=buckets).map(np.array)
+
+
+COSTS = st.lists(st.integers(1, 1 << 20), max_size=5).map(
+    lambda lengths: AttentionCost.of(np.array(lengths, np.int64), np.arange(len(lengths) + 1))
+)
+COUNTS = st.builds(
+    Counts,
+    **dict.fromkeys(NUMBERS, FIGURE),
+    document_length=histogram(32),
+    row_fill=histogram(ROW_FILL_BUCKETS),
+    segments_per_row=histogram(32),
+    piece_length=st.lists(FIGURE, min_size=1, max_size=9).map(np.array),
+    attention_before=COSTS,
+    attention_after=COSTS,
+    files=st.dictionaries(
+        st.integers(0, 5), st.builds(FileCounts, FIGURE, FIGURE, FIGURE, FIGURE), max_size=3
+    ),
+)
+
+
+def copied(counts: Counts) -> Counts:
+    return Counts.from_json(json.loads(json.dumps(counts.as_json())))
+
+
+def plain(counts: Counts) -> dict[str, Any]:
+    """All figures as Python's own, without the zeros behind the longest piece."""
+    found = {
+        item.name: value.tolist() if isinstance(value, np.ndarray) else value
+        for item in fields(counts)
+        for value in [getattr(counts, item.name)]
+    }
+    while len(found["piece_length"]) > 1 and not found["piece_length"][-1]:
+        found["piece_length"].pop()
+    return found
+
+
+def total(parts: list[Counts]) -> Counts:
+    """By `add`, which changes the counts it is called on."""
+    sums = Counts()
+    for part in parts:
+        sums.add(part)
+    return sums
+
+
+def added(one: list[int], other: list[int]) -> list[int]:
+    size = max(len(one), len(other))
+    return [sum(part[i] for part in (one, other) if i < len(part)) for i in range(size)]
+
+
+@given(COUNTS)
+def test_counts_survive_being_written(counts: Counts) -> None:
+    assert plain(copied(counts)) == plain(counts)
+    assert copied(counts).as_json() == counts.as_json()
+
+
+def test_what_is_nothing_is_not_written() -> None:
+    assert Counts().as_json() == {}
+    assert plain(Counts.from_json({})) == plain(Counts())
+
+
+@given(st.lists(COUNTS, max_size=4), st.randoms())
+def test_sums_are_those_of_every_figure(parts: list[Counts], random: Any) -> None:
+    before = [plain(part) for part in parts]
+    sums = plain(total(parts))
+    assert [plain(part) for part in parts] == before  # those that were added stay as they are
+    for name in NUMBERS:
+        assert sums[name] == sum(part[name] for part in before)
+    for name in ("document_length", "row_fill", "segments_per_row", "piece_length"):
+        assert sums[name] == reduce(added, (part[name] for part in before), plain(Counts())[name])
+    for index in {index for part in before for index in part["files"]}:
+        of_file = [vars(part["files"][index]) for part in before if index in part["files"]]
+        expected = {name: sum(one[name] for one in of_file) for name in of_file[0]}
+        assert vars(sums["files"][index]) == expected
+    random.shuffle(parts)
+    assert plain(total(parts)) == sums
+    assert plain(total([copied(part) for part in parts])) == sums
+
+
+@given(COUNTS, COUNTS)
+def test_files_of_a_sum_are_its_own(one: Counts, other: Counts) -> None:
+    sums = total([one])
+    before = plain(one)
+    sums.add(other)
+    assert plain(one) == before
+
+
+def test_a_loss_is_added_to_the_figures_of_its_name() -> None:
+    names = [item.name for item in fields(Loss)]
+    loss = Loss(*range(1, len(names) + 1))
+    counts = Counts(documents=5)
+    counts.add_loss(loss)
+    counts.add_loss(loss)
+    expected = {name: 2 * value for name, value in zip(names, range(1, 99), strict=False)}
+    assert counts.as_json() == expected | {"documents": 5}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"documentz": 1},
+        {"documents": "1"},
+        {"documents": 1.5},
+        {"documents": None},
+        {"row_fill": [1, 2]},
+        {"document_length": [[1]] * 32},
+        {"row_fill": "x"},
+        {"piece_length": "not base64!"},
+        {"piece_length": "AAAA"},
+        {"piece_length": 5},
+        {"attention_before": [1, 2, 3, 4, 5]},
+        {"files": [[0, 1, 2, 3, 4, 5]]},
+        {"files": 3},
+    ],
+    ids=str,
+)
+def test_what_is_no_counts_is_refused(damaged: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Counts.from_json(damaged)
+
+
+@given(st.lists(st.integers(1, (1 << 31) - 1)))
+def test_histograms_by_powers_of_two(values: list[int]) -> None:
+    expected = [0] * 32
+    for value in values:
+        expected[value.bit_length() - 1] += 1
+    assert powers_histogram(np.array(values, np.int32)).tolist() == expected
+
+
+@given(st.integers(1, 1 << 24).flatmap(
+    lambda length: st.tuples(st.just(length), st.lists(st.integers(0, length)))
+))  # fmt: skip
+def test_histograms_of_how_full_rows_are(case: tuple[int, list[int]]) -> None:
+    max_length, rows = case
+    expected = [0] * ROW_FILL_BUCKETS
+    for used in rows:
+        expected[20 * used // max_length] += 1
+    found = fill_histogram(np.array(rows, np.int64), max_length)
+    assert found.tolist() == expected
+    assert found[-1] == rows.count(max_length)
+
+
+@given(FIGURE, FIGURE, FIGURE)
+def test_every_encoded_token_is_accounted_for(tokens: int, truncated: int, dropped: int) -> None:
+    counts = Counts(tokens=tokens, truncated_tokens=truncated, dropped_tokens=dropped)
+    counts.encoded_tokens = tokens + truncated + dropped
+    assert counts.conserved()
+    counts.encoded_tokens += 1
+    assert not counts.conserved()

@@ -1,0 +1,43 @@
+"""Running `packer show`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support import packer
+
+IN_ORDER = ["--no-shuffle", "--strategy", "next-fit"]
+TEXTS = ["first", "second\n", "third\n\nline", "a longer one than 16"]
+
+
+def show(*arguments: object) -> str:
+    result = packer("show", "out", *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return str(result.stdout)
+
+
+def show_json(*arguments: object) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in show(*arguments, "--json").splitlines()]
+
+
+def texts_of(*arguments: object) -> list[str]:
+    return [segment["text"] for row in show_json(*arguments) for segment in row["segments"]]
+
+
+def write_ids(path: Path, *documents: tuple[list[int], list[int]]) -> None:
+    """Documents of ids, and for each the ids' trained flags."""
+    lines = []
+    for ids, trained in documents:
+        labels = [token if flag else -100 for token, flag in zip(ids, trained, strict=True)]
+        lines.append(json.dumps({"input_ids": ids, "labels": labels}))
+    path.write_text("\n".join(lines))
+
+
+def rewrite(change: Callable[[dict[str, Any]], None]) -> None:
+    path = Path("out/manifest.json")
+    manifest = json.loads(path.read_bytes())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
