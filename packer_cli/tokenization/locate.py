@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,8 @@ def locate(source: str) -> TokenizerFiles:
     if source == BYTES:
         raise UsageError("tokenizer bytes: is built into packer, and has no files", _TIP)
     path = Path(source).expanduser()
-    if path.is_dir():
-        path = path / TOKENIZER
-        if not path.is_file():
-            raise UsageError(f"tokenizer {source}: the folder has no tokenizer.json", _TIP)
-    elif not path.is_file():
-        if path.suffix == ".json" or source.startswith((".", "/", "~")) or source.count("/") > 1:
-            raise UsageError(f"tokenizer {source}: no such file or folder", _TIP)
-        path = _from_hub(source)
     try:
+        path = _tokenizer_json(source, path)
         content = path.read_bytes()
         companions = {
             name: (path.parent / place).read_bytes()
@@ -117,6 +111,21 @@ def locate(source: str) -> TokenizerFiles:
         companions,
         specials,
     )
+
+
+def _tokenizer_json(source: str, path: Path) -> Path:
+    """The file of a source. Raises UsageError, and OSError where it may not be looked for."""
+    if path.is_dir():
+        path = path / TOKENIZER
+        if not path.is_file():
+            with suppress(FileNotFoundError):
+                os.stat(path)  # or it is there, and may not be read
+            raise UsageError(f"tokenizer {source}: the folder has no tokenizer.json", _TIP)
+    elif not path.is_file():
+        if path.suffix == ".json" or source.startswith((".", "/", "~")) or source.count("/") > 1:
+            raise UsageError(f"tokenizer {source}: no such file or folder", _TIP)
+        return _from_hub(source)
+    return path
 
 
 class _AddedToken(msgspec.Struct):
