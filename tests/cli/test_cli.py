@@ -135,7 +135,8 @@ def test_usage_errors_of_values(data: Path, options: list[object], message: str)
 
 
 NO_TOKENIZER = (
-    "packer: no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)\n"
+    "packer: warning: no --tokenizer given: using the built-in bytes tokenizer "
+    "(UTF-8 bytes as ids)\n"
 )
 
 
@@ -327,6 +328,16 @@ def test_notes_are_lines_of_their_own_beside_a_bar(data: Path) -> None:
     done, shown = on_terminal(80, *command)
     assert done.returncode == 0
     assert re.search(r"[\r\n]packer: using the slower tokenizers engine: [^\r\n]*\r\n", shown)
+
+
+def test_a_full_bar_of_verify_is_not_its_end(data: Path) -> None:
+    pack("a.jsonl", "-l", 16, "-t", "bytes", "-o", "out")
+    verify = [packer_script(), "verify", "out"]
+    done, shown = on_terminal(80, *verify, "--against-inputs")
+    assert done.returncode == 0
+    note = "packer: the result itself is sound; encoding documents of its inputs again\r\n"
+    assert shown.endswith(f"]\r\n{note}")
+    assert note not in on_terminal(80, *verify)[1]
 
 
 def test_what_ends_a_run_late_is_said_below_its_bar() -> None:
