@@ -140,6 +140,8 @@ class _AddedToken(msgspec.Struct):
 
 class _Model(msgspec.Struct):
     vocab: dict[str, int] | list[Any] | None = None  # a list in unigram models
+    unk_token: str | None = None
+    unk_id: int | None = None  # in unigram models
 
 
 class _TokenizerJson(msgspec.Struct):
@@ -165,12 +167,13 @@ def _added_tokens(content: bytes, path: Path) -> tuple[list[_AddedToken], tuple[
             f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works", _TIP
         )
     added = document.added_tokens or []
-    return added, tuple(_special(t, document.normalizer) for t in added if t.special and t.content)
+    return added, tuple(_special(t, document) for t in added if t.special and t.content)
 
 
-def _special(token: _AddedToken, normalizer: Any) -> SpecialToken:
-    plain = not token.single_word and not (token.normalized and normalizer)
-    return SpecialToken(token.content, token.id, token.lstrip, token.rstrip, plain)
+def _special(token: _AddedToken, document: _TokenizerJson) -> SpecialToken:
+    plain = not token.single_word and not (token.normalized and document.normalizer)
+    unknown = token.content == document.model.unk_token or token.id == document.model.unk_id
+    return SpecialToken(token.content, token.id, token.lstrip, token.rstrip, plain, unknown)
 
 
 def highest_id(content: bytes) -> int:
