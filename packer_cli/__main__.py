@@ -5,6 +5,7 @@ Next to nothing is imported before Ctrl-C has a handler: without, it ends in a t
 
 import os
 import signal
+import sys
 
 
 def main() -> None:
@@ -21,7 +22,9 @@ def main() -> None:
 
 def _end_at_once(number: int, frame: object) -> None:
     """As `cli.py` does, whose own handlers come with a command."""
-    os.write(2, b"stopped: interrupted\ntip: run the same command again\n")
+    progress = sys.modules.get("packer_cli.progress")
+    below = b"\n" if getattr(progress, "bars", None) else b""
+    os.write(2, below + b"stopped: interrupted\ntip: run the same command again\n")
     os._exit(130)
 
 

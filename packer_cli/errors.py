@@ -119,13 +119,20 @@ def one_line(text: str) -> str:
     return visible(text, also="\n\t")
 
 
+def _nearest(path: str) -> str:
+    """A path, or the nearest folder above it that is there: what has no permissions is above."""
+    while path and not os.path.lexists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path or "."
+
+
 def from_os_error(error: OSError, path: str | os.PathLike[str], doing: str) -> PackerError:
     """The PackerError for an OSError met while `doing` ("read", "write") `path`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         tip = "free some space or choose another --output, then run the same command again"
     elif error.errno == errno.EACCES:
-        tip = f"check its permissions: ls -ld {os.fspath(path)}"
+        tip = f"check its permissions: ls -ld {_nearest(os.fspath(path))}"
     elif error.errno == errno.ENOENT:
         tip = "check the spelling; relative paths start at the current directory"
     else:

@@ -15,6 +15,17 @@ _NARROW_COLUMNS = 100  # with fewer, a bar has no room beside all figures
 _NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
+bars: list[tqdm[None]] = []  # on the screen, where what is printed must not go on in their line
+
+
+def print_above(line: str) -> None:
+    """A line on stderr, above a bar if there is one."""
+    if bars:
+        tqdm.write(line, file=sys.stderr)
+    else:
+        print(line, file=sys.stderr)  # noqa: T201
+
+
 class Progress:
     """Thread-safe; a context. `total`: bytes of all inputs as stored, 0 when unknown (stdin)."""
 
@@ -33,6 +44,7 @@ class Progress:
                 desc=doing, dynamic_ncols=True, smoothing=0.1, file=sys.stderr,
                 bar_format=_NARROW_BAR if total and self._narrow else None,
             )  # fmt: skip
+            bars.append(self._bar)
 
     def skip(self, share: float) -> None:
         """Count inputs that were packed before."""
@@ -69,6 +81,7 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+            bars.remove(self._bar)
 
     def _say(self) -> None:
         if self._bar is not None:

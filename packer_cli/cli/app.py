@@ -21,7 +21,7 @@ from packer_cli.cli.help import write_parameters, write_rows
 from packer_cli.cli.pack import pack
 from packer_cli.cli.show import show
 from packer_cli.cli.stats import stats
-from packer_cli.cli.suggestions import suggested
+from packer_cli.cli.suggestions import missing, suggested
 from packer_cli.cli.tokenizer import tokenizer
 from packer_cli.cli.verify import verify
 from packer_cli.errors import (
@@ -90,6 +90,12 @@ class _Command(TyperCommand):
         _report(problem, as_json=ctx.params["as_json"])
         raise typer.Exit(problem.exit_code)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Arguments as their names alone: newer typers put those that are required in braces."""
+        return [
+            piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)
+        ]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_parameters(ctx, formatter)
 
@@ -100,7 +106,7 @@ def _of_parser(error: Any) -> PackerError:
     name = command.split()[-1]
     meant = suggested(error, other_names(_RUNS[name]) if name in _RUNS else {})
     message = getattr(error, "message", "") if meant else error.format_message()
-    tip = f"did you mean {meant}?" if meant else f"see {command} --help"
+    tip = f"did you mean {meant}?" if meant else missing(error) or f"see {command} --help"
     return UsageError(message.replace("\n", " "), tip)
 
 
@@ -149,7 +155,9 @@ def _problem_of(run: Callable[[], object]) -> PackerError | None:
     return None
 
 
+_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
+    context_settings=_HELP,
     cls=_Commands,
     suggest_commands=False,
     no_args_is_help=True,
@@ -163,8 +171,10 @@ _RUNS: dict[str, Callable[..., None]] = {
 }
 for _run in _RUNS.values():
     # rows from the end, such as -1, are no options
-    _settings = {"ignore_unknown_options": True} if _run is show else None
-    app.command(cls=_Command, no_args_is_help=True, context_settings=_settings)(command(_run))
+    _settings = {"ignore_unknown_options": True} if _run is show else {}
+    app.command(cls=_Command, no_args_is_help=True, context_settings=_settings | _HELP)(
+        command(_run)
+    )
 
 
 def _version(wanted: bool) -> None:

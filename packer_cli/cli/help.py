@@ -20,7 +20,7 @@ def write_parameters(ctx: Any, formatter: Any) -> None:
     for parameter in ctx.command.get_params(ctx):
         record = parameter.get_help_record(ctx)
         if record is not None:
-            sections[_section(ctx, parameter)].append(_plain(record))
+            sections[_section(ctx, parameter)].append(_described(parameter, record))
     for title, rows in sections.items():
         if rows:
             with formatter.section(title):
@@ -40,6 +40,12 @@ def _plain(record: tuple[str, str]) -> tuple[str, str]:
     """Without the types that Typer writes where there is no metavar."""
     names, text = record
     return names.partition(" <")[0], text.replace("  [required]", "")
+
+
+def _described(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
+    names, text = _plain(record)
+    needed = parameter.required and parameter.param_type_name == "option"
+    return names, f"{text} Required." if needed else text
 
 
 def write_rows(formatter: Any, rows: Iterable[tuple[str, str]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 from packer_cli.config.option import RUNNING, Option
@@ -22,4 +21,6 @@ Quiet = Annotated[bool, Option("No progress, no notes.", RUNNING, short="-q")]
 
 def say(message: str) -> None:
     """A note on stderr."""
-    print(one_line(f"packer: {message}"), file=sys.stderr)
+    from packer_cli.progress import print_above
+
+    print_above(one_line(f"packer: {message}"))

@@ -28,7 +28,7 @@ def show(
 ) -> None:
     """Show rows as text: segments, where they came from, and which tokens are trained on.
 
-    Trained tokens are green; without colour (NO_COLOR, or no terminal) they stand in brackets.
+    Trained tokens are green; without color (NO_COLOR, or no terminal) they stand in brackets.
 
     Example: packer show documents-packed-1024 0 -1
     """

@@ -41,6 +41,14 @@ def suggested(error: Any, other_options: Mapping[str, str]) -> str:
     return ""
 
 
+def missing(error: Any) -> str:
+    """What to add for an option that is not given, or ""."""
+    option: Any = getattr(error, "param", None)
+    if type(error).__name__ != "MissingParameter" or option.param_type_name != "option":
+        return ""
+    return f"add {option.opts[0]} {option.metavar}. {option.help}"
+
+
 def _nearest(name: str, names: Mapping[str, str]) -> str:
     near = get_close_matches(name.lower().replace("_", "-"), list(names), 1)
     return names[near[0]] if near else ""

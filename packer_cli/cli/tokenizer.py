@@ -14,10 +14,11 @@ from packer_cli.errors import DataError, UsageError
 
 def tokenizer(
     name: Annotated[
-        str, typer.Argument(metavar="DIR", help="As pack's --tokenizer, but for bytes.")
+        str, typer.Argument(metavar="NAME", help="Folder, tokenizer.json, or hub name.")
     ],
     inputs: Annotated[
-        list[str] | None, typer.Argument(metavar="INPUT", help="Compare texts of these, too.")
+        list[str] | None,
+        typer.Argument(metavar="INPUT", help="With --check: files whose texts are compared, too."),
     ] = None,
     check: Annotated[bool, Option("Compare with AutoTokenizer of transformers.")] = False,
     as_json: AsJson = False,
@@ -33,7 +34,7 @@ def tokenizer(
     from packer_cli.tokenization.rebuilt import rebuilt_otherwise
 
     if inputs and not check:
-        raise UsageError("inputs are for --check", "packer tokenizer DIR --check INPUT...")
+        raise UsageError("inputs are for --check", "packer tokenizer NAME --check INPUT...")
     files = locate(name)
     about = {
         "tokenizer": name, "sha256": files.sha256, "bos": files.bos, "eos": files.eos,

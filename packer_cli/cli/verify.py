@@ -24,7 +24,7 @@ def verify(
             metavar="N|all",
         ),
     ] = "1000",
-    seed: Annotated[int, Option("Of the sample.", value="count", least=0)] = 0,
+    seed: Annotated[int, Option("Seed of the sample.", value="count", least=0)] = 0,
     workers: Annotated[
         int, Option("Units checked at a time. Default: as many as cores.", value="count", least=0)
     ] = 0,

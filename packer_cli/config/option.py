@@ -83,7 +83,7 @@ class Option:
             raise UsageError(
                 f"{name}: {_figure(value)} is not between {_figure(self.least or 0)} and "
                 f"{_figure(self.most)}",
-                "1% is 0.01" if self.most == 1 else "",
+                _as_share(value) if self.most == 1 else "",
             )
         what = "negative" if self.least == 0 else "not positive"
         raise UsageError(f"{name}: {_figure(value)} is {what}")
@@ -100,6 +100,11 @@ class Need:
 def as_option(name: str) -> str:
     """`--max-length` for `max_length`."""
     return f"--{name.replace('_', '-')}"
+
+
+def _as_share(value: float) -> str:
+    """How a share is written, of one that was given without its percent sign."""
+    return f"did you mean {value:g}%?" if 1 < value <= 100 else "1% is 0.01"
 
 
 def _figure(number: float) -> str:

@@ -154,7 +154,10 @@ class PackConfig:
     seed: Annotated[
         int,
         Option(
-            "Of the shuffle of rows, and of segments in a row.", ROWS, metavar="N", value="count"
+            "Seed of the shuffle of rows, and of segments in a row.",
+            ROWS,
+            metavar="N",
+            value="count",
         ),
     ] = 0
     shuffle: Annotated[
@@ -634,7 +637,10 @@ class RunOptions:
         bool, Option("With --update: drop the documents of inputs that are not named.", OUTPUT)
     ] = False
     checksum: Annotated[
-        bool, Option("With --update or --add: compare contents, not times of change.", OUTPUT)
+        bool,
+        Option(
+            "With --update or --add: compare contents of files, not when they were changed.", OUTPUT
+        ),
     ] = False
     no_lock: Annotated[
         bool,
@@ -653,7 +659,9 @@ class RunOptions:
     ray_address: Annotated[
         str | None,
         Option(
-            "Of a Ray cluster that runs. Default: Ray's own choice.", RUNNING, metavar="ADDRESS"
+            "Address of a Ray cluster that runs. Default: Ray's own choice.",
+            RUNNING,
+            metavar="ADDRESS",
         ),
     ] = None
     rank: int | None = None

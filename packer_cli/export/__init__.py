@@ -99,7 +99,7 @@ def _refuse(packed: PackedDirectory, to: str, kind: type[Writer]) -> None:
     keeps_mask = kind.keeps_mask and (kind.takes == "batches" or "labels" in columns)
     if untrained > 0 and not keeps_mask:
         raise UsageError(
-            f"{packed.path}: {untrained} of its tokens are not to be trained on, which --to {to} "
+            f"{packed.path}: {untrained:,} of its tokens are not to be trained on, which --to {to} "
             "cannot say",
             "choose a format with labels or a loss mask, such as megatron-bridge or trl",
         )

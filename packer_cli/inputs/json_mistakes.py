@@ -43,7 +43,8 @@ def explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadRe
         return BadRecord(
             position,
             "compressed data, not JSON",
-            "name the file by its compression, as FILE.jsonl.gz; stdin must not be compressed",
+            "name the file by its compression, as FILE.jsonl.gz or FILE.jsonl.zst; stdin must not "
+            "be compressed",
         )
     try:
         parsed = json.loads(line.decode(), parse_constant=_refuse)

@@ -20,7 +20,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from packer_cli import storage
 from packer_cli.config.options import MAX_LENGTH_LIMIT
-from packer_cli.errors import DataError, NoSuchDirectoryError, from_os_error
+from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from_os_error
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, SIDE_FILE_PATTERN, WORK
 from packer_cli.result.shards import FORMAT_VERSION, AtLeastOne, Count, Shard
 
@@ -298,8 +298,21 @@ def _read(path: str) -> Manifest:
         raise DataError(f"{path}: {error.message}", error.tip) from error
 
 
-def _no_result(name: str) -> DataError:
+def _hidden(path: str) -> PackerError | None:
+    """The error for what is in a folder that may not be looked into."""
+    try:
+        os.stat(path)
+    except PermissionError as error:
+        return from_os_error(error, path, "read")
+    except OSError:
+        pass
+    return None
+
+
+def _no_result(name: str) -> PackerError:
     if storage.kind(name) != "folder":
+        if not storage.is_url(name) and (hidden := _hidden(name)):
+            return hidden
         what = "not a directory" if storage.kind(name) else "no such directory"
         return NoSuchDirectoryError(f"{name}: {what}", "give the --output of a packer pack run")
     if storage.kind(storage.join(name, WORK)) == "folder":

@@ -141,8 +141,9 @@ def claimed(
 
 
 def _place(error: OSError, output: Path) -> Path:
-    """What an error is about: its file is named relative to a folder in the output."""
-    return output / os.fsdecode(error.filename) if error.filename else output
+    """What an error is about: a name in the output, or what is in the way of the output itself."""
+    path = Path(os.fsdecode(error.filename)) if error.filename else output
+    return path if output.is_relative_to(path) else output / path
 
 
 def _hold_rank(

@@ -124,11 +124,16 @@ def choose_encoding(
         notify("input_ids found: no tokenizer needed; padding is id 0")
         return Chosen(None)
     if chosen == BYTES and origin == "default":
-        warn("no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)")
+        warn(
+            "warning: no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)"
+        )
     files = None if chosen == BYTES else locate(chosen)
     for end in config.turn_end:
         if files is not None and files.added_tokens and end not in files.added_tokens:
-            warn(f"--turn-end: {end!r} is no token of its own, but text for tokenizer {chosen}")
+            warn(
+                f"warning: --turn-end: {end!r} is no token of its own, but text for tokenizer "
+                f"{chosen}"
+            )
     if files is not None and (warning := rebuilt_otherwise(files)):
         notify(f"warning: {warning}; see packer tokenizer --check")
     if not shape.is_supervised:

@@ -132,6 +132,8 @@ def differing_tokenizers(
 def _shown(value: object) -> str:
     if value is None:
         return "not given"
+    if isinstance(value, bool):
+        return "on" if value else "off"
     if isinstance(value, tuple):
         return ",".join("=".join(v) if isinstance(v, tuple) else v for v in value) or "not given"
     return str(value)

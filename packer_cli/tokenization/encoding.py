@@ -101,7 +101,7 @@ def token_batch(
     elif tokenizer is not None and records.texts is not None:
         bare = tokenizer.encode_bare(records.texts, records.spans, records.controls)
         if records.specials is None:
-            special = tokenizer.count_special(bare[0])
+            special = tokenizer.count_special(bare[0], records.texts)
         records.texts.clear()
         ids, offsets, trained = tokenizer.surrounded(*bare)
     elif not len(records.positions):

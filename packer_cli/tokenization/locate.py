@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,8 @@ def locate(source: str) -> TokenizerFiles:
     if source == BYTES:
         raise UsageError("tokenizer bytes: is built into packer, and has no files", _TIP)
     path = Path(source).expanduser()
-    if path.is_dir():
-        path = path / TOKENIZER
-        if not path.is_file():
-            raise UsageError(f"tokenizer {source}: the folder has no tokenizer.json", _TIP)
-    elif not path.is_file():
-        if path.suffix == ".json" or source.startswith((".", "/", "~")) or source.count("/") > 1:
-            raise UsageError(f"tokenizer {source}: no such file or folder", _TIP)
-        path = _from_hub(source)
     try:
+        path = _tokenizer_json(source, path)
         content = path.read_bytes()
         companions = {
             name: (path.parent / place).read_bytes()
@@ -119,6 +113,21 @@ def locate(source: str) -> TokenizerFiles:
     )
 
 
+def _tokenizer_json(source: str, path: Path) -> Path:
+    """The file of a source. Raises UsageError, and OSError where it may not be looked for."""
+    if path.is_dir():
+        path = path / TOKENIZER
+        if not path.is_file():
+            with suppress(FileNotFoundError):
+                os.stat(path)  # or it is there, and may not be read
+            raise UsageError(f"tokenizer {source}: the folder has no tokenizer.json", _TIP)
+    elif not path.is_file():
+        if path.suffix == ".json" or source.startswith((".", "/", "~")) or source.count("/") > 1:
+            raise UsageError(f"tokenizer {source}: no such file or folder", _TIP)
+        return _from_hub(source)
+    return path
+
+
 class _AddedToken(msgspec.Struct):
     content: str
     id: int = 0
@@ -131,6 +140,8 @@ class _AddedToken(msgspec.Struct):
 
 class _Model(msgspec.Struct):
     vocab: dict[str, int] | list[Any] | None = None  # a list in unigram models
+    unk_token: str | None = None
+    unk_id: int | None = None  # in unigram models
 
 
 class _TokenizerJson(msgspec.Struct):
@@ -156,12 +167,13 @@ def _added_tokens(content: bytes, path: Path) -> tuple[list[_AddedToken], tuple[
             f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works", _TIP
         )
     added = document.added_tokens or []
-    return added, tuple(_special(t, document.normalizer) for t in added if t.special and t.content)
+    return added, tuple(_special(t, document) for t in added if t.special and t.content)
 
 
-def _special(token: _AddedToken, normalizer: Any) -> SpecialToken:
-    plain = not token.single_word and not (token.normalized and normalizer)
-    return SpecialToken(token.content, token.id, token.lstrip, token.rstrip, plain)
+def _special(token: _AddedToken, document: _TokenizerJson) -> SpecialToken:
+    plain = not token.single_word and not (token.normalized and document.normalizer)
+    unknown = token.content == document.model.unk_token or token.id == document.model.unk_id
+    return SpecialToken(token.content, token.id, token.lstrip, token.rstrip, plain, unknown)
 
 
 def highest_id(content: bytes) -> int:

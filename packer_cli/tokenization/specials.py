@@ -23,9 +23,11 @@ SPELLED_OUT_TIP = "see --special-tokens-in-text, or use --on-error skip"
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """One of a tokenizer, `lstrip` and `rstrip` saying which white space it takes with it.
+    """One of a tokenizer.
 
-    `plain`: it is found wherever a text has its content.
+    lstrip   takes the white space before it with it; rstrip, that after it
+    plain    it is found wherever a text has its content
+    unknown  it also stands for what the vocabulary lacks
     """
 
     content: str
@@ -33,6 +35,7 @@ class SpecialToken:
     lstrip: bool = False
     rstrip: bool = False
     plain: bool = True
+    unknown: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ So neither is ever there twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -32,7 +32,7 @@ from packer_cli.tokenization.engines import (
 )
 from packer_cli.tokenization.locate import TokenizerFiles
 from packer_cli.tokenization.reference_process import ReferenceProcess
-from packer_cli.tokenization.specials import Span, Specials
+from packer_cli.tokenization.specials import Span, Specials, SpecialToken
 from packer_cli.tokenization.token_bytes import (
     TokenBytes,
     by_places,
@@ -101,13 +101,12 @@ class Tokenizer:
         pieces: Callable[[], TokenBytes],
         reference: ReferenceProcess | None = None,
         ordinary: Callable[[], OrdinaryTextEngine] | None = None,
-        special_ids: UInt32 | None = None,
+        specials: Sequence[SpecialToken] = (),
         notify: Callable[[str], None] = lambda message: None,
     ) -> None:
         """`reference` is what the engine is checked against; `notify` hears of differences.
 
-        ordinary     makes the engine for texts whose `controls` are given
-        special_ids  uint32, of the special tokens
+        ordinary  makes the engine for texts whose `controls` are given
         """
         self.info = info
         self.engine = engine
@@ -115,7 +114,8 @@ class Tokenizer:
         self._pieces = cache(pieces)
         self._reference = reference
         self._ordinary = None if ordinary is None else cache(ordinary)
-        self._special_runs = _runs([] if special_ids is None else special_ids.tolist())
+        self._special_runs = _runs([token.id for token in specials if not token.unknown])
+        self._unknown = [token for token in specials if token.unknown]
         self._samples = Samples()
         self._compared = None
         if reference is not None:
@@ -128,15 +128,21 @@ class Tokenizer:
         """As `encode_bare`, special tokens around the documents included."""
         return self.surrounded(*self.encode_bare(texts, spans, controls))
 
-    def count_special(self, ids: UInt32) -> int:
-        """How many of the ids are special tokens."""
+    def count_special(self, ids: UInt32, texts: Iterable[str]) -> int:
+        """How many special tokens `texts` spell out, whose tokens are `ids`."""
         if not len(ids):
             return 0
         lowest, highest = int(ids.min()), int(ids.max())  # most batches have none, and end here
-        return sum(
+        known = sum(
             int(np.count_nonzero(ids - begin < size))
             for begin, size in self._special_runs
             if begin <= highest and begin + size > lowest
+        )
+        return known + sum(
+            text.count(token.content)
+            for token in self._unknown
+            if lowest <= token.id <= highest and (ids == token.id).any()
+            for text in texts
         )
 
     def encode_bare(
@@ -322,10 +328,11 @@ def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
     return Tokenizer(info, reference, frame, no_bytes, None, *_special(files))
 
 
-def _special(files: TokenizerFiles) -> tuple[Callable[[], OrdinaryTextEngine], UInt32]:
+def _special(
+    files: TokenizerFiles,
+) -> tuple[Callable[[], OrdinaryTextEngine], tuple[SpecialToken, ...]]:
     """As `Tokenizer` takes them."""
-    ids = np.array([token.id for token in files.specials], np.uint32)
-    return partial(OrdinaryTextEngine, files.json, Specials(files.specials)), ids
+    return partial(OrdinaryTextEngine, files.json, Specials(files.specials)), files.specials
 
 
 def _runs(ids: list[int]) -> list[tuple[np.uint32, int]]:

@@ -11,6 +11,7 @@ be used raises.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -76,6 +77,8 @@ def verify(
     elif against_inputs:
         from packer_cli.verify.inputs import compare_inputs  # noqa: PLC0415 needs a tokenizer
 
+        if show_progress and sys.stderr.isatty():  # a bar that is full looks like the end
+            notify("the result itself is sound; encoding documents of its inputs again")
         compare_inputs(packed, config, findings, workers, sample, seed, stop, notify)
     if findings.problems:
         _raise_if_replaced(packed)

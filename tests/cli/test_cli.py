@@ -20,6 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tiny_tokenizers
 from altered import unaltered
 from support import (
     assert_error,
@@ -134,7 +135,8 @@ def test_usage_errors_of_values(data: Path, options: list[object], message: str)
 
 
 NO_TOKENIZER = (
-    "packer: no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)\n"
+    "packer: warning: no --tokenizer given: using the built-in bytes tokenizer "
+    "(UTF-8 bytes as ids)\n"
 )
 
 
@@ -294,15 +296,22 @@ def test_a_bug_is_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "in broken" in result.stderr
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_progress_on_a_terminal(data: Path, columns: int) -> None:
+def on_terminal(columns: int, *command: str) -> tuple[subprocess.CompletedProcess[bytes], str]:
+    """A command that ended, and what its stderr, a terminal, was given."""
     terminal, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    command = [packer_script(), "pack", "a.jsonl", "-l", "16", "-t", "bytes", "-o", "out"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=False, timeout=300)
     os.close(child)
-    shown = os.read(terminal, 1 << 16).decode().split("\r")
+    shown = os.read(terminal, 1 << 16).decode()
     os.close(terminal)
+    return done, shown
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_progress_on_a_terminal(data: Path, columns: int) -> None:
+    command = [packer_script(), "pack", "a.jsonl", "-l", "16", "-t", "bytes", "-o", "out"]
+    done, written = on_terminal(columns, *command)
+    shown = written.split("\r")
     assert done.returncode == 0
     assert done.stdout.decode().startswith("out\nmade from ")
     bar = next(one for one in reversed(shown) if "packing: " in one)
@@ -311,6 +320,37 @@ def test_progress_on_a_terminal(data: Path, columns: int) -> None:
         assert part in bar
     assert bar.split("|")[1].count("█") >= 8
     assert re.search(r"packer: out: done in \d+\.\d s\n", "\r".join(shown).replace("\r\n", "\n"))
+
+
+def test_notes_are_lines_of_their_own_beside_a_bar(data: Path) -> None:
+    tiny_tokenizers.save(Path("t"), tiny_tokenizers.unigram())
+    command = [packer_script(), "pack", "a.jsonl", "-l", "16", "-t", "t", "-o", "out"]
+    done, shown = on_terminal(80, *command)
+    assert done.returncode == 0
+    assert re.search(r"[\r\n]packer: using the slower tokenizers engine: [^\r\n]*\r\n", shown)
+
+
+def test_a_full_bar_of_verify_is_not_its_end(data: Path) -> None:
+    pack("a.jsonl", "-l", 16, "-t", "bytes", "-o", "out")
+    verify = [packer_script(), "verify", "out"]
+    done, shown = on_terminal(80, *verify, "--against-inputs")
+    assert done.returncode == 0
+    note = "packer: the result itself is sound; encoding documents of its inputs again\r\n"
+    assert shown.endswith(f"]\r\n{note}")
+    assert note not in on_terminal(80, *verify)[1]
+
+
+def test_what_ends_a_run_late_is_said_below_its_bar() -> None:
+    program = (
+        "from packer_cli.__main__ import _end_at_once\n"
+        "from packer_cli.progress import Progress\n"
+        "bar = Progress(10, show=True)\n"
+        "_end_at_once(2, None)\n"
+    )
+    done, shown = on_terminal(80, sys.executable, "-c", program)
+    assert done.returncode == 130
+    assert shown.startswith("\rpacking: ")
+    assert shown.endswith("]\r\nstopped: interrupted\r\ntip: run the same command again\r\n")
 
 
 def test_a_closed_stdout_is_no_error_message(data: Path) -> None:

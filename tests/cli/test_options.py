@@ -94,6 +94,26 @@ def test_help_fits_80_columns_and_is_not_cut(command: str, monkeypatch: pytest.M
         assert not re.search(r"[a-z]-$", line), line  # a name broken at its dash
 
 
+def test_help_says_what_is_required_and_answers_to_its_short_name() -> None:
+    required = {"pack": ["-l, --max-length N"], "export": ["--to FORMAT", "-o, --output OUT"]}
+    for command, options in required.items():
+        text = packer(command, "-h").stdout
+        assert text == packer(command, "--help").stdout
+        assert text.count("Required.") == len(options)
+        for option in options:
+            assert re.search(rf"(?s)  {option} ((?!\n  -).)*Required\.\n", text), option
+    assert packer("-h").stdout == packer("--help").stdout
+    assert packer("pack", "-h").stdout.startswith("Usage: packer pack [OPTIONS] INPUT...\n")
+
+
+def test_an_option_that_is_missing_is_described(data: Path) -> None:
+    result = packer("pack", "a.jsonl")
+    assert_error(result, 2, "Missing option '--max-length' / '-l'.")
+    assert result.stderr.endswith("tip: add --max-length N. Tokens in a packed row: 4096, or 4k.\n")
+    result = packer("export", "out", "-o", "x")
+    assert "\ntip: add --to FORMAT. What to write: trl, llamafactory, " in result.stderr
+
+
 def test_help_says_choices_their_meaning_and_the_default() -> None:
     text = " ".join(packer("pack", "--help").stdout.split())
     assert "truncate-turns (drop the oldest turns), drop" in text
@@ -143,6 +163,13 @@ def test_a_share_of_stats_is_written_the_same_way(share: str) -> None:
 )
 def test_numbers_that_are_none(option: str, value: str, error: str) -> None:
     assert refused(option, value)[0].startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("share", "tip"), [("2", "did you mean 2%?"), ("150", "1% is 0.01"), ("-1", "1% is 0.01")]
+)
+def test_a_share_without_its_percent_sign(share: str, tip: str) -> None:
+    assert refused("--max-loss", share)[1] == tip
 
 
 @pytest.mark.parametrize(

@@ -165,3 +165,39 @@ def test_a_file_removed_before_its_turn(folder: Path, meddle: Any) -> None:
     meddle((folder / "b.jsonl").unlink)
     result = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--workers", 1)
     assert_error(result, 1, "b.jsonl: cannot read: No such file or directory")
+
+
+def _locked(folder: Path) -> Path:
+    """A folder that others may not look into."""
+    locked = folder / "locked"
+    locked.mkdir()
+    (locked / "tok").mkdir()
+    locked.chmod(0)
+    return locked
+
+
+@pytest.mark.parametrize("missing", ["out", "new/out"])
+def test_an_output_that_may_not_be_written_is_named_once(as_nobody: Path, missing: str) -> None:
+    path = as_nobody / "a.jsonl"
+    path.write_bytes(GOOD)
+    locked = _locked(as_nobody)
+    locked.chmod(0o555)
+    os.chdir(as_nobody)
+    result = packer("pack", path, "-l", 16, "-t", "bytes", "-q", "-o", f"locked/{missing}")
+    first = Path("locked", missing.partition("/")[0])
+    assert_error(result, 1, f"error: {first}: cannot write: Permission denied")
+    assert result.stderr.endswith("ls -ld locked\n")  # what is there
+
+
+def test_a_folder_that_may_not_be_looked_into(as_nobody: Path) -> None:
+    path = as_nobody / "a.jsonl"
+    path.write_bytes(GOOD)
+    locked = _locked(as_nobody)
+    options = ["-l", 16, "-q", "-o", as_nobody / "out"]
+    result = packer("pack", path, "-t", locked, *options)
+    assert_error(result, 1, f"{locked}/tokenizer.json: cannot read: Permission denied")
+    result = packer("pack", path, "-t", "bytes", *options[:-1], locked / "out")
+    assert_error(result, 1, f"error: {locked}/out: cannot write: Permission denied")
+    result = packer("stats", locked / "tok")
+    assert_error(result, 1, f"{locked}/tok: cannot read: Permission denied")
+    assert result.stderr.endswith(f"ls -ld {locked}\n")

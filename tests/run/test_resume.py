@@ -183,7 +183,7 @@ def test_going_on_is_said(interrupted: Path) -> None:
     [
         (["-l", "128"], "--max-length was 256, is now 128"),
         (["--seed", "5", "--eos-token", "x"], "--seed was 0, is now 5"),
-        (["--no-eos"], "--eos was True, is now False"),
+        (["--no-eos"], "--eos was on, is now off"),
         (["--columns", "input_ids,cu_seqlens"], "--columns was input_ids,labels,"),
     ],
 )

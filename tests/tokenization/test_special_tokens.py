@@ -102,6 +102,21 @@ def test_tokens_that_are_found_in_some_texts_only(folder: Path) -> None:
     refused([ATTACK], 2, message, options=options, template=None, tokenizer=tokenizer)
 
 
+@pytest.mark.parametrize("make", [tiny.unigram, tiny.sentencepiece])
+def test_what_the_vocabulary_lacks_is_not_spelled_out(
+    folder: Path, make: Callable[[], tiny.Json]
+) -> None:
+    tiny.save(folder / "tok", make(), tokenizer_config={"eos_token": tiny.EOS})
+    Path("data.jsonl").write_bytes(jsonl("ꙮ ꙮꙮ", "the <unk> one <unk></s>", "ꙮ"))
+    result = packer("pack", "data.jsonl", "-l", 64, "-t", "tok", "-o", "out", "-q")
+    assert result.exit_code == 0, result.stderr
+    assert check_directory("out")["special_tokens_in_text"] == 3
+    unknown = special_ids(folder / "tok")[tiny.UNKNOWN]
+    counts = [ids.count(unknown) for ids in ids_of("out")]
+    assert counts[1] == 2
+    assert make is tiny.sentencepiece or counts[0] > 0
+
+
 @pytest.mark.parametrize("backend", ["auto", "tokenizers"])
 @pytest.mark.parametrize("policy", ALL)
 def test_those_of_plain_texts(folder: Path, policy: str, backend: str) -> None:
