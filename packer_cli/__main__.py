@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def _end_at_once(number: int, frame: object) -> None:
-    """As `cli.py` does, whose own handlers come with a command."""
+    """As `cli/app.py` does, whose own handlers come with a command."""
     os.write(2, b"stopped: interrupted\ntip: run the same command again\n")
     os._exit(130)
 
