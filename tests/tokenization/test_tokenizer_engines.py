@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tracemalloc
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -305,6 +306,17 @@ def test_every_character_is_compared_before_a_text_with_it_is_trusted() -> None:
     shown.clear()
     assert known.untrusted(texts) == [3]
     assert shown == []  # once is enough
+
+
+def test_a_long_text_of_new_characters_is_searched_in_little_memory() -> None:
+    text = "".join(map(chr, range(0x4E00, 0x5E00))) * 1000
+    known = ComparedCharacters(BytesEngine(), BytesEngine(), notify=pytest.fail)
+    tracemalloc.start()
+    try:
+        assert known.untrusted([text]) == []
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(text)  # less than the text itself
+    finally:
+        tracemalloc.stop()
 
 
 def test_only_the_characters_that_differ_are_never_trusted() -> None:
