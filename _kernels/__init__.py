@@ -1,1 +1,1 @@
-"""Compiled loops. Callers validate and allocate; kernels only compute (see `packing/planning.py`)."""
+"""Compiled loops. Callers validate and allocate; kernels only compute (`packing/planning.py`)."""
