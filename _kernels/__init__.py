@@ -1,1 +1,1 @@
-"""Compiled loops. Callers validate and allocate; kernels only compute (see `packing.py`)."""
+"""Compiled loops. Callers validate and allocate; kernels only compute (`packing/planning.py`)."""

@@ -14,10 +14,10 @@ from packer_cli.cli.shared import AsJson, Debug, Quiet, say
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import DOCUMENTS, INPUT, OUTPUT, RUNNING, Option
 from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from packer_cli.result.manifest import Manifest
-from packer_cli.errors import UsageError
 
 _MOSTLY = 0.5  # of the places hold tokens; packing alone reaches more, whatever the documents
 

@@ -48,9 +48,12 @@ def parse_count(option: str, text: str) -> int:
 def parse_share(option: str, text: str) -> float:
     """0.01, or 1%."""
     try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise UsageError(f"{option}: {text!r} is not a share", "1% is 0.01") from None
+        share = math.nan
+    if not math.isfinite(share):
+        raise UsageError(f"{option}: {text!r} is not a share", "1% is 0.01")
+    return share
 
 
 def parse_count_or_share(option: str, text: str) -> int | float:
@@ -94,9 +97,9 @@ def _scaled(text: str) -> int | float | None:
     digits = text.removesuffix(unit)
     try:
         number = int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
-    except ValueError:
+        return number * _SUFFIXES[unit] if math.isfinite(number) else None
+    except (ValueError, OverflowError):  # the latter of hundreds of digits
         return None
-    return number * _SUFFIXES[unit] if math.isfinite(number) else None
 
 
 def refuse_name(option: str, name: str | None) -> None:

@@ -87,7 +87,8 @@ def pack(
     chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
-    notify(f"{destination}: done in {time.monotonic() - begun:.1f} s")
+    what = "done" if done else "this rank is done"
+    notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
     return done
 
 

@@ -25,6 +25,7 @@ from packer_cli.tokenization.unsettled import settled
 _TRUSTED, _NEW, _NEVER = 0, 1, 2
 _SURROGATES = slice(0xD800, 0xE000)  # alone, no engine takes them
 _AT_A_TIME = 64  # characters in one text: most groups have none that differs
+_SCANNED = 1 << 18  # characters of a text at a time: each takes 14 bytes, and a text may be long
 
 
 class ComparedCharacters:
@@ -59,9 +60,12 @@ class ComparedCharacters:
 
     def _compare(self, text: str) -> None:
         """Let no character of the text be new."""
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        present = np.zeros(len(self._states), bool)
+        for begin in range(0, len(text), _SCANNED):
+            part = text[begin : begin + _SCANNED].encode("utf-32-le", "surrogatepass")
+            present[np.frombuffer(part, np.uint32)] = True
         with self._lock:
-            new = np.unique(codes[self._states[codes] == _NEW])
+            new = np.flatnonzero(present & (self._states == _NEW)).astype(np.uint32)
             if not len(new):
                 return
             different = self._differing(new.tobytes().decode("utf-32-le"))

@@ -76,6 +76,8 @@ class Specials:
 
     def marked(self, value: Any) -> Any:
         """The same fields, with a mark after the first character of each."""
+        if not self.tokens:
+            return value
         if isinstance(value, str):
             return self._contents.sub(lambda m: m.group()[0] + _MARK + m.group()[1:], value)
         if isinstance(value, dict):

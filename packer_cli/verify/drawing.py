@@ -135,6 +135,8 @@ def drawn_records(
     A record is as likely as the one before it is long where any byte can be read from (as the last
     of its slice for the first); else all are equally likely.
     """
+    if not count:
+        return  # or files that cannot be read from anywhere would be read for nothing
     if _by_bytes(file):
         yield from _drawn_by_bytes(read, file, slices, count, rng)
         return

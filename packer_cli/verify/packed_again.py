@@ -18,7 +18,7 @@ from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.records import Int64, Slice, Stock, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import REJECTED, UNITS
-from packer_cli.result.manifest import Unit
+from packer_cli.result.manifest import TOTALS, Unit
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import UnitRecord, counts_of
@@ -157,16 +157,17 @@ def compare_packed(
         if same_plan and plan.difference:
             findings.add(f"unit {number}", plan.difference, remedy=DIFFERENT)
             return
-        texts = _other_counts(counts_of(record), result.counts, plan=same_plan)
+        left_out = set(TOTALS) - packed.manifest.keys()  # what an earlier packer did not count
+        left_out |= set() if same_plan else _OF_PLAN
+        texts = _other_counts(counts_of(record), result.counts, left_out)
         findings.add(UNITS, *(f"unit {number}: {text}" for text in texts), remedy=DIFFERENT)
         _compare_rejected(result, record, rejected_from, packed, findings)
     findings.count("units_packed_again", 1)
 
 
-def _other_counts(said: Counts, found: Counts, *, plan: bool) -> list[str]:
-    """The counts in which they differ; without `plan` those only that documents decide."""
+def _other_counts(said: Counts, found: Counts, left_out: set[str]) -> list[str]:
+    """The counts in which they differ."""
     theirs, ours = said.as_json(), found.as_json()
-    left_out = set() if plan else _OF_PLAN
     texts = []
     for name in sorted((theirs.keys() | ours.keys()) - left_out):
         a, b = theirs.get(name, 0), ours.get(name, 0)

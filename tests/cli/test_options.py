@@ -159,6 +159,10 @@ def test_a_share_of_stats_is_written_the_same_way(share: str) -> None:
         ("--workers", "1e999", "--workers: '1e999' is not a whole number"),
         ("--max-loss", "2", "--max-loss: 2 is not between 0 and 1"),
         ("--max-errors", "some", "--max-errors: 'some' is not a share"),
+        ("--max-errors", "nan", "--max-errors: 'nan' is not a share"),
+        ("--max-errors", "inf%", "--max-errors: 'inf%' is not a share"),
+        ("--seed", "1" * 400, f"--seed: '{'1' * 400}' is not a whole number"),
+        ("--unit-bytes", "1" * 400, f"--unit-bytes: '{'1' * 400}' is not a size"),
     ],
 )
 def test_numbers_that_are_none(option: str, value: str, error: str) -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tiny_tokenizers as tiny
 from forging import Result
 from support import assert_error, contents, jsonl, pack, packer, recover_texts
 
@@ -53,6 +54,20 @@ def test_it_is_read(earlier: Path) -> None:
         result = packer(*command)
         assert result.exit_code == 0, (command, result.stderr)
     assert packer("export", "out", "--to", "parquet", "-o", "e", "-q").exit_code == 0
+
+
+def test_special_tokens_that_it_did_not_count_are_no_difference(folder: Path) -> None:
+    tiny.save(folder / "tok", tiny.sentencepiece(), tokenizer_config={"eos_token": tiny.EOS})
+    (folder / "a.jsonl").write_bytes(jsonl("the one", "a</s>b <s>"))
+    done = packer("pack", "a.jsonl", "-l", 16, "-t", "tok", "-q", "-o", "out")
+    assert done.exit_code == 0, done.stderr
+    result = Result("out")
+    assert result.manifest.pop("special_tokens_in_text") == 2
+    del result.record(0)["counts"]["special_tokens_in_text"]
+    result.manifest["packer_version"] = "0.1.0"
+    result.save()
+    found = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
+    assert found.exit_code == 0, found.stdout
 
 
 @pytest.mark.parametrize("how", ["--update", "--add"])

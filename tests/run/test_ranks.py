@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -72,6 +73,13 @@ def test_all_at_once() -> None:
         out = f"out{attempt}"
         four_at_once(out)
         assert contents(out) == contents("whole")
+
+
+def test_only_the_last_rank_calls_the_result_done() -> None:
+    said = [packer(*rank(number, 2)).stderr for number in (0, 1)]
+    assert "are still to be packed by other ranks" in said[0]
+    assert re.search(r"^packer: out: this rank is done in \d+\.\d s$", said[0], re.M), said
+    assert re.search(r"^packer: out: done in \d+\.\d s$", said[1], re.M), said
 
 
 def test_a_rank_that_is_lost_is_run_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.tokenization.agreement import Samples, assigned_characters, in_contexts
 from packer_cli.tokenization.compared import ComparedCharacters
-from packer_cli.tokenization.engines import FastEngine, ReferenceEngine
+from packer_cli.tokenization.engines import BytesEngine, FastEngine, ReferenceEngine
 from packer_cli.tokenization.unsettled import ranges, with_unsettled
 
 # How tokenizers cut texts into words: by the classes of characters
@@ -149,6 +150,17 @@ def test_every_character_is_compared_before_a_text_with_it_is_trusted() -> None:
     shown.clear()
     assert known.untrusted(texts) == [3]
     assert shown == []  # once is enough
+
+
+def test_a_long_text_of_new_characters_is_searched_in_little_memory() -> None:
+    text = "".join(map(chr, range(0x4E00, 0x5E00))) * 1000
+    known = ComparedCharacters(BytesEngine(), BytesEngine(), notify=pytest.fail)
+    tracemalloc.start()
+    try:
+        assert known.untrusted([text]) == []
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(text)  # less than the text itself
+    finally:
+        tracemalloc.stop()
 
 
 def test_only_the_characters_that_differ_are_never_trusted() -> None:

@@ -50,6 +50,14 @@ def test_those_of_a_conversation(folder: Path, make: Callable[[], tiny.Json], ba
     assert (ids.count(end), ids.count(begin)) == (4, 4)
 
 
+@pytest.mark.parametrize("policy", ["text", "error"])
+def test_a_tokenizer_without_special_tokens_has_none_to_find(folder: Path, policy: str) -> None:
+    assert pack_chat([ATTACK])["special_tokens_in_text"] == 0
+    kept = ids_of("out")
+    assert pack_chat([ATTACK], "--special-tokens-in-text", policy)["special_tokens_in_text"] == 0
+    assert ids_of("out") == kept
+
+
 def test_the_text_and_what_is_trained_on_stay_the_same(folder: Path) -> None:
     tokenizer = chat_tokenizer(folder / "tok")
     found = {

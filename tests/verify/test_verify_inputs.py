@@ -17,6 +17,8 @@ from forging import Result
 from support import COMPRESSORS, jsonl, pack, packer, packer_process
 from verifying import TEXTS, assert_sound, changed, first, forge, problems
 
+from packer_cli.inputs.delimited import CsvReader
+from packer_cli.records import InputFile
 from packer_cli.tokenization.engines import BytesEngine
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -135,6 +137,23 @@ def test_a_sample_is_spread_over_the_files(folder: Path) -> None:
     for sample, count in ((10, 10), (2, 2), (60, 60), (1000, 203)):
         text = assert_sound("--against-inputs", "--sample", sample, "--seed", 3)
         assert f"; {count} documents of 4 inputs encoded again" in text
+
+
+def test_files_without_a_share_of_the_sample_are_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        (folder / f"{number}.csv").write_text(f"text\nrecord {number}\n")
+    pack(*(f"{number}.csv" for number in range(20)), "-l", 16)
+    files, read = list[str](), CsvReader.read
+
+    def noted(self: CsvReader, file: InputFile, *rest: Any, **options: Any) -> Any:
+        files.append(file.path)
+        return read(self, file, *rest, **options)
+
+    monkeypatch.setattr(CsvReader, "read", noted)
+    assert_sound("--against-inputs", "--sample", 2)
+    assert len(set(files)) == 4  # two documents of the rows, and a record of two other files
 
 
 def test_changed_inputs(packed: Path) -> None:
