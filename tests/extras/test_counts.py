@@ -83,7 +83,7 @@ def count_by_packer(lines: list[bytes], name: str, *options: object) -> dict[str
         "-t", SHARED / "tokenizers" / name, "--keep-untrained", "--on-error", "skip", *options,
     ]  # fmt: skip
     done = subprocess.run(list(map(str, command)), capture_output=True, check=False, timeout=1800)
-    if nothing := re.match(rb"error: nothing to pack: 0 empty, 0 dropped and (\d+) ", done.stderr):
+    if nothing := re.search(rb'"nothing to pack: 0 empty, 0 dropped and (\d+) ', done.stderr):
         return Counter(rejected_records=int(nothing[1]))
     assert done.returncode == 0, done.stderr.decode()
     return dict(json.loads(done.stdout))

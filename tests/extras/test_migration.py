@@ -96,7 +96,7 @@ COMPARE = {
 
 def test_the_page_has_all_jobs() -> None:
     assert [title for title, *_ in JOBS] == [
-        "Plans", "One at a time", "A data set", "Tensors", *COMPARE
+        "Plans", "One at a time", "A dataset", "Tensors", *COMPARE
     ]  # fmt: skip
     assert PAGE.count("```python") == 2 * len(JOBS)
 
@@ -124,6 +124,6 @@ def test_both_columns(
 PRINTED_BY_SEQPACKER = {
     "Plans": "4 0.952\n8\n",
     "One at a time": "[[0, 1], [2, 3], [4]]\n",
-    "A data set": "[6, 7, -100, 9, -100, -100, -100, -100]\n",
+    "A dataset": "[6, 7, -100, 9, -100, -100, -100, -100]\n",
     "Tensors": "[[1, 2, 3, 4, 5, 0, 0, 0], [6, 7, 8, 9, 10, 11, 12, 0]]\n",
 }
