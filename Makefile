@@ -69,7 +69,7 @@ $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt test
 	@touch $@
 
 test-extras: $(EXTRAS)/.installed ## tests against the real datasets, transformers and torch
-	$(EXTRAS)/bin/pytest tests/extras $(ARGS)
+	$(EXTRAS)/bin/pytest tests/extras $(SHARED:worksteal=loadfile) $(ARGS)
 
 KERNEL_TESTS = tests/kernels/test_kernels.py tests/kernels/test_gathering.py tests/packing/test_packing.py tests/packing/test_sequences.py
 
