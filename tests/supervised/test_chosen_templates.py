@@ -78,7 +78,7 @@ def test_a_template_that_is_named_is_for_all(folder: Path) -> None:
 # Tokens
 
 
-@pytest.mark.parametrize("options", [(), ("--strategy", "wrap", "--force-split")])
+@pytest.mark.parametrize("options", [(), ("--strategy", "wrap")])
 def test_a_record_whose_only_trained_token_is_its_first(
     folder: Path, options: tuple[str, ...]
 ) -> None:
