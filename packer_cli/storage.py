@@ -358,7 +358,9 @@ def _store(url: str) -> tuple[Any, str]:
     try:
         system = fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        raise UsageError(f"{url}: cannot read {protocol}:// yet", str(error)) from error
+        raise UsageError(
+            f"{url}: {protocol}:// needs a package that is not installed", str(error)
+        ) from error
     except ValueError as error:
         raise UsageError(
             f"{url}: unknown protocol {protocol}",

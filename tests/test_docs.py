@@ -118,7 +118,7 @@ def test_the_command_of_every_night_keeps_the_others(
 def test_the_figures_that_readme_shows(project: Path) -> None:
     assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
     printed = textwrap.indent(packer("stats", "documents-packed-1024").stdout, "    ")
-    shown = README.split("prints the\nsame at its end:\n\n")[1].split("\n\n`packer show")[0]
+    shown = README.split("without them at its end:\n\n")[1].split("\n\n`packer show")[0]
     assert printed.startswith(shown), printed
 
 

@@ -222,7 +222,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     missing = {"class": "no_such_package.Store", "err": "Install no_such_package to read away://"}
     monkeypatch.setitem(known_implementations, "away", missing)
     result = packer("pack", "away://bucket/a.jsonl", *QUIET)
-    assert_error(result, 2, "away://bucket/a.jsonl: cannot read away://")
+    assert_error(result, 2, "away://bucket/a.jsonl: away:// needs a package that is not installed")
     assert "Install no_such_package" in result.stderr
 
 

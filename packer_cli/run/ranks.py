@@ -50,7 +50,10 @@ def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]
         known = [names for names in _VARIABLES if names[place] in os.environ]
         if not known:
             tried = ", ".join(names[place] for names in _VARIABLES if names[place])
-            raise UsageError(f"{option}: not given, and none of {tried} is set")
+            raise UsageError(
+                f"{option}: not given, and none of {tried} is set",
+                "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
+            )
         numbers[name] = _from_environment(known[0][place])
         if name == "rank" and known[0][2] in os.environ:
             numbers[name] = _from_environment(known[0][place]) - _from_environment(known[0][2])

@@ -112,7 +112,7 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _quoted(value: object) -> str:
-    text = str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
     return shlex.quote(text) if text.isprintable() else repr(text)
 
 

@@ -174,6 +174,14 @@ def test_what_makes_no_rank(options: list[str], message: str) -> None:
     assert not Path("out").exists()
 
 
+def test_auto_without_a_scheduler_says_what_to_give() -> None:
+    result = packer(
+        "pack", "a.jsonl", *OPTIONS, "-o", "out", *["--rank", "auto", "--world-size", "auto"]
+    )
+    assert_error(result, 2, "--rank: not given, and none of SLURM_ARRAY_TASK_ID")
+    assert "--rank 0 --world-size 4" in result.stderr
+
+
 def test_the_same_rank_twice_is_refused() -> None:
     import fcntl
 

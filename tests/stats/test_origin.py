@@ -129,6 +129,7 @@ def test_a_template_that_rendered_nothing_is_not_named() -> None:
         (["--overlong", "drop", "--position-ids"], "--overlong drop --position-ids"),
         (["--columns", "input_ids,cu_seqlens"], "--columns input_ids,cu_seqlens"),
         (["--segment-multiple", 8], "--segment-multiple 8"),
+        (["--max-loss", "0"], "--max-loss 0"),
         (["--on-error", "skip", "--max-errors", "0.5"], "--on-error skip --max-errors 0.5"),
         (["--separator", " \n"], "--separator ' \\n'"),
         (["--text-field", "my text"], "--field 'text=my text'"),
