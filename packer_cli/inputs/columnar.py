@@ -90,9 +90,9 @@ class _ColumnarReader:
                     bad = [BadRecord(row, reason, _OVERLONG)]
                     yield Records(np.empty(0, np.int64), bad=bad, consumed=size)
                 elif shape.kind == "text":
-                    yield _texts(file, part.column(shape.columns["text"]), row, size)
+                    yield _texts(part.column(shape.columns["text"]), row, size)
                 elif shape.kind == "tokens":
-                    yield _tokens(file, part, row, size)
+                    yield _tokens(part, row, size)
                 else:
                     yield _fields(part, shape, row, size)
                 row += part.num_rows
@@ -373,7 +373,7 @@ def _is_integer_list(kind: Any) -> bool:
     return bool(is_list and pa.types.is_integer(kind.value_type))
 
 
-def _texts(file: InputFile, column: Any, first_row: int, consumed: int) -> Records:
+def _texts(column: Any, first_row: int, consumed: int) -> Records:
     positions = np.arange(first_row, first_row + len(column), dtype=np.int64)
     bad: dict[int, str] = {}
     try:
@@ -427,7 +427,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _tokens(file: InputFile, batch: Any, first_row: int, consumed: int) -> Records:
+def _tokens(batch: Any, first_row: int, consumed: int) -> Records:
     bad: dict[int, str] = {}
     columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
     ids = columns["input_ids"]
