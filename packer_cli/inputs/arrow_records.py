@@ -57,7 +57,7 @@ def is_integer_list(kind: Any) -> bool:
     return bool(is_list and pa.types.is_integer(kind.value_type))
 
 
-def texts_of(file: InputFile, column: Any, first_row: int, consumed: int) -> Records:
+def texts_of(column: Any, first_row: int, consumed: int) -> Records:
     positions = np.arange(first_row, first_row + len(column), dtype=np.int64)
     bad: dict[int, str] = {}
     try:
@@ -111,7 +111,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def tokens_of(file: InputFile, batch: Any, first_row: int, consumed: int) -> Records:
+def tokens_of(batch: Any, first_row: int, consumed: int) -> Records:
     bad: dict[int, str] = {}
     columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
     ids = columns["input_ids"]

@@ -96,9 +96,9 @@ class _ColumnarReader:
                     bad = [BadRecord(row, reason, _OVERLONG)]
                     yield Records(np.empty(0, np.int64), bad=bad, consumed=size)
                 elif shape.kind == "text":
-                    yield texts_of(file, part.column(shape.columns["text"]), row, size)
+                    yield texts_of(part.column(shape.columns["text"]), row, size)
                 elif shape.kind == "tokens":
-                    yield tokens_of(file, part, row, size)
+                    yield tokens_of(part, row, size)
                 else:
                     yield fields_of(part, shape, row, size)
                 row += part.num_rows
