@@ -120,7 +120,7 @@ def test_an_output_that_is_a_file(data: Path) -> None:
 
 def test_an_output_below_a_file(data: Path) -> None:
     result = packer("pack", "a.jsonl", *OPTIONS[:-1], "a.jsonl/out")
-    assert_error(result, 1, "a.jsonl/out", "cannot write: Not a directory")
+    assert_error(result, 1, "a.jsonl: cannot write: Not a directory")
 
 
 @pytest.mark.parametrize("output", ["data", "."])

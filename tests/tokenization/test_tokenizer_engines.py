@@ -199,7 +199,7 @@ def test_a_difference_in_the_last_batch_is_found_at_the_end(
 def test_a_renewal_that_fails_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = FastEngine(json.dumps(tiny.byte_level()).encode())
     monkeypatch.setattr(engines, "_RENEW_AFTER_CHARACTERS", 5)
-    monkeypatch.setattr(fast, "as_json", b"{}")
+    monkeypatch.setattr(fast, "_json", b"{}")
     for text in ("longer than five", "x"):
         with pytest.raises(ValueError, match="cannot load"):
             fast.encode([text])
