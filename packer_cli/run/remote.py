@@ -27,6 +27,7 @@ from packer_cli.run import replacing
 from packer_cli.run.transfer import on_threads
 
 MARKER = f"{WORK}/publishing.json"
+_MARKER_BEGINS = b'{"manifest_sha256":"'
 _NAMED_BY_CONTENT = re.compile(r"shard-.*-[0-9a-f]{16}\.arrow")
 _FETCHED_BYTES = 4 << 20
 
@@ -108,9 +109,7 @@ def refuse_to_replace(url: str, remote: Remote, own: str | None, overwrite: bool
                 f"{url}: holds an unfinished upload of another result",
                 "finish that with its own command, or replace it with --overwrite",
             )
-    elif remote.sizes.keys() - {WORK} or (
-        remote.marker is None and storage.sizes(storage.join(url, WORK))
-    ):
+    elif remote.sizes.keys() - {WORK} or (remote.marker is None and not _only_begun(url)):
         raise UsageError(
             f"{url}: is not empty, and not a result of packer",
             "choose another --output; --overwrite only replaces what packer made",
@@ -168,14 +167,30 @@ def marker_at(url: str) -> Marker | None:
         ) from None
 
 
+def _only_begun(url: str) -> bool:
+    """Whether packer's folder, which has no marker, holds nothing, or what a run had written of its
+    marker when it was killed (of local files, which are renamed to their names).
+    """
+    names = storage.sizes(storage.join(url, WORK)).keys()
+    if names != {_part_of(MARKER)}:
+        return not names
+    with storage.open_bytes(storage.join(url, f"{WORK}/{_part_of(MARKER)}")) as file:
+        written = file.read(len(_MARKER_BEGINS))
+    return _MARKER_BEGINS.startswith(written)
+
+
 def mark(url: str, marker: Marker) -> None:
     content = msgspec.json.encode(marker)
     write(url, MARKER, [content], len(content))
 
 
 def write(url: str, name: str, blocks: Iterable[bytes], size: int) -> None:
-    part = storage.join(url, f"{WORK}/{storage.base_name(name)}.part")
+    part = storage.join(url, f"{WORK}/{_part_of(name)}")
     storage.write(storage.join(url, name), blocks, size, part)
+
+
+def _part_of(name: str) -> str:
+    return f"{storage.base_name(name)}.part"
 
 
 def unmark(url: str, remote: Remote) -> None:

@@ -213,6 +213,24 @@ def test_killed_at_every_step(overwrite: bool) -> None:
     assert middle
 
 
+@pytest.mark.parametrize("written", [b"", b'{"mani', b'{"manifest_sha256":"","files":{'])
+def test_killed_while_the_marker_was_written(written: bytes) -> None:
+    Path("out/.packer").mkdir(parents=True)
+    Path("out/.packer/publishing.json.part").write_bytes(written)
+    assert crashing(0, "a.jsonl", out="out").returncode == 0
+    assert crashing(0, "a.jsonl", out="whole").returncode == 0
+    assert contents("out") == contents("whole")
+
+
+@pytest.mark.parametrize("name", ["publishing.json.part", "notes.part"])
+def test_a_file_like_that_of_somebody_else(name: str) -> None:
+    Path("out/.packer").mkdir(parents=True)
+    Path("out/.packer", name).write_bytes(b"mine")
+    again = crashing(0, "a.jsonl", out="out")
+    assert (again.returncode, "is not empty, and not a result" in again.stderr) == (2, True)
+    assert contents("out") == {f".packer/{name}": b"mine"}
+
+
 def check_shards(out: str) -> None:
     for shard in open_packed(out).manifest["shards"]:
         assert digest(Path(out, shard["file"])) == (shard["bytes"], shard["sha256"])
