@@ -109,6 +109,8 @@ def _begin(
         staged = msgspec.json.decode(own.inside.read(_STAGED) or b"", type=_Staged)
     except (ValueError, TypeError, RecursionError, UsageError):
         staged = None
+    if result.exists() and not _holds_work(result):  # killed while it was removed, or at its start
+        output.remove_result(result, no_lock=no_lock)
     if result.exists():
         if staged is not None and staged.url_sha256 != name:
             raise UsageError(
@@ -131,6 +133,12 @@ def _begin(
         if differ or unfit or not run.resumable:
             output.remove_result(result, no_lock=no_lock)
     put_file(own.inside.path / _STAGED, msgspec.json.encode(_Staged(name, run)))
+
+
+def _holds_work(result: Path) -> bool:
+    work = output.work_of(result)
+    begun = work is not None and output.is_begun(work)
+    return begun or replacing.holds_result(result) or output.is_replacing(result)
 
 
 def finished(result: Path) -> Manifest | None:
