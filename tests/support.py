@@ -35,7 +35,7 @@ from packer_cli.cli.app import app
 from packer_cli.result.documents import documents_of, segments_in
 from packer_cli.result.reader import rows_of, segments_of
 from packer_cli.result.recount import check_recount
-from packer_cli.result.rules import broken_invariants
+from packer_cli.result.rules import RowLimits, broken_rules
 from packer_cli.result.shards import digest
 
 BYTES_EOS = 256
@@ -147,6 +147,13 @@ def assert_error(result: Result, code: int, *parts: str, kind: str = "error") ->
         assert part in lines[0]
     assert len(lines[1]) > len("tip: ")
     assert result.stdout == ""
+
+
+def broken_invariants(batch: Any, max_length: int, pad_token_id: int, **how: Any) -> list[str]:
+    """What is wrong with the rows of a batch, a message per broken rule. `how`: as `RowLimits`."""
+    return [
+        str(broken) for broken in broken_rules(batch, RowLimits(max_length, pad_token_id, **how))
+    ]
 
 
 def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:

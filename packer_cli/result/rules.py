@@ -62,16 +62,6 @@ class RowLimits:
         )  # fmt: skip
 
 
-def broken_invariants(batch: Any, max_length: int, pad_token_id: int, **how: Any) -> list[str]:
-    """What is wrong with the rows of a record batch, one message per broken rule; [] if nothing.
-
-    Every message names the first row (counted in the batch) that breaks the rule, and what was
-    found there. `how`: the rest of `RowLimits`.
-    """
-    limits = RowLimits(max_length, pad_token_id, **how)
-    return [str(broken) for broken in broken_rules(batch, limits)]
-
-
 def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
     """All but those of where segments come from, see `broken_sources`."""
     broken = _cu_seqlens(batch, limits) or _cu_seqlens_padded(batch, limits)

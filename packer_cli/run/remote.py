@@ -20,7 +20,7 @@ from packer_cli import storage
 from packer_cli.errors import DataError, PackerError, UsageError, named
 from packer_cli.ownership import Listed
 from packer_cli.result import manifest as manifests
-from packer_cli.result.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK
+from packer_cli.result.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK, is_result_file
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.shards import digest
 from packer_cli.run import replacing
@@ -193,6 +193,12 @@ def _part_of(name: str) -> str:
     return f"{storage.base_name(name)}.part"
 
 
+def _is_part(name: str) -> bool:
+    whole = name.removesuffix(".part")
+    ours = is_result_file(whole) or whole in (MANIFEST, INCOMPLETE, storage.base_name(MARKER))
+    return name != whole and ours
+
+
 def unmark(url: str, remote: Remote) -> None:
     """Remove what an earlier result left, then the marker that lists it."""
     if remote.marker is not None:
@@ -205,7 +211,7 @@ def unmark(url: str, remote: Remote) -> None:
         tasks = (partial(storage.remove, storage.join(url, name)) for name in sorted(gone))
         on_threads(tasks, threading.Event())
     for name in storage.sizes(storage.join(url, WORK)):
-        if name.endswith(".part"):  # of local files, when a run was killed
+        if _is_part(name):  # of local files, when a run was killed
             storage.remove(storage.join(url, f"{WORK}/{name}"))
     storage.remove(storage.join(url, MARKER))
     storage.remove_folder(storage.join(url, WORK))

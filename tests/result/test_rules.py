@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
-from packer_cli.result.rules import broken_invariants
+from support import broken_invariants
 
 PAD = 9
 GOOD: dict[str, list[Any]] = {

@@ -231,6 +231,17 @@ def test_a_file_like_that_of_somebody_else(name: str) -> None:
     assert contents("out") == {f".packer/{name}": b"mine"}
 
 
+def test_files_of_others_in_the_folder_of_an_upload_stay() -> None:
+    killed = crashing(20, "a.jsonl", out="out")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    Path("out/.packer/notes.part").write_bytes(b"mine")
+    Path("out/.packer/units.jsonl.part").write_bytes(b"half")
+    again = crashing(0, "a.jsonl", out="out")
+    assert again.returncode == 0, again.stderr
+    assert [one.name for one in Path("out/.packer").iterdir()] == ["notes.part"]
+    assert Path("out/.packer/notes.part").read_bytes() == b"mine"
+
+
 def check_shards(out: str) -> None:
     for shard in open_packed(out).manifest["shards"]:
         assert digest(Path(out, shard["file"])) == (shard["bytes"], shard["sha256"])
