@@ -13,8 +13,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,11 +66,17 @@ def pack_on_ray(
                 f"--ray-address: {options.ray_address}: {str(error).splitlines()[0]}",
                 "check that the cluster runs: ray status",
             ) from error
+    running: dict[Any, WorkUnit] = {}
     try:
-        _pack_all(ray, run, units, work, options, notify, progress)
+        _pack_all(ray, run, units, running, work, options, notify, progress)
     finally:
+        # Ray ends the workers of a driver that has gone; ray.cancel(force=True) beside that aborts
+        # the whole process now and then (task_manager.cc, "unexpected system state", Ray 2.60)
         if ours:
             ray.shutdown()
+        else:
+            for task in running:
+                ray.cancel(task)
 
 
 def _refuse_unreachable(address: str | None) -> None:
@@ -91,11 +96,13 @@ def _pack_all(
     ray: Any,
     run: Run,
     units: Sequence[WorkUnit],
+    running: dict[Any, WorkUnit],
     work: Path,
     options: RunOptions,
     notify: Notify,
     progress: Progress,
 ) -> None:
+    """Pack `units`; what is under way, also after an exception, is in `running`."""
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
     # not the run itself, which may name a million units: a worker reads it once
     key = hashlib.sha256(run.to_bytes()).hexdigest()
@@ -104,10 +111,9 @@ def _pack_all(
         options.max_seconds_per_record,
     )  # fmt: skip
     queue = iter(units)
-    running: dict[Any, WorkUnit] = {}
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
     notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
-    with as_flag() as interrupted, _cancelled_by_failure(ray, running):
+    with as_flag() as interrupted:
         while True:
             while len(running) < most and (unit := next(queue, None)):
                 running[task.remote(told, unit)] = unit
@@ -134,16 +140,6 @@ def _pack_all(
                     ) from error
                 progress.read(sum(part.weight for part in unit.slices), documents)
                 progress.wrote(tokens, slots)
-
-
-@contextmanager
-def _cancelled_by_failure(ray: Any, running: Iterable[Any]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        for task in running:
-            ray.cancel(task, force=True)
-        raise
 
 
 class _Told(NamedTuple):
