@@ -100,6 +100,7 @@ def _clocked_pipeline() -> Clocks:
     ):  # fmt: skip
         clocks.wrap(WRITE, owner, name)
     clocks.wrap(HASH, worker, "digest")
+    clocks.wrap(HASH, worker, "digest_of")
     return clocks
 
 
