@@ -22,7 +22,8 @@ from runs import MAX_LENGTH
 from settings import Settings, from_environment
 
 from packer_cli import threads
-from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.config.options import PackConfig
+from packer_cli.config.run_options import RunOptions
 from packer_cli.inputs.jsonl import JsonlReader
 from packer_cli.packing.window import Window
 from packer_cli.result import shard_writer

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli.config.options import PackConfig
+from packer_cli.config.shape_rules import for_shape
 from packer_cli.errors import UsageError
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.formats import detect_shape, reader_for
@@ -88,7 +89,7 @@ def _texts(name: str, files: TokenizerFiles) -> Iterator[str]:
     config = PackConfig(1 << 20)
     inputs = find_inputs([name], config)
     shape = detect_shape(inputs, config)
-    config = config.for_shape(shape)
+    config = for_shape(config, shape)
     composer = composer_of(shape, config, files) if shape.is_supervised else None
     for file in inputs:
         whole = Slice(file.index, 0, None, 0)

@@ -17,7 +17,7 @@ from chats import marked_pieces, run
 from support import jsonl, packer, recover_texts
 from test_imports import LAYERS, MODULES, PACKAGE
 
-from packer_cli.config.options import COLUMNS, PADDED_BOUNDARIES
+from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES
 from packer_cli.config.shapes import KINDS
 from packer_cli.config.strategies import ALIASES
 from packer_cli.export import FORMATS

@@ -50,7 +50,7 @@ cli.main()
 IN_A_DESTRUCTOR = """
 import os, signal
 from packer_cli.cli import app as cli
-from packer_cli.config.options import RunOptions
+from packer_cli.config.run_options import RunOptions
 check = RunOptions.__post_init__
 class Freed:
     def __del__(self):

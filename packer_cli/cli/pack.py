@@ -13,7 +13,8 @@ from packer_cli.cli.reports import print_packed
 from packer_cli.cli.shared import AsJson, Debug, Quiet, say
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import DOCUMENTS, INPUT, OUTPUT, RUNNING, Option
-from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.config.options import PackConfig
+from packer_cli.config.run_options import RunOptions
 from packer_cli.errors import UsageError
 
 if TYPE_CHECKING:

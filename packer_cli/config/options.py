@@ -1,17 +1,16 @@
 """Every option that changes the bytes of the result, in one frozen object.
 
-Two runs with equal `PackConfig`, tokenizer and inputs write identical files. Options that
-do not change bytes (workers, progress, engine) are `RunOptions`.
+Two runs with equal `PackConfig`, tokenizer and inputs write identical files. Options that do not
+change bytes (workers, progress, engine) are in `run_options`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+from packer_cli.config.columns import COLUMNS, DEFAULT_COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
 from packer_cli.config.formats import FORMATS
 from packer_cli.config.option import (
     DOCUMENTS,
@@ -23,72 +22,16 @@ from packer_cli.config.option import (
     Need,
     Option,
     as_option,
-    options_of,
     plain,
     settle,
 )
+from packer_cli.config.row_rules import MAX_LENGTH_LIMIT, check_row_options
 from packer_cli.config.shapes import KINDS, Shape, check_fields
 from packer_cli.config.shapes import OTHER_NAMES as SHAPE_NAMES
 from packer_cli.config.strategies import BY_ALIAS, NAMES, keeps_order
-from packer_cli.errors import UsageError, one_of
-
-MAX_LENGTH_LIMIT = 1 << 24
-COLUMNS = ("input_ids", "labels", "attention_mask", "cu_seqlens", "segments", "position_ids")
-DEFAULT_COLUMNS = COLUMNS[:5]
-PADDED_BOUNDARIES = "cu_seqlens_padded"  # written exactly when there is a segment multiple
-BALANCES = ("none", "attention")
-REQUIRED_COLUMNS = ("input_ids", "cu_seqlens")
-_UNLIMITED = {
-    "wrap": "wrap fills every row to its end, whatever the number of segments",
-    "mffd": "with a limit mffd would not keep within 71/60 of the fewest rows",
-}
-_UNBALANCED = {
-    "next-fit": "next-fit keeps the order of documents, exchanges would undo it",
-    "wrap": "wrap keeps the order of documents, exchanges would undo it",
-    "harmonic": "harmonic puts documents of similar length together, exchanges would undo it",
-}
+from packer_cli.errors import UsageError
 
 MIB, GIB = 1 << 20, 1 << 30
-SECONDS_PER_RECORD = 60.0
-_MOST_SECONDS = 1_000_000  # the kernel's timers take little more
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise one_of(option, value, allowed)
-
-
-def check_row_options(
-    strategy: str,
-    max_length: int,
-    max_segments: int | None,
-    segment_multiple: int,
-    balance: str,
-    spelled: Callable[[str], str],
-) -> None:
-    """UsageError when these cannot be had together. `spelled`: a name as its user wrote it."""
-    name = spelled("max_segments_per_row")
-    if max_segments is not None:
-        if not 1 <= max_segments <= MAX_LENGTH_LIMIT:
-            raise UsageError(f"{name}: {max_segments} is not between 1 and {MAX_LENGTH_LIMIT}")
-        if strategy in _UNLIMITED:
-            raise UsageError(
-                f"{name}: {_UNLIMITED[strategy]}", "choose another strategy, such as best-fit"
-            )
-    name = spelled("segment_multiple")
-    if segment_multiple < 1:
-        raise UsageError(f"{name}: {segment_multiple} is not positive")
-    if max_length % segment_multiple:
-        raise UsageError(
-            f"{name}: {spelled('max_length')} {max_length} is not a multiple of {segment_multiple}",
-            f"use {max_length - max_length % segment_multiple or segment_multiple} tokens a row",
-        )
-    _one_of(spelled("balance"), balance, BALANCES)
-    if balance != "none" and strategy in _UNBALANCED:
-        raise UsageError(
-            f"{spelled('balance')}: {_UNBALANCED[strategy]}",
-            "choose another strategy, such as best-fit",
-        )
 
 
 def _of_messages(shape: Shape, config: PackConfig) -> bool:
@@ -491,76 +434,6 @@ class PackConfig:
                     "for example 100, or 0.01 for 1% of all records",
                 )
 
-    def refuse_idle(self, shape: Shape) -> None:
-        """UsageError for an option that was given and means nothing for records of this shape."""
-        defaults = {one.name: one.default for one in dataclasses.fields(self)}
-        for name, option in options_of(PackConfig).items():
-            given = getattr(self, name) != defaults[name]
-            if given and option.needs and not option.needs.is_met(shape, self):
-                raise UsageError(
-                    f"{option.name(name)}: is for {option.needs.what}; the records' shape is "
-                    f"{shape.kind}",
-                    "leave it out, or name what the records are with --shape and --field",
-                )
-
-    def for_shape(self, shape: Shape) -> PackConfig:
-        """With every option set that depends on the shape of the records.
-
-        Raises UsageError when the options do not go with the shape.
-        """
-        supervised = shape.is_supervised
-        train_on = self.train_on or shape.train_on[0]
-        if train_on not in shape.train_on:
-            raise UsageError(
-                f"--train-on: {train_on} is not for records of shape {shape.kind}",
-                f"choose {' or '.join(shape.train_on)}",
-            )
-        overlong = self.overlong or ("drop" if supervised else "split")
-        if supervised and self.strategy == "wrap":
-            overlong = "split"
-        if supervised and overlong == "split" and not self.force_split:
-            raise UsageError(
-                f"records of shape {shape.kind} are not to be cut: a part would be trained on "
-                "without what it answers",
-                "choose --overlong drop, truncate or truncate-turns, or insist with --force-split",
-            )
-        if overlong == "truncate-turns" and not shape.is_chat:
-            raise UsageError(
-                f"--overlong: truncate-turns is for messages, the records are {shape.kind}",
-                "choose drop or truncate",
-            )
-        if "" in self.turn_end:
-            raise UsageError("--turn-end: is empty", "name a token, such as <|im_end|>")
-        if self.turn_end and train_on == "all":
-            raise UsageError("--turn-end: is for --train-on assistant, not all", "leave it out")
-        templates = shape.prompt_templates
-        prompt_template = self.prompt_template or templates[0]
-        if prompt_template not in templates:
-            raise UsageError(
-                f"--prompt-template: {prompt_template} is not for records of shape {shape.kind}",
-                f"choose {' or '.join(templates)}",
-            )
-        if self.turn_end and not shape.is_chat and prompt_template != "chat":
-            raise UsageError(
-                f"--turn-end: records of shape {shape.kind} have no turns without a chat template",
-                "leave it out, or give --prompt-template chat",
-            )
-        if shape.kind == "tokens" and (self.add_bos or self.add_eos or self.separator):
-            raise UsageError(
-                "--bos, --eos and --separator are not for input_ids, which are packed as they are",
-                "leave them out, or put the tokens into the input",
-            )
-        # a chat template writes BOS and the ends of turns itself
-        as_they_are = shape.is_chat or prompt_template == "chat" or shape.kind == "tokens"
-        return dataclasses.replace(
-            self,
-            train_on=train_on,
-            overlong=overlong,
-            prompt_template=prompt_template,
-            add_bos=False if as_they_are and self.add_bos is None else self.add_bos,
-            add_eos=not as_they_are if self.add_eos is None else self.add_eos,
-        )
-
     @property
     def renamed(self) -> dict[str, str]:
         """`fields` as a dict."""
@@ -568,159 +441,3 @@ class PackConfig:
 
     def as_json(self) -> dict[str, object]:
         return dataclasses.asdict(self) | {"columns": list(self.columns)}
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options that change how a run goes, never what it writes.
-
-    Beyond what --help says of them:
-
-    max_seconds_per_record  longer may find fewer bad records, and changes no other
-    add                an update that keeps the inputs which are not named, as they are packed
-    progress           show progress on stderr
-    rank, world_size   pack every world_size-th unit only, as one of so many processes
-    """
-
-    workers: Annotated[
-        int,
-        Option(
-            "Work units at a time. Default: as many as cores.",
-            RUNNING,
-            first=9,
-            value="count",
-            least=0,
-            elsewhere=("--num-workers", "--num-proc", "--jobs", "--threads"),
-        ),
-    ] = 0
-    max_seconds_per_record: Annotated[
-        float,
-        Option(
-            "Processor time to render a record; one that needs more is bad.",
-            RUNNING,
-            metavar="SECONDS",
-        ),
-    ] = SECONDS_PER_RECORD
-    tokenizer_backend: Annotated[
-        str,
-        Option(
-            "What encodes; it never changes the result:",
-            RUNNING,
-            metavar="NAME",
-            choices=plain(("auto", "gigatoken", "tokenizers")),
-        ),
-    ] = "auto"
-    overwrite: Annotated[
-        bool,
-        Option(
-            "Replace an earlier result in the output.", OUTPUT, first=10, elsewhere=("--force",)
-        ),
-    ] = False
-    update: Annotated[
-        bool,
-        Option(
-            "Pack only inputs that are new or have changed. All others must be named, too: see "
-            "--add and --prune.",
-            OUTPUT,
-        ),
-    ] = False
-    add: Annotated[
-        bool,
-        Option(
-            "Add these inputs to the result, if there is one; those that it has already and that "
-            "are not named stay as they are packed, even if their files are gone.",
-            OUTPUT,
-            elsewhere=("--append",),
-        ),
-    ] = False
-    prune: Annotated[
-        bool, Option("With --update: drop the documents of inputs that are not named.", OUTPUT)
-    ] = False
-    checksum: Annotated[
-        bool,
-        Option(
-            "With --update or --add: compare contents of files, not when they were changed.", OUTPUT
-        ),
-    ] = False
-    no_lock: Annotated[
-        bool,
-        Option("Go on where the file system has no locks; let no other run write there.", RUNNING),
-    ] = False
-    progress: bool = True
-    engine: Annotated[
-        str,
-        Option(
-            "What runs the work units:",
-            RUNNING,
-            metavar="NAME",
-            choices={"local": "this machine", "ray": "a task per unit on a Ray cluster"},
-        ),
-    ] = "local"
-    ray_address: Annotated[
-        str | None,
-        Option(
-            "Address of a Ray cluster that runs. Default: Ray's own choice.",
-            RUNNING,
-            metavar="ADDRESS",
-        ),
-    ] = None
-    rank: int | None = None
-    world_size: int | None = None
-
-    def __post_init__(self) -> None:
-        settle(self)
-        if self.ray_address is not None and self.engine != "ray":
-            raise UsageError("--ray-address: is for --engine ray")
-        if (self.rank is None) != (self.world_size is None):
-            raise UsageError("--rank and --world-size: one is nothing without the other")
-        if self.rank is not None and self.world_size is not None:
-            if not 0 <= self.rank < self.world_size:
-                raise UsageError(
-                    f"--rank: {self.rank} is not between 0 and {self.world_size - 1}",
-                    "ranks are counted from 0",
-                )
-            if self.overwrite or self.update or self.add or self.engine != "local":
-                raise UsageError(
-                    "--rank: does not go with --overwrite, --update, --add or --engine ray",
-                    "give the ranks an --output of their own, and put it in place afterwards",
-                )
-        if not 0 < self.max_seconds_per_record <= _MOST_SECONDS:
-            raise UsageError(
-                f"--max-seconds-per-record: {self.max_seconds_per_record:g} is not between "
-                f"0 and {_MOST_SECONDS}",
-                "a record takes milliseconds; the default is 60",
-            )
-        self._check_update()
-        if self.workers == 0:
-            object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))
-
-    def _check_update(self) -> None:
-        name = "--add" if self.add else "--update"
-        if self.add and self.prune:
-            raise UsageError(
-                "--add and --prune: one keeps the inputs that are not named, the other drops them",
-                "leave one of them out",
-            )
-        object.__setattr__(self, "update", self.update or self.add)
-        if self.update and self.overwrite:
-            raise UsageError(f"{name} and --overwrite: one keeps what the other replaces")
-        for option, given in (("--checksum", self.checksum), ("--prune", self.prune)):
-            if given and not self.update:
-                raise UsageError(f"{option}: is for --update", "leave it out, or add --update")
-
-    @property
-    def unnamed(self) -> str:
-        """What becomes of an earlier result's inputs that are not named: "kept", "dropped", or
-        the run is "refused".
-        """
-        if self.add:
-            return "kept"
-        # ranks only ask whether they are at work on what is finished already
-        return "dropped" if self.prune or self.as_rank else "refused"
-
-    @property
-    def as_rank(self) -> tuple[int, int] | None:
-        """(rank, world_size) of one of several processes, None to the only one."""
-        if self.rank is None or self.world_size is None:
-            return None
-        return self.rank, self.world_size

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels import balancing, best_fit, mffd, one_by_one, sorting
-from packer_cli.config.options import MAX_LENGTH_LIMIT, check_row_options
+from packer_cli.config.row_rules import MAX_LENGTH_LIMIT, check_row_options
 from packer_cli.config.strategies import canonical_name, keeps_order
 from packer_cli.errors import DataError, UsageError
 from packer_cli.packing.fitting import (

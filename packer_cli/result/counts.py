@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.config.options import MAX_LENGTH_LIMIT
+from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import Loss
 from packer_cli.records import Int32, Int64

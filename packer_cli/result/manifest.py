@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from packer_cli import storage
-from packer_cli.config.options import MAX_LENGTH_LIMIT
+from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from_os_error
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, SIDE_FILE_PATTERN, WORK
 from packer_cli.result.shards import FORMAT_VERSION, AtLeastOne, Count, Shard

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli import storage
-from packer_cli.config.options import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
+from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
 from packer_cli.errors import DataError
 from packer_cli.records import Int64
 from packer_cli.result.layout import MANIFEST

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.config.options import PADDED_BOUNDARIES
+from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.packing.fitting import padded
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.documents import sources_of

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli._kernels import filling
-from packer_cli.config.options import PADDED_BOUNDARIES, PackConfig
+from packer_cli.config.columns import PADDED_BOUNDARIES
+from packer_cli.config.options import PackConfig
 from packer_cli.errors import from_os_error
 from packer_cli.records import Int32, Int64, Stock
 from packer_cli.result.layout import unnamed_shard

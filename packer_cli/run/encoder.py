@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packer_cli.config.formats import format_named
-from packer_cli.config.options import MIB, SECONDS_PER_RECORD, PackConfig, RunOptions
+from packer_cli.config.options import MIB, PackConfig
+from packer_cli.config.run_options import SECONDS_PER_RECORD, RunOptions
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError

@@ -36,7 +36,7 @@ _MOST_NAMED = 3
 class Run:
     """All that a run's bytes depend on.
 
-    config      as `PackConfig.for_shape` gives it
+    config      as `shape_rules.for_shape` gives it
     files       by index; those without a format were removed since the last update
     units       by ascending index
     tokenizer   as it was named; None where none is needed

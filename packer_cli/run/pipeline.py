@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli import storage
-from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.config.options import PackConfig
+from packer_cli.config.run_options import RunOptions
+from packer_cli.config.shape_rules import for_shape, refuse_idle
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
 from packer_cli.errors import InputChangedError, Interrupted, PackerError, UsageError
@@ -82,8 +84,8 @@ def pack(
     files = find_inputs(inputs, config, notify)
     _refuse_shared_stdin(files, options)
     shape = detect_shape(files, config)
-    config.refuse_idle(shape)
-    config = config.for_shape(shape)
+    refuse_idle(config, shape)
+    config = for_shape(config, shape)
     chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import packer_cli
-from packer_cli.config.options import RunOptions
+from packer_cli.config.run_options import RunOptions
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
 from packer_cli.interrupts import as_flag, handled_as_before
 from packer_cli.progress import Progress

@@ -18,7 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from packer_cli import storage
-from packer_cli.config.options import RunOptions
+from packer_cli.config.run_options import RunOptions
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error
 from packer_cli.progress import Progress
 from packer_cli.result.layout import MANIFEST, SIDE_FILES

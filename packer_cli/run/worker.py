@@ -16,7 +16,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from packer_cli.child_process import LostChildError
-from packer_cli.config.options import RunOptions
+from packer_cli.config.run_options import RunOptions
 from packer_cli.durable import sync
 from packer_cli.early import EarlyReference
 from packer_cli.errors import DataError, Interrupted, from_os_error

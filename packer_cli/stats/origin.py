@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from packer_cli.config.options import DEFAULT_COLUMNS, PADDED_BOUNDARIES, PackConfig
+from packer_cli.config.columns import DEFAULT_COLUMNS, PADDED_BOUNDARIES
+from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import Manifest, Tokenizer

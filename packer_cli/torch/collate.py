@@ -42,7 +42,7 @@ import numpy as np
 import torch
 
 from packer_cli._kernels import gathering
-from packer_cli.config.options import PADDED_BOUNDARIES
+from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import UsageError, one_of
 from packer_cli.records import IGNORED, Int32
 from packer_cli.torch.masks import attention_of, block_masks, dense_mask, flex_mask, text_config

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from packer_cli import storage
-from packer_cli.config.options import PADDED_BOUNDARIES
+from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, open_packed

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from packer_cli._kernels import gathering
-from packer_cli.config.options import PADDED_BOUNDARIES
+from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import Int32, Int64
 from packer_cli.result.reader import PACK_AGAIN

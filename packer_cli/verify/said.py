@@ -7,6 +7,7 @@ from math import inf
 
 from packer_cli.config.formats import format_named, format_of
 from packer_cli.config.options import PackConfig
+from packer_cli.config.shape_rules import for_shape
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import UsageError
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
@@ -50,7 +51,7 @@ def _impossible_options(manifest: Manifest, config: PackConfig) -> list[str]:
     try:
         # of messages or not: only the inputs tell
         shape = Shape(config.shape or "text", of_messages=config.prompt_template == "chat")
-        made = config.for_shape(shape)
+        made = for_shape(config, shape)
         wrong += [
             f"config: {name} is {value!r}, a run would have {getattr(made, name)!r}"
             for name, value in vars(config).items()
@@ -127,7 +128,7 @@ def row_groups_left(manifest: Manifest, index: int, groups: int) -> str:
 def unshaped(config: PackConfig, shape: Shape) -> list[str]:
     """Options that a run with records of this shape would have had otherwise."""
     try:
-        made = replace(config.for_shape(shape), shape=shape.kind)
+        made = replace(for_shape(config, shape), shape=shape.kind)
     except UsageError as error:
         return [f"config: {error.message}"]
     return [

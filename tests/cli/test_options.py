@@ -16,7 +16,8 @@ from packer_cli.cli.declared import other_names
 from packer_cli.cli.pack import pack
 from packer_cli.config.export_formats import EXPORT_FORMATS
 from packer_cli.config.option import GROUPS, options_of
-from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.config.options import PackConfig
+from packer_cli.config.run_options import RunOptions
 from packer_cli.export import FORMATS
 
 pytestmark = pytest.mark.usefixtures("data")

@@ -13,7 +13,9 @@ import pytest
 from support import assert_error, check_directory, jsonl, pack, packer, recover_texts, shard_of
 
 from packer_cli import open_packed
-from packer_cli.config.options import COLUMNS, PackConfig, RunOptions
+from packer_cli.config.columns import COLUMNS
+from packer_cli.config.options import PackConfig
+from packer_cli.config.run_options import RunOptions
 from packer_cli.config.strategies import NAMES
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.result.reader import rows_of, segments_of

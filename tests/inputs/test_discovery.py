@@ -29,7 +29,8 @@ from support import (
     recover_texts,
 )
 
-from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.config.options import PackConfig
+from packer_cli.config.run_options import RunOptions
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.discovery import plan_units
 from packer_cli.records import InputFile

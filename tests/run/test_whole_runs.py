@@ -27,7 +27,8 @@ from support import (
 )
 
 from packer_cli import open_packed
-from packer_cli.config.options import PackConfig, RunOptions
+from packer_cli.config.options import PackConfig
+from packer_cli.config.run_options import RunOptions
 from packer_cli.config.strategies import ALIASES, NAMES
 from packer_cli.result.reader import rows_of
 from packer_cli.run.pipeline import pack as run

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from packer_cli import open_packed
-from packer_cli.config.options import COLUMNS, PackConfig, RunOptions
+from packer_cli.config.columns import COLUMNS
+from packer_cli.config.options import PackConfig
+from packer_cli.config.run_options import RunOptions
 from packer_cli.result.reader import ragged_of, rows_of
 from packer_cli.run import pipeline
 
