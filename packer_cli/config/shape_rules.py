@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any, TypeVar
 
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import UsageError
 
+_Config = TypeVar("_Config", bound=DocumentConfig)
 
-def refuse_idle(config: PackConfig, shape: Shape) -> None:
+
+def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
     """UsageError for an option that was given and means nothing for records of this shape."""
     defaults = {one.name: one.default for one in fields(config)}
-    for name, option in options_of(PackConfig).items():
+    for name, option in options_of(type(config)).items():
         given = getattr(config, name) != defaults[name]
         if given and option.needs and not option.needs.is_met(shape, config):
             raise UsageError(
@@ -23,13 +27,15 @@ def refuse_idle(config: PackConfig, shape: Shape) -> None:
             )
 
 
-def for_shape(config: PackConfig, shape: Shape) -> PackConfig:
+def for_shape(config: _Config, shape: Shape) -> _Config:
     """With every option set that depends on the shape of the records.
 
     Raises UsageError when the options do not go with the shape.
     """
     train_on = _choice("--train-on", config.train_on, shape.train_on, shape)
-    overlong = _overlong(config, shape)
+    rows: dict[str, Any] = {}
+    if isinstance(config, PackConfig):
+        rows["overlong"] = _overlong(config, shape)
     template = _choice("--prompt-template", config.prompt_template, shape.prompt_templates, shape)
     _check_turn_end(config, shape, train_on, template)
     if shape.kind == "tokens" and (config.add_bos or config.add_eos or config.separator):
@@ -42,10 +48,10 @@ def for_shape(config: PackConfig, shape: Shape) -> PackConfig:
     return replace(
         config,
         train_on=train_on,
-        overlong=overlong,
         prompt_template=template,
         add_bos=False if as_they_are and config.add_bos is None else config.add_bos,
         add_eos=not as_they_are if config.add_eos is None else config.add_eos,
+        **rows,
     )
 
 
@@ -79,7 +85,7 @@ def _overlong(config: PackConfig, shape: Shape) -> str:
     return overlong
 
 
-def _check_turn_end(config: PackConfig, shape: Shape, train_on: str, template: str) -> None:
+def _check_turn_end(config: DocumentConfig, shape: Shape, train_on: str, template: str) -> None:
     if "" in config.turn_end:
         raise UsageError("--turn-end: is empty", "name a token, such as <|im_end|>")
     if config.turn_end and train_on == "all":

@@ -16,7 +16,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from packer_cli import storage
-from packer_cli.config.options import PackConfig
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.inputs.arrow_records import (
@@ -154,13 +154,19 @@ class ParquetReader(_ColumnarReader):
             groups = map(metadata.row_group, range(metadata.num_row_groups))
             return [Group(one.num_rows, one.total_byte_size) for one in groups]
 
-    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         with _reading(file):
             names: list[str] = _footer(file)[0].schema.to_arrow_schema().names
             return names
 
     def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+        self,
+        file: InputFile,
+        part: Slice,
+        shape: Shape,
+        config: DocumentConfig,
+        *,
+        peek: bool = False,
     ) -> Iterator[Records]:
         with _reading(file):
             metadata, first_rows = _footer(file)
@@ -233,7 +239,7 @@ class _Overlong(NamedTuple):
 
 
 def _readable(
-    file: InputFile, metadata: Any, groups: range, names: list[str], config: PackConfig
+    file: InputFile, metadata: Any, groups: range, names: list[str], config: DocumentConfig
 ) -> Iterator[range | _Overlong]:
     """Row groups that follow each other, without those of one row that is overlong.
 
@@ -274,7 +280,7 @@ def _overlong(file: InputFile, row_group: Any, names: list[str], longest: int) -
 class ArrowReader(_ColumnarReader):
     """The IPC file form and the stream form, told apart by the file's first bytes."""
 
-    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         with (
             _reading(file),
             storage.open_bytes(file.path) as stored,
@@ -287,7 +293,13 @@ class ArrowReader(_ColumnarReader):
             return names
 
     def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+        self,
+        file: InputFile,
+        part: Slice,
+        shape: Shape,
+        config: DocumentConfig,
+        *,
+        peek: bool = False,
     ) -> Iterator[Records]:
         with (
             _reading(file),

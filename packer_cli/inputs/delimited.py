@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from packer_cli.config.options import PackConfig
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, named
 from packer_cli.inputs.byte_streams import Source, open_source, read_lines, too_long
@@ -24,7 +24,7 @@ _MEND = "mend the line, or use --on-error skip"
 class _Lines:
     """Decoded lines for the csv module, counting the bytes given out so far."""
 
-    def __init__(self, source: Source, config: PackConfig, file: InputFile) -> None:
+    def __init__(self, source: Source, config: DocumentConfig, file: InputFile) -> None:
         self.position = 0
         self.ended = False
         self._file = file
@@ -75,12 +75,12 @@ class _DelimitedReader(LinePositions):
 
     delimiter: str
 
-    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         with open_source(file, peek=True) as source:
             lines = _Lines(source, config, file)
             return self._header(self._rows(lines, config), lines)
 
-    def _rows(self, lines: _Lines, config: PackConfig) -> Iterator[list[str]]:
+    def _rows(self, lines: _Lines, config: DocumentConfig) -> Iterator[list[str]]:
         longest = min(config.max_line_bytes, sys.maxsize)  # which a C long holds
         csv.field_size_limit(max(longest, csv.field_size_limit()))
         # Not a generator: csv.reader goes on after an error, a generator would end.
@@ -98,7 +98,13 @@ class _DelimitedReader(LinePositions):
         return header
 
     def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+        self,
+        file: InputFile,
+        part: Slice,
+        shape: Shape,
+        config: DocumentConfig,
+        *,
+        peek: bool = False,
     ) -> Iterator[Records]:
         with open_source(file, peek=peek) as source:
             lines = _Lines(source, config, file)

@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import TypeVar
 
 from packer_cli import storage
+from packer_cli.config.documents import GIB, MIB, DocumentConfig
 from packer_cli.config.formats import COMPRESSIONS, FORMATS, SUFFIXES, format_named, format_of
-from packer_cli.config.options import GIB, MIB, PackConfig
 from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import groups_of
@@ -31,14 +31,13 @@ _Key = TypeVar("_Key")
 
 # About how much text a compressed file holds; only the sizes of work units depend on it.
 _COMPRESSION_RATIO = 4
-_ROWS_PER_UNIT = 1024
 _BYTES_PER_TOKEN = 4
 # The coarsest clock of a file system that is in use, FAT's.
 _TICK_NS = 2_000_000_000
 
 
 def find_inputs(
-    inputs: list[str], config: PackConfig, notify: Callable[[str], None] = lambda message: None
+    inputs: list[str], config: DocumentConfig, notify: Callable[[str], None] = lambda message: None
 ) -> list[InputFile]:
     """The files behind files, directories, globs and "-", in the order named, sorted within.
 
@@ -70,7 +69,7 @@ def _refuse_twice(seen: dict[_Key, str], key: _Key, path: str) -> None:
     seen[key] = path
 
 
-def _expand(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:
+def _expand(name: str, config: DocumentConfig, notify: Callable[[str], None]) -> list[str]:
     if name == STDIN:
         return [name]
     kind = storage.kind(name)
@@ -120,7 +119,7 @@ def _without_results(pattern: str, matches: list[str], notify: Callable[[str], N
     return left
 
 
-def _directory(name: str, config: PackConfig, notify: Callable[[str], None]) -> list[str]:
+def _directory(name: str, config: DocumentConfig, notify: Callable[[str], None]) -> list[str]:
     files = list(_files_below(name, config, notify, ()))
     if not files:
         raise UsageError(
@@ -132,7 +131,7 @@ def _directory(name: str, config: PackConfig, notify: Callable[[str], None]) -> 
 
 
 def _files_below(
-    folder: str, config: PackConfig, notify: Callable[[str], None], above: tuple[str, ...]
+    folder: str, config: DocumentConfig, notify: Callable[[str], None], above: tuple[str, ...]
 ) -> Iterator[str]:
     """The input files of a folder, then those of the folders in it. Results of ours are not
     inputs; the files of a Hugging Face dataset are those that it names.
@@ -205,7 +204,7 @@ def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
     return strings
 
 
-def input_file(index: int, path: str, config: PackConfig) -> InputFile:
+def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
     """What is to be known of an input. UsageError or DataError when it cannot be read."""
     if path == STDIN:
         if sys.stdin is None:
@@ -278,7 +277,7 @@ def changed(file: InputFile, how: str) -> InputChangedError:
     )
 
 
-def plan_units(files: list[InputFile], config: PackConfig, standing: int = 0) -> list[WorkUnit]:
+def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0) -> list[WorkUnit]:
     """Cut the inputs into work units of about equal weight, in input order.
 
     Units hold about `unit_bytes` of text. By default a thousand rows' worth, so that a unit's
@@ -289,7 +288,7 @@ def plan_units(files: list[InputFile], config: PackConfig, standing: int = 0) ->
     total = sum(weights.values())
     unit_bytes = config.unit_bytes
     if unit_bytes is None:
-        unit_bytes = _default_unit_bytes(total + standing, config.max_length)
+        unit_bytes = _default_unit_bytes(total + standing, config.least_unit_tokens)
     target = max(1, -(-total // max(1, -(-total // unit_bytes))))
     units: list[WorkUnit] = []
     current: list[Slice] = []
@@ -307,8 +306,8 @@ def plan_units(files: list[InputFile], config: PackConfig, standing: int = 0) ->
     return units
 
 
-def _default_unit_bytes(total: int, max_length: int) -> int:
-    rows = max(16 * MIB, _ROWS_PER_UNIT * _BYTES_PER_TOKEN * max_length)
+def _default_unit_bytes(total: int, least_tokens: int) -> int:
+    rows = max(16 * MIB, _BYTES_PER_TOKEN * least_tokens)
     few = 1 << max(0, (total // 1024 - 1).bit_length())
     return min(max(rows, few), GIB)
 

@@ -13,8 +13,8 @@ from functools import cache
 from importlib import import_module
 from typing import Protocol
 
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.formats import format_named
-from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape, find_shape
 from packer_cli.errors import DataError
 from packer_cli.records import Group, InputFile, Records, Slice
@@ -33,9 +33,15 @@ class Reader(Protocol):
 
     holds_tokens: bool
 
-    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None: ...
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None: ...
     def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+        self,
+        file: InputFile,
+        part: Slice,
+        shape: Shape,
+        config: DocumentConfig,
+        *,
+        peek: bool = False,
     ) -> Iterator[Records]: ...
     def describe(self, file: InputFile, position: int) -> str: ...
     def groups(self, file: InputFile) -> list[Group]: ...
@@ -64,7 +70,7 @@ def beginning(file: InputFile, size: int) -> Slice:
     return Slice(file.index, 0, size if cut else None, 0)
 
 
-def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
+def detect_shape(files: list[InputFile], config: DocumentConfig) -> Shape:
     """What the records hold, from the first record there is. DataError when it is unknown."""
     for file in files:
         reader = reader_for(file.format)
@@ -89,7 +95,7 @@ def detect_shape(files: list[InputFile], config: PackConfig) -> Shape:
     )
 
 
-def _pairs_messages(file: InputFile, shape: Shape, config: PackConfig) -> bool:
+def _pairs_messages(file: InputFile, shape: Shape, config: DocumentConfig) -> bool:
     """Whether the prompt or the completion of the first good record is a list of messages."""
     part = beginning(file, _BEGINNING)
     for records in reader_for(file.format).read(file, part, shape, config, peek=True):

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from packer_cli.config.options import PackConfig
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape, fits_a_shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.byte_streams import Lines, open_source, read_lines, too_long
@@ -30,7 +30,7 @@ class JsonlReader(LinePositions):
 
     holds_tokens = True
 
-    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         """The field names of the first record, or None when there is none.
 
         Where bad records are skipped: of the first record that can be packed, if any can, and
@@ -60,7 +60,13 @@ class JsonlReader(LinePositions):
         return DataError(f"{file.path}, {place}: {bad.reason}", bad.tip)
 
     def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+        self,
+        file: InputFile,
+        part: Slice,
+        shape: Shape,
+        config: DocumentConfig,
+        *,
+        peek: bool = False,
     ) -> Iterator[Records]:
         decode, limit = _decoder(shape), config.max_line_bytes
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from packer_cli.config.options import PackConfig
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.inputs.byte_streams import Lines, open_source, read_lines, taken, too_long
 from packer_cli.inputs.line_positions import LinePositions
@@ -20,11 +20,17 @@ class TextReader(LinePositions):
 
     holds_tokens = False
 
-    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         return [config.renamed.get("text", "text")]
 
     def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+        self,
+        file: InputFile,
+        part: Slice,
+        shape: Shape,
+        config: DocumentConfig,
+        *,
+        peek: bool = False,
     ) -> Iterator[Records]:
         limit, what = config.max_line_bytes, config.sample_by
 

@@ -14,8 +14,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packer_cli.config.documents import MIB, DocumentConfig
 from packer_cli.config.formats import format_named
-from packer_cli.config.options import MIB, PackConfig
 from packer_cli.config.run_options import SECONDS_PER_RECORD, RunOptions
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
@@ -115,7 +115,7 @@ class Source:
 
 
 def choose_encoding(
-    shape: Shape, config: PackConfig, tokenizer: str | None, notify: Notify, warn: Notify
+    shape: Shape, config: DocumentConfig, tokenizer: str | None, notify: Notify, warn: Notify
 ) -> Chosen:
     """What `tokenizer` and the options name. `notify` hears what was chosen, `warn` what was most
     likely not meant. Raises UsageError.
@@ -183,7 +183,7 @@ def prepare(
 
 
 def _plain_read(
-    shape: Shape, config: PackConfig, file: InputFile, part: Slice
+    shape: Shape, config: DocumentConfig, file: InputFile, part: Slice
 ) -> Iterator[Records]:
     return reader_for(file.format).read(file, part, shape, config)
 
@@ -230,13 +230,17 @@ def _supervised(
     return Source(read, encode, tokenizer, processes)
 
 
-def _renders(shape: Shape, config: PackConfig) -> bool:
+def _renders(shape: Shape, config: DocumentConfig) -> bool:
     """Whether a chat template makes the texts; `config` as `for_shape` gives it."""
     return shape.is_chat or config.prompt_template == "chat"
 
 
 def _read_here(
-    shape: Shape, config: PackConfig, processes: ComposingProcesses, file: InputFile, part: Slice
+    shape: Shape,
+    config: DocumentConfig,
+    processes: ComposingProcesses,
+    file: InputFile,
+    part: Slice,
 ) -> Iterator[Records]:
     """Rendered elsewhere, but read in this process, whose stdin it is."""
     from packer_cli.supervised.documents import placed  # noqa: PLC0415 jinja2 is slow
@@ -251,7 +255,7 @@ def _read_here(
 
 def _composer_parts(
     shape: Shape,
-    config: PackConfig,
+    config: DocumentConfig,
     files: TokenizerFiles | None,
     template: TemplateChoice | None,
 ) -> tuple[Any, ...]:
@@ -263,13 +267,13 @@ def _composer_parts(
     return shape, config, used, special_tokens(files), end_tokens, _specials(files, config)
 
 
-def _specials(files: TokenizerFiles | None, config: PackConfig) -> Specials:
+def _specials(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:
     return Specials(files.specials if files else (), config.special_tokens_in_text)
 
 
 def _tokenizer(
     files: TokenizerFiles | None,
-    config: PackConfig,
+    config: DocumentConfig,
     options: RunOptions,
     first_documents: Iterable[str],
     early: EarlyReference | None,
@@ -288,14 +292,14 @@ def _tokenizer(
     )
 
 
-def framing_of(config: PackConfig) -> Framing:
+def framing_of(config: DocumentConfig) -> Framing:
     """What goes around every document; `config` as `for_shape` gives it."""
     return Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
 
 
 def source_again(
     shape: Shape,
-    config: PackConfig,
+    config: DocumentConfig,
     tokenizer: Tokenizer | None,
     files: TokenizerFiles | None,
     seconds: float | None,
@@ -323,7 +327,7 @@ def source_again(
     return Source(read, compose_and_encode, None, processes)
 
 
-def composer_of(shape: Shape, config: PackConfig, files: TokenizerFiles | None) -> Composer:
+def composer_of(shape: Shape, config: DocumentConfig, files: TokenizerFiles | None) -> Composer:
     """Makes documents of supervised records, in this process and without limits."""
     from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
@@ -332,7 +336,7 @@ def composer_of(shape: Shape, config: PackConfig, files: TokenizerFiles | None) 
     return make_composer(*_composer_parts(shape, config, files, template))
 
 
-def _first_texts(file: InputFile, shape: Shape, config: PackConfig) -> list[str]:
+def _first_texts(file: InputFile, shape: Shape, config: DocumentConfig) -> list[str]:
     """Some texts from the beginning of the input, for checking the fast engine."""
     if shape.kind != "text":
         return []

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.config.options import PackConfig
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import reader_for
@@ -64,7 +64,7 @@ class Composer:
     """
 
     shape: Shape
-    config: PackConfig
+    config: DocumentConfig
     renderers: tuple[Renderer, ...] = ()
     end_tokens: tuple[str, ...] = ()
     specials: Specials = NO_SPECIALS
@@ -105,7 +105,7 @@ class Composer:
                 continue
             kept[i] = False
         bad.sort(key=lambda record: record.position)
-        again = self.config.overlong == "truncate-turns"
+        again = self.config.shortens_conversations
         return Records(
             records.positions[kept],
             texts=[document.text for document in documents],
@@ -246,7 +246,7 @@ def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple
 
 def make_composer(
     shape: Shape,
-    config: PackConfig,
+    config: DocumentConfig,
     template: TemplateChoice | None,
     special_tokens: dict[str, Any],
     end_tokens: tuple[str, ...],

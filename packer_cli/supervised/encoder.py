@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.records import InputFile, Records, TokenBatch
 from packer_cli.result.counts import Counts
@@ -21,7 +22,10 @@ class SupervisedEncoder:
     """An `encoding.Encode`. Safe to share between threads."""
 
     def __init__(
-        self, render: Callable[[Conversation], Document], config: PackConfig, tokenizer: Tokenizer
+        self,
+        render: Callable[[Conversation], Document],
+        config: DocumentConfig,
+        tokenizer: Tokenizer,
     ) -> None:
         """`render` as in Composer, for conversations that are to be shortened."""
         self._render = render
@@ -37,7 +41,7 @@ class SupervisedEncoder:
             turns_without_end=without_end,
             unshown_tools=records.unshown,
         )
-        if records.conversations is not None:
+        if records.conversations is not None and isinstance(self._config, PackConfig):
             # jinja2 is slow to import
             from packer_cli.supervised.documents import placed  # noqa: PLC0415
             from packer_cli.supervised.shorten import shorten  # noqa: PLC0415

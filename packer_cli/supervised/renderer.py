@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from packer_cli.config.options import PackConfig
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.errors import UsageError
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.edges import Span
@@ -40,7 +40,9 @@ class Document:
 class Renderer:
     """Renders conversations through one template. Safe to share between threads."""
 
-    def __init__(self, template: ChatTemplate, config: PackConfig, *, ends_matter: bool) -> None:
+    def __init__(
+        self, template: ChatTemplate, config: DocumentConfig, *, ends_matter: bool
+    ) -> None:
         """`ends_matter`: whether the tokenizer has tokens that could end a turn.
 
         Raises UndecidableError for a template that renders no question and answer, UsageError for

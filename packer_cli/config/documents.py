@@ -1,0 +1,260 @@
+"""Options that concern inputs and documents: what is read, and what becomes tokens of it.
+
+`packer tokenize` has these; `packer pack` has those of rows besides: see `options`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated
+
+from packer_cli.config.formats import FORMATS
+from packer_cli.config.option import (
+    DOCUMENTS,
+    INPUT,
+    OUTPUT,
+    RUNNING,
+    SUPERVISED,
+    Need,
+    Option,
+    plain,
+    settle,
+)
+from packer_cli.config.shapes import KINDS, Shape, check_fields
+from packer_cli.config.shapes import OTHER_NAMES as SHAPE_NAMES
+from packer_cli.errors import UsageError
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def _of_messages(shape: Shape, config: DocumentConfig) -> bool:
+    return shape.is_chat or shape.of_messages or config.prompt_template == "chat"
+
+
+_MESSAGES = Need("messages, which a chat template renders", _of_messages)
+_TEXT = Need("records with text", lambda shape, config: shape.kind != "tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentConfig:
+    """Options that decide which documents there are, and which tokens they have.
+
+    Raises UsageError from the constructor when a value cannot work.
+
+    Beyond what --help says of them:
+
+    max_errors        a number of records, or a share of them (float)
+    fields            (a shape's own name of a field, its name in the input), where they differ
+    chat_template     its source
+    turn_end          also written after the last turn
+    add_bos, add_eos  None: as the tokenizer does, with EOS; not around what a chat template
+                      rendered
+    shard_bytes       a unit's shard is continued in a new part beyond this size
+    """
+
+    shape: Annotated[
+        str | None,
+        Option(
+            "What the records are:",
+            INPUT,
+            metavar="SHAPE",
+            choices=plain(KINDS),
+            unset="by the fields of the first record",
+            aliases=SHAPE_NAMES,
+            elsewhere=("--dataset-type", "--data-format"),
+        ),
+    ] = None
+    fields: Annotated[
+        tuple[tuple[str, str], ...],
+        Option(
+            "Where a field of the shape is: messages=chosen. May be repeated.",
+            INPUT,
+            flag="--field",
+            metavar="NAME=COLUMN",
+            value="fields",
+        ),
+    ] = ()
+    input_format: Annotated[
+        str | None,
+        Option(
+            "What the files are:",
+            INPUT,
+            metavar="FORMAT",
+            choices=plain(FORMATS),
+            unset="by file name",
+            aliases={"json": "jsonl", "jsonlines": "jsonl", "ndjson": "jsonl", "txt": "text",
+                     "feather": "arrow"},
+        ),
+    ] = None  # fmt: skip
+    sample_by: Annotated[
+        str,
+        Option(
+            "What a document of a plain text file is:",
+            INPUT,
+            metavar="PART",
+            choices=plain(("line", "paragraph", "document")),
+            aliases={"lines": "line", "file": "document", "whole": "document"},
+        ),
+    ] = "line"
+    chat_template: Annotated[
+        str | None,
+        Option(
+            "Template that renders messages. Default: the tokenizer's own.",
+            SUPERVISED,
+            first=5,
+            metavar="FILE|NAME",
+            needs=_MESSAGES,
+        ),
+    ] = None
+    prompt_template: Annotated[
+        str | None,
+        Option(
+            "How prompts become text:",
+            SUPERVISED,
+            metavar="NAME",
+            choices={"none": "as they are", "alpaca": "", "chat": ""},
+            unset="by the shape of the records",
+        ),
+    ] = None
+    train_on: Annotated[
+        str | None,
+        Option(
+            "Which tokens are trained on:",
+            SUPERVISED,
+            first=6,
+            metavar="WHAT",
+            choices={
+                "assistant": "the default for messages",
+                "last-assistant": "",
+                "completion": "the default for prompts",
+                "all": "the default for text",
+            },
+            aliases={
+                "last": "last-assistant",
+                "last-turn": "last-assistant",
+                "assistant-only": "assistant",
+                "assistants": "assistant",
+                "response": "completion",
+                "completion-only": "completion",
+                "full": "all",
+            },
+            elsewhere=("--loss-on", "--train-on-inputs", "--assistant-only-loss"),
+        ),
+    ] = None
+    turn_end: Annotated[
+        tuple[str, ...],
+        Option(
+            "Ends the assistant's turns: trained on where it follows one. May be repeated.",
+            SUPERVISED,
+            metavar="TOKEN",
+        ),
+    ] = ()
+    allow_open_turns: Annotated[
+        bool,
+        Option(
+            "Train on turns that the chat template ends in nothing.", SUPERVISED, needs=_MESSAGES
+        ),
+    ] = False
+    add_bos: Annotated[
+        bool | None,
+        Option(
+            "Whether each document begins with BOS. Default: as the tokenizer does.",
+            DOCUMENTS,
+            flag="--bos/--no-bos",
+            elsewhere=("--add-bos", "--add-bos-token"),
+        ),
+    ] = None
+    add_eos: Annotated[
+        bool | None,
+        Option(
+            "Whether each document ends with EOS. Default: yes, but chat templates end turns "
+            "themselves.",
+            DOCUMENTS,
+            flag="--eos/--no-eos",
+            elsewhere=("--add-eos", "--append-eod", "--append-eos", "--add-eos-token"),
+        ),
+    ] = None
+    separator: Annotated[
+        str | None,
+        Option("Text after each document, never trained on.", DOCUMENTS, metavar="TEXT"),
+    ] = None
+    eos_token: Annotated[
+        str | None,
+        Option("The EOS, where the tokenizer does not name one.", DOCUMENTS, metavar="TOKEN"),
+    ] = None
+    special_tokens_in_text: Annotated[
+        str,
+        Option(
+            "What becomes of special tokens that a record's content spells out:",
+            DOCUMENTS,
+            metavar="POLICY",
+            choices={"keep": "", "text": "ordinary text", "error": "a bad record"},
+            needs=_TEXT,
+        ),
+    ] = "keep"
+    on_error: Annotated[
+        str,
+        Option(
+            "What a bad record does:",
+            INPUT,
+            metavar="WHAT",
+            choices={"fail": "end the run", "skip": "go to rejected.jsonl"},
+        ),
+    ] = "fail"
+    max_errors: Annotated[
+        int | float | None,
+        Option(
+            "Fail when more records are bad: 100, or 1% of all.",
+            INPUT,
+            metavar="N|SHARE",
+            value="count or share",
+        ),
+    ] = None
+    max_line_bytes: Annotated[
+        int, Option("Longest line, cell or text document accepted.", INPUT, value="size", least=1)
+    ] = 256 * MIB
+    unit_bytes: Annotated[
+        int | None,
+        Option(
+            "Input bytes in a work unit. Default: by the size of the input.",
+            RUNNING,
+            value="size",
+            least=1,
+        ),
+    ] = None
+    shard_bytes: Annotated[int, Option("Longest shard, about.", OUTPUT, value="size", least=1)] = (
+        GIB
+    )
+
+    def __post_init__(self) -> None:
+        settle(self)
+        check_fields(self.renamed)
+        if self.max_errors is not None:
+            if self.on_error != "skip":
+                raise UsageError(
+                    "--max-errors: is for --on-error skip", "without it, the first one ends the run"
+                )
+            if self.max_errors < 0 or (isinstance(self.max_errors, float) and self.max_errors > 1):
+                raise UsageError(
+                    f"--max-errors: {self.max_errors} is neither a number nor a share of records",
+                    "for example 100, or 0.01 for 1% of all records",
+                )
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """`fields` as a dict."""
+        return dict(self.fields)
+
+    @property
+    def least_unit_tokens(self) -> int:
+        """How long a work unit should be at least."""
+        return 0
+
+    @property
+    def shortens_conversations(self) -> bool:
+        """Whether those that are too long lose their oldest turns."""
+        return False
+
+    def as_json(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
