@@ -115,8 +115,8 @@ def _report(problem: PackerError, *, as_json: bool) -> None:
     if as_json:
         import json
 
-        found = {"error": problem.message, "tip": problem.tip, "exit_code": problem.exit_code}
-        print(json.dumps(found), file=sys.stderr)
+        content = {"error": problem.message, "tip": problem.tip, "exit_code": problem.exit_code}
+        print(json.dumps(content), file=sys.stderr)
         return
     kind = "bug" if isinstance(problem, InternalError) else "error"
     if isinstance(problem, Interrupted):

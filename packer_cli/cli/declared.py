@@ -67,14 +67,14 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
 
 def other_names(run: Callable[..., None]) -> dict[str, str]:
     """What other tools call the options of a command -> their names here."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, hint in get_type_hints(run, include_extras=True).items():
         hints = declarations_of(hint) if is_dataclass(hint) else {name: hint}
         for own, one in hints.items():
             if is_declared(one):
                 option = declared_in(one)
-                found |= dict.fromkeys(option.elsewhere, option.name(own))
-    return found
+                names |= dict.fromkeys(option.elsewhere, option.name(own))
+    return names
 
 
 def _place(option: Option) -> int:

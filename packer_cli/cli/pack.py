@@ -137,9 +137,9 @@ def pack(
         raise UsageError(f"--staging: {staging!r} is not a local path", "name a directory")
     folder = None if staging is None else Path(staging)
     if is_url(str(destination)):
-        kept = f"not uploaded, but kept in {folder or default_staging(str(destination))}"
+        state = f"not uploaded, but kept in {folder or default_staging(str(destination))}"
     else:
-        destination, kept = Path(destination), "kept, marked incomplete"
+        destination, state = Path(destination), "kept, marked incomplete"
         if folder:
             raise UsageError("--staging: is for an --output that is a URL", "leave it out")
     notify = (lambda message: None) if quiet else say
@@ -150,7 +150,7 @@ def pack(
         return
     if concern := _concern_of(config.max_length, manifest):
         notify(concern)
-    print_packed(destination, manifest, as_json=as_json, kept=kept)
+    print_packed(destination, manifest, as_json=as_json, state=state)
 
 
 def _concern_of(max_length: int, manifest: Manifest) -> str:

@@ -41,10 +41,10 @@ def show(
     directory = local(name, UNREAD)
     packed = PackedDirectory(directory, load(directory))
     wanted = parse_rows(rows or ["0"], len(packed))
-    found = None if ids else load_decoder(directory, packed.facts.tokenizer)
-    if isinstance(found, str):
-        say(f"showing token ids: {found}")
-    decoder = None if isinstance(found, str) else found
+    decoder = None if ids else load_decoder(directory, packed.facts.tokenizer)
+    if isinstance(decoder, str):
+        say(f"showing token ids: {decoder}")
+        decoder = None
     labels = "labels" in packed.facts.config.columns
     if not labels:
         say("no labels column was written: not known which tokens are trained on")

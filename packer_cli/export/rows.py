@@ -123,9 +123,9 @@ def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
         which = np.full(len(begin), number)
         parts.append(np.concatenate([np.stack([which, begin]), segments_in(batch)]))
     segments = np.concatenate(parts, axis=1)
-    order, (file, position, start, length), first = found = documents_of(segments[2:])
+    order, (file, position, start, length), first = grouped = documents_of(segments[2:])
     which, begin = segments[:2, order]
-    wrong = start != found.expected_starts(whole=False)
+    wrong = start != grouped.expected_starts(whole=False)
     if wrong.any():
         at = np.argmax(wrong)
         raise DataError(
@@ -133,7 +133,7 @@ def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
             f"{packed.facts.inputs[file[at]].path} do not fit together",
             PACK_AGAIN,
         )
-    tokens = found.tokens
+    tokens = grouped.tokens
     cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
     for some in np.split(np.arange(len(tokens)), cuts):
         pieces = slice(first[some[0]], first[some[-1] + 1])

@@ -98,7 +98,7 @@ def parse_rows(texts: list[str], rows: int) -> Iterator[int]:
         if first > last:
             raise UsageError(f"ROW: {text}: ends before it begins", "write the lower row first")
         ranges.append(range(first, last + 1))
-    return (row for rows_asked in ranges for row in rows_asked)
+    return (row for chosen in ranges for row in chosen)
 
 
 def pick(row: Row, segment: int) -> Segment:

@@ -50,13 +50,13 @@ from packer_cli.torch.rows import RowBatch, row_batch
 from packer_cli.torch.suitable import check_suitable
 
 _TOKENS = ("input_ids", "labels", "shift_labels")
-_UNSAID: Any = object()
+_NOT_GIVEN: Any = object()
 
 
 def varlen_collate(
     rows: Any,
     *,
-    config: Any = _UNSAID,
+    config: Any = _NOT_GIVEN,
     dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def varlen_collate(
     check_suitable("varlen_collate", _known(config, "varlen_collate"))
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
-    found = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
-    found |= {"seq_idx": _numbered(boundaries, row=int(boundaries[-1]))}
-    flat = {name: values.view(1, -1) for name, values in found.items()}
+    columns = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
+    columns |= {"seq_idx": _numbered(boundaries, row=int(boundaries[-1]))}
+    flat = {name: values.view(1, -1) for name, values in columns.items()}
     return _named(flat | _boundaries(boundaries, longest), names)
 
 
@@ -89,14 +89,14 @@ def flash_attn_collate(
     rows: Any, *, dtype: Any = torch.int64, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """As `varlen_collate`, with the names of flash_attn_varlen_func: cu_seqlens_q, max_seqlen_q."""
-    found = varlen_collate(rows, config=None, dtype=dtype)
-    return _named({_FLASH_ATTN_NAMES.get(name, name): v for name, v in found.items()}, names)
+    batch = varlen_collate(rows, config=None, dtype=dtype)
+    return _named({_FLASH_ATTN_NAMES.get(name, name): v for name, v in batch.items()}, names)
 
 
 def padded_collate(
     rows: Any,
     *,
-    config: Any = _UNSAID,
+    config: Any = _NOT_GIVEN,
     dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def padded_collate(
 def block_mask_collate(
     rows: Any,
     *,
-    config: Any = _UNSAID,
+    config: Any = _NOT_GIVEN,
     form: str = "mask",
     mask_dtype: Any = None,
     dtype: Any = torch.int64,
@@ -145,18 +145,18 @@ def block_mask_collate(
     check_suitable("block_mask_collate", _known(config, "block_mask_collate"), form)
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
-    found = _padded(batch, boundaries, dtype)
-    documents = found.pop("seq_idx")
+    columns = _padded(batch, boundaries, dtype)
+    documents = columns.pop("seq_idx")
     if config is not None:
-        found |= {"seq_idx": documents} | _boundaries(boundaries, longest)
+        columns |= {"seq_idx": documents} | _boundaries(boundaries, longest)
     if form == "documents":
-        return _named(found | {"document_ids": documents}, names)
+        return _named(columns | {"document_ids": documents}, names)
     kind = _mask_dtype(config) if mask_dtype is None else mask_dtype
     masks = block_masks(documents, config, lambda *rule: _added(dense_mask(*rule), kind))
-    return _named(found | {"attention_mask": masks}, names)
+    return _named(columns | {"attention_mask": masks}, names)
 
 
-def flex_block_mask(document_ids: Any, *, config: Any = _UNSAID) -> Any:
+def flex_block_mask(document_ids: Any, *, config: Any = _NOT_GIVEN) -> Any:
     """FlexAttention's BlockMask: causal within each document, with a model's windows and chunks.
 
     document_ids  int [b, length], on the device that attends. transformers takes the result as
@@ -185,17 +185,17 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     places = edges[:, :1] + np.arange(longest)
     inside = torch.from_numpy(places < edges[:, 1:])
     places = torch.from_numpy(places).clamp_(max=len(batch) * batch.max_length - 1)
-    found = {
+    columns = {
         name: torch.where(inside, values.reshape(-1)[places], IGNORED if "labels" in name else 0)
         for name, values in _tokens(batch, dtype).items()
     }
     positions = torch.arange(longest, dtype=dtype).expand(len(edges), longest).contiguous()
-    return found | {"position_ids": positions, "use_cache": False}
+    return columns | {"position_ids": positions, "use_cache": False}
 
 
 def _known(config: Any, what: str) -> Any:
     """The config, where one was given. Nothing is assumed of a model: many look at no positions."""
-    if config is _UNSAID:
+    if config is _NOT_GIVEN:
         raise UsageError(
             f"{what} does not know the model, and some would let documents see each other",
             f"partial({what}, config=model.config); config=None for a model of your own",

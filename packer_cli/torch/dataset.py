@@ -116,11 +116,11 @@ class PackedDataset:
                 mapped = self._mapped = self._map(row, mapped)
         columns, ragged = {}, {}
         for name in self.columns:
-            found = mapped.gather(wanted, name)
+            values = mapped.gather(wanted, name)
             if name in RAGGED:
-                ragged[name] = found
+                ragged[name] = values
             else:
-                columns[self._given_name(name)] = torch.from_numpy(found)
+                columns[self._given_name(name)] = torch.from_numpy(values)
         return RowBatch(columns, ragged)
 
     def _given_name(self, column: str) -> str:
@@ -181,13 +181,13 @@ class PackedDataset:
             )
         tokenizer = self.packed.facts.tokenizer
         if tokenizer is None:
-            found = "was packed from token ids, no tokenizer was named"
+            description = "was packed from token ids, no tokenizer was named"
         elif tokenizer.sha256 == expected.lower():
             return
         else:
-            found = f"was packed with {tokenizer.source}, sha256 {tokenizer.sha256}"
+            description = f"was packed with {tokenizer.source}, sha256 {tokenizer.sha256}"
         raise DataError(
-            f"{self.path}: {found}; the trainer's tokenizer has {expected}",
+            f"{self.path}: {description}; the trainer's tokenizer has {expected}",
             "pack again with the tokenizer that is trained, --tokenizer; one that was only saved "
             "anew may have another digest and the same tokens",
         )

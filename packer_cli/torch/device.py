@@ -58,13 +58,13 @@ def _named(batch: Any) -> dict[Any, Any]:
     if isinstance(batch, PackedBatch):
         return dict(vars(batch))
     if isinstance(batch, Mapping):
-        found: dict[Any, Any] = {}
+        values: dict[Any, Any] = {}
         for name, value in batch.items():
             if isinstance(value, Mapping):
-                found |= {(name, inner): one for inner, one in value.items()}
+                values |= {(name, inner): one for inner, one in value.items()}
             else:
-                found[name] = value
-        return found
+                values[name] = value
+        return values
     raise UsageError(
         f"to_device: a batch is a {type(batch).__name__}, neither a dict nor a PackedBatch",
         "give the loader a collator of packer_cli.torch",
@@ -74,13 +74,13 @@ def _named(batch: Any) -> dict[Any, Any]:
 def _like(batch: Any, values: dict[Any, Any]) -> Any:
     if isinstance(batch, PackedBatch):
         return PackedBatch(**values)
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(name, tuple):
-            found.setdefault(name[0], {})[name[1]] = value
+            content.setdefault(name[0], {})[name[1]] = value
         else:
-            found[name] = value
-    return found
+            content[name] = value
+    return content
 
 
 def _widened(batch: dict[Any, Any]) -> dict[Any, Any]:
@@ -126,18 +126,18 @@ class _Slot:
         """Start copying; (the batch on the device, the event that says it is there)."""
         self._copied.synchronize()
         sent: dict[int, Any] = {}  # by the tensor: cu_seq_lens_q and _k are one
-        found = {}
+        moved = {}
         with torch.cuda.stream(self._stream):
             for name, value in batch.items():
                 if not isinstance(value, torch.Tensor) or value.is_cuda:
-                    found[name] = value  # this stream could read it before it is written
+                    moved[name] = value  # this stream could read it before it is written
                     continue
                 if id(value) not in sent:
                     pinned = value if value.is_pinned() else self._pinned(name, value)
                     sent[id(value)] = pinned.to(device, non_blocking=True)
-                found |= _widened({name: sent[id(value)]})
+                moved |= _widened({name: sent[id(value)]})
             self._copied.record()
-        return found, self._copied
+        return moved, self._copied
 
     def _pinned(self, name: Any, value: Any) -> Any:
         """The value in the buffer of this name, which grows when it is too small."""

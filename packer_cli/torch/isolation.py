@@ -77,15 +77,15 @@ def _document_numbers(batch: Mapping[str, Any]) -> Any:
     shape = batch["input_ids"].shape
     begins = torch.zeros(shape, dtype=torch.bool)
     begins[:, 0] = True
-    said = False
+    known = False
     for name in _BOUNDARIES:
         if name in batch:
-            begins.view(-1)[batch[name][:-1].cpu().long()] = said = True
+            begins.view(-1)[batch[name][:-1].cpu().long()] = known = True
     for name, step in _NUMBERS:
         if name in batch:
-            values, said = batch[name].cpu(), True
+            values, known = batch[name].cpu(), True
             begins[:, 1:] |= values[:, 1:] != values[:, :-1] + step
-    if not said:
+    if not known:
         raise UsageError(
             "check_isolation: the batch says nowhere where documents begin",
             "give it the batch of a collator of packer_cli.torch",
@@ -109,12 +109,12 @@ def _to(value: Any, device: Any) -> Any:
 
 def _logits(model: Any, batch: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    found = model(**batch)
-    if hasattr(found, "logits"):
-        return found.logits
-    if isinstance(found, Mapping):
-        return found["logits"]
-    return found[0] if isinstance(found, tuple) else found
+    output = model(**batch)
+    if hasattr(output, "logits"):
+        return output.logits
+    if isinstance(output, Mapping):
+        return output["logits"]
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _tolerance(model: Any) -> float:
@@ -153,7 +153,7 @@ def _as_it_was(model: Any) -> Iterator[None]:
             yield
     finally:
         with torch.no_grad():
-            for module, name, value, kept in buffers:
+            for module, name, value, copy in buffers:
                 if value is not None:
-                    value.copy_(kept)
+                    value.copy_(copy)
                 module._buffers[name] = value

@@ -35,8 +35,8 @@ def text_config(config: Any) -> Any:
 
 def attention_of(config: Any) -> str | None:
     """What a model of transformers attends with: "sdpa", "eager", ...; None if nobody chose yet."""
-    found: str | None = getattr(text_config(config), "_attn_implementation", None)
-    return found
+    attention: str | None = getattr(text_config(config), "_attn_implementation", None)
+    return attention
 
 
 def is_recurrent(config: Any) -> bool:

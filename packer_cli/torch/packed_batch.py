@@ -138,15 +138,15 @@ def batch_of_rows(rows: PackedRows) -> RowBatch:
 
 
 def _of_rows(batch: RowBatch) -> PackedBatch:
-    found, mask = varlen_collate(batch, config=None), batch.columns.get("attention_mask")
+    collated, mask = varlen_collate(batch, config=None), batch.columns.get("attention_mask")
 
     def as_rows(name: str) -> Any:
-        return found[name].view(len(batch), -1) if name in found else None
+        return collated[name].view(len(batch), -1) if name in collated else None
 
     return PackedBatch(
         as_rows("input_ids"),
-        found["cu_seq_lens_q"],
-        found["max_length_q"],
+        collated["cu_seq_lens_q"],
+        collated["max_length_q"],
         as_rows("position_ids"),
         as_rows("labels"),
         None if mask is None else mask.long(),

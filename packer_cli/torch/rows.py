@@ -122,8 +122,8 @@ def row_batch(rows: Any) -> RowBatch:
         starts = [np.flatnonzero(row == 0) for row in batch.columns["position_ids"].numpy()]
         edges = Lists.of([np.append(row, batch.max_length) for row in starts])
         batch = RowBatch(batch.columns, {**batch.ragged, "cu_seqlens": edges})
-    for name, found in (("input_ids", batch.columns), ("cu_seqlens", batch.ragged)):
-        if name not in found:
+    for name, present in (("input_ids", batch.columns), ("cu_seqlens", batch.ragged)):
+        if name not in present:
             raise UsageError(
                 f"rows without {name}" + (" or position_ids" if name == "cu_seqlens" else ""),
                 "PackedDataset gives it unless `columns` leaves it out; transformers.Trainer "

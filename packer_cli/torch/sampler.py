@@ -187,6 +187,6 @@ class _Order:
         """By packer's own generator: that of numpy may change with its version."""
         name = f"{self._seed}/{self._epoch}/{what}"
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-        found = np.empty(count, np.int64)
-        sorting.permutation(found, seed)
-        return found
+        permutation = np.empty(count, np.int64)
+        sorting.permutation(permutation, seed)
+        return permutation

@@ -120,14 +120,14 @@ def _makes_causal_mask(node: ast.AST) -> bool:
 
 def _arguments(function: ast.FunctionDef) -> set[str]:
     """The names under which a function gives arguments to what makes masks."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and _makes_causal_mask(node):
-            found |= {one.arg for one in node.keywords if one.arg}
+            names |= {one.arg for one in node.keywords if one.arg}
         elif isinstance(node, ast.Dict):
             keys = {str(one.value) for one in node.keys if isinstance(one, ast.Constant)}
-            found |= keys if "inputs_embeds" in keys else set()  # those of several masks, made once
-    return found
+            names |= keys if "inputs_embeds" in keys else set()  # those of several masks, made once
+    return names
 
 
 def _hands_down(tree: ast.AST) -> bool:

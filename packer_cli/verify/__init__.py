@@ -27,7 +27,7 @@ from packer_cli.run.directory import is_replacing
 from packer_cli.threads import run_all
 from packer_cli.verify.files import check_contents, check_files
 from packer_cli.verify.findings import Findings, Problem
-from packer_cli.verify.said import check_manifest
+from packer_cli.verify.manifest import check_manifest
 from packer_cli.verify.shards import ShardChecks
 from packer_cli.verify.unit_records import check_unit_records
 

@@ -113,11 +113,11 @@ class Documents:
         """
         unit, position = self._unit, int(batch.position[document])
         of_document = unit.pieces(file, position)
-        found = [(int(unit.start[i]), int(unit.length[i])) for i in of_document]
+        packed = [(int(unit.start[i]), int(unit.length[i])) for i in of_document]
         begin = int(batch.offsets[document])
         if expected is None:
             reached = 0
-            for start, length in found:
+            for start, length in packed:
                 if start != reached:
                     break
                 reached += length
@@ -128,9 +128,9 @@ class Documents:
             here = slice(edges[document], edges[document + 1])
             wanted = list(zip(pieces.start[here].tolist(), pieces.length[here].tolist(),
                               strict=True))  # fmt: skip
-            if found != wanted:
+            if packed != wanted:
                 return (
-                    f"is packed as {_shown(found)} of its tokens, {_shown(wanted)} expected "
+                    f"is packed as {_shown(packed)} of its tokens, {_shown(wanted)} expected "
                     "when encoded again"
                 )
         for i in of_document:

@@ -32,7 +32,7 @@ def shares(
             units.setdefault(file, []).append(unit.unit)
     order = rng.permutation(sorted(units)).tolist()
     order.sort(key=lambda file: manifest.inputs[file].documents)  # the least first
-    found: dict[tuple[int, int], int] = {}
+    counts: dict[tuple[int, int], int] = {}
     left = sample
     for number, file in enumerate(order):
         documents = manifest.inputs[file].documents
@@ -42,21 +42,21 @@ def shares(
         for place, unit in enumerate(among):
             count = share // len(among) + (place < share % len(among))
             if count:
-                found[unit, file] = count
-    return found
+                counts[unit, file] = count
+    return counts
 
 
 def draws(
     manifest: Manifest,
     files: set[int],
-    found: dict[tuple[int, int], int],
+    wanted: dict[tuple[int, int], int],
     sample: int,
     seed: int,
 ) -> dict[tuple[int, int], int]:
     """How many records to draw of which (unit, file): the `shares`, and one of each of `sample`
     files without any, which may have lost all that they had.
     """
-    without = sorted(files - {file for _, file in found})
+    without = sorted(files - {file for _, file in wanted})
     rng = np.random.default_rng([seed, len(without)])
     chosen = set(rng.permutation(without)[:sample].tolist())
     more = {}
@@ -64,7 +64,7 @@ def draws(
         for file in {part[0] for part in unit.slices} & chosen:
             more[unit.unit, file] = 1
             chosen.remove(file)
-    return found | more
+    return wanted | more
 
 
 def are_among(positions: Int64, known: Int64) -> npt.NDArray[np.bool_]:
@@ -72,8 +72,8 @@ def are_among(positions: Int64, known: Int64) -> npt.NDArray[np.bool_]:
     if not len(known):
         return np.zeros(len(positions), bool)
     at = np.minimum(np.searchsorted(known, positions), len(known) - 1)
-    found: npt.NDArray[np.bool_] = known[at] == positions
-    return found
+    among: npt.NDArray[np.bool_] = known[at] == positions
+    return among
 
 
 def together(records: Iterable[Records]) -> Iterator[Records]:
@@ -103,10 +103,10 @@ def records_at(read: Read, file: InputFile, positions: Int64) -> Iterator[Record
     left = set(positions.tolist())
     for part in _parts(file, positions):
         for records in read(file, part):
-            found = np.flatnonzero(are_among(records.positions, positions))
-            if len(found):
-                yield records.take(found)
-                left -= set(records.positions[found].tolist())
+            places = np.flatnonzero(are_among(records.positions, positions))
+            if len(places):
+                yield records.take(places)
+                left -= set(records.positions[places].tolist())
             if not left:
                 return
 
@@ -155,14 +155,14 @@ def drawn_records(
         chosen = rng.choice(groups, number, replace=False, p=weights / weights.sum())
         parts = [Slice(file.index, group, group + 1, 0) for group in sorted(chosen.tolist())]
     # the smallest keys of all records read: any number of them in memory for `count`
-    kept: list[tuple[float, Records]] = []
+    smallest: list[tuple[float, Records]] = []
     for part in parts:
         for records in read(file, part):
             keys = rng.random(len(records.positions))
             least = np.argsort(keys, kind="stable")[:count]
-            kept += [(float(keys[i]), records.take(np.array([i]))) for i in least.tolist()]
-            kept = sorted(kept, key=lambda one: one[0])[:count]
-    yield from (records for _, records in kept)
+            smallest += [(float(keys[i]), records.take(np.array([i]))) for i in least.tolist()]
+            smallest = sorted(smallest, key=lambda one: one[0])[:count]
+    yield from (records for _, records in smallest)
 
 
 def _drawn_by_bytes(

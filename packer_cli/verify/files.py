@@ -36,14 +36,14 @@ from packer_cli.verify.reading import (
 def check_files(packed: PackedDirectory, findings: Findings, notify: Callable[[str], None]) -> None:
     """Hold names and digests of the side files against the manifest."""
     facts = packed.facts
-    said = _side_files(facts, findings)
+    digests = _side_files(facts, findings)
     names = names_in(packed)
-    for name, sha256 in said.items():
+    for name, sha256 in digests.items():
         if name in names and is_file(packed, name):
             _check_digest(packed, name, sha256, findings)
         else:
             findings.add(name, "is missing")
-    known = {MANIFEST, INPUT_TIMES, *said, *(shard.file for shard in facts.shards)}
+    known = {MANIFEST, INPUT_TIMES, *digests, *(shard.file for shard in facts.shards)}
     if facts.incomplete:
         known = known - {MANIFEST} | {INCOMPLETE}
     left = {name for name in names if name == WORK or is_leftover(name, WORK)}
@@ -65,32 +65,32 @@ def check_contents(packed: PackedDirectory, findings: Findings) -> None:
 
 def _side_files(manifest: Manifest, findings: Findings) -> dict[str, str]:
     """Name -> sha256 of every file but shards and manifest."""
-    said = dict(manifest.side_files)
-    for name in sorted(said.keys() - SIDE_FILES | said.keys() & {INPUT_TIMES}):
+    digests = dict(manifest.side_files)
+    for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & {INPUT_TIMES}):
         findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
     for name in (STATE, INFO, UNITS):
-        if name not in said:
+        if name not in digests:
             findings.add(MANIFEST, f"does not list {name}, which every result has")
     if manifest.tokenizer and manifest.tokenizer.sha256:
         sha256 = manifest.tokenizer.sha256
-        if said.setdefault(TOKENIZER, sha256) != sha256:
+        if digests.setdefault(TOKENIZER, sha256) != sha256:
             findings.add(MANIFEST, f"gives {TOKENIZER} two digests")
-    if (REJECTED in said) != bool(manifest.rejected_records):
-        listed = "lists" if REJECTED in said else "does not list"
+    if (REJECTED in digests) != bool(manifest.rejected_records):
+        listed = "lists" if REJECTED in digests else "does not list"
         findings.add(
             MANIFEST, f"{listed} {REJECTED}, rejected_records is {manifest.rejected_records}"
         )
-    return said
+    return digests
 
 
-def _check_digest(packed: PackedDirectory, name: str, said: str, findings: Findings) -> None:
+def _check_digest(packed: PackedDirectory, name: str, expected: str, findings: Findings) -> None:
     try:
-        found = digest_of(packed, name)[1]
+        digest = digest_of(packed, name)[1]
     except PackerError as error:
         findings.add(name, error.message.removeprefix(f"{path_of(packed, name)}: "))
         return
-    if found != said:
-        findings.add(name, f"its sha256 is {found}, the manifest says {said}")
+    if digest != expected:
+        findings.add(name, f"its sha256 is {digest}, the manifest says {expected}")
 
 
 def _check_saved_dataset(packed: PackedDirectory, findings: Findings) -> None:
@@ -100,19 +100,19 @@ def _check_saved_dataset(packed: PackedDirectory, findings: Findings) -> None:
     files = [shard.file for shard in shards]
     for name, data in saved_dataset(files, identity).items():
         try:
-            found, expected = json.loads(content_of(packed, name)), json.loads(data)
+            content, expected = json.loads(content_of(packed, name)), json.loads(data)
         except (ValueError, RecursionError) as error:
             findings.add(name, f"not valid JSON: {error}")
             continue
-        if not isinstance(found, dict):
-            findings.add(name, f"holds a {type(found).__name__}, not a JSON object")
+        if not isinstance(content, dict):
+            findings.add(name, f"holds a {type(content).__name__}, not a JSON object")
             continue
-        for key in sorted(found.keys() | expected.keys()):
-            if key in found and key in expected and found[key] == expected[key]:
+        for key in sorted(content.keys() | expected.keys()):
+            if key in content and key in expected and content[key] == expected[key]:
                 continue
             text = f"its {key} is not that of the shards in the manifest"
             if key == "_data_files":
-                listed = found.get(key)
+                listed = content.get(key)
                 count = len(listed) if isinstance(listed, list) else 0
                 text += f": it lists {count} files, {len(files)} expected"
             findings.add(name, text)

@@ -49,10 +49,10 @@ from packer_cli.verify.drawing import (
 )
 from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings
 from packer_cli.verify.kept_tokenizer import kept_tokenizer, other_tokenizer
+from packer_cli.verify.manifest import row_groups_left, unshaped
 from packer_cli.verify.packed_again import compare_packed
 from packer_cli.verify.reading import is_file, lines_of, path_of
 from packer_cli.verify.rows import load_rows
-from packer_cli.verify.said import row_groups_left, unshaped
 from packer_cli.verify.unit_records import unit_records
 
 _Notify = Callable[[str], None]
@@ -125,8 +125,8 @@ def _limit_of_time(packed: PackedDirectory) -> float | None:
         return None
     with suppress(PackerError):
         for line in lines_of(packed, REJECTED):
-            if found := _TOO_SLOW.search(line):
-                return float(found[1])
+            if match := _TOO_SLOW.search(line):
+                return float(match[1])
     return None
 
 

@@ -38,10 +38,10 @@ def other_tokenizer(manifest: Manifest, tokenizer: Tokenizer | None) -> Iterator
     """What the manifest says of the tokenizer that it is not."""
     if tokenizer is None:
         return
-    said = manifest.document["tokenizer"]
+    listed = manifest.document["tokenizer"]
     info = msgspec.json.decode(msgspec.json.encode(tokenizer.info.as_json()))
     # the source is where it was, not what it is; older results do not say all of it
-    for name in sorted(info.keys() & said.keys() - {"source"}):
+    for name in sorted(info.keys() & listed.keys() - {"source"}):
         value = info[name]
-        if said[name] != value:
-            yield f"tokenizer: {name} is {said[name]}, that of its files is {value}"
+        if listed[name] != value:
+            yield f"tokenizer: {name} is {listed[name]}, that of its files is {value}"

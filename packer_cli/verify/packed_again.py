@@ -73,11 +73,11 @@ class PlanComparison:
                 self.difference = f"has {self._row + row} rows, more are made of the inputs"
                 return
             edges = self._edges[self._row + row : self._row + row + 2]
-            found = self._rows.in_order[:, edges[0] : edges[1]]
-            if not np.array_equal(found, wanted):
+            segments = self._rows.in_order[:, edges[0] : edges[1]]
+            if not np.array_equal(segments, wanted):
                 shard, number = self._rows.place(self._row + row)
                 self.difference = (
-                    f"row {number} of {shard} holds {self._shown(found)}, "
+                    f"row {number} of {shard} holds {self._shown(segments)}, "
                     f"{self._shown(wanted)} expected by the options of the manifest"
                 )
                 return
@@ -165,9 +165,9 @@ def compare_packed(
     findings.count("units_packed_again", 1)
 
 
-def _other_counts(said: Counts, found: Counts, left_out: set[str]) -> list[str]:
+def _other_counts(recorded: Counts, repacked: Counts, left_out: set[str]) -> list[str]:
     """The counts in which they differ."""
-    theirs, ours = said.as_json(), found.as_json()
+    theirs, ours = recorded.as_json(), repacked.as_json()
     texts = []
     for name in sorted((theirs.keys() | ours.keys()) - left_out):
         a, b = theirs.get(name, 0), ours.get(name, 0)
@@ -187,18 +187,20 @@ def _compare_rejected(
 ) -> None:
     expected = b"" if result.rejected is None else result.rejected.read_bytes()
     try:
-        found = part_of(packed, REJECTED, start, record.rejected) if record.rejected else b""
+        rejected = part_of(packed, REJECTED, start, record.rejected) if record.rejected else b""
     except PackerError as error:
         findings.add(REJECTED, error.message)
         return
-    if found == expected:
+    if rejected == expected:
         return
-    pairs = zip(found.splitlines(), expected.splitlines(), strict=False)
+    pairs = zip(rejected.splitlines(), expected.splitlines(), strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
-    wanted = expected.splitlines()[at].decode("utf-8", "replace") if at >= 0 else ""
+    difference = f"{len(rejected)} bytes, {len(expected)} expected"
+    if at >= 0 and (line := expected.splitlines()[at].decode("utf-8", "replace")):
+        difference = f"{line} expected"
     findings.add(
         REJECTED,
-        f"the records of unit {result.unit.index} are not those rejected when packed again"
-        + (f": {wanted} expected" if wanted else f": {len(found)} bytes, {len(expected)} expected"),
+        f"the records of unit {result.unit.index} are not those rejected when packed again: "
+        f"{difference}",
         remedy=DIFFERENT,
     )

@@ -83,10 +83,10 @@ def load_rows(packed: PackedDirectory, shards: list[Shard]) -> UnitRows:
             labels = rows_of(batch.column("labels")) if "labels" in batch.schema.names else None
             batches.append(Batch(shard.file, first_row, rows_of(batch.column("input_ids")), labels))
             first_row += batch.num_rows
-    found = np.concatenate(parts, axis=1)
-    order, (file, position, start, length), _ = documents_of(found[:4])
-    number, row, begin = found[4:, order]
+    segments = np.concatenate(parts, axis=1)
+    order, (file, position, start, length), _ = documents_of(segments[:4])
+    number, row, begin = segments[4:, order]
     return UnitRows(
-        file, position, start, length, number, row, begin, batches, found[:4],
+        file, position, start, length, number, row, begin, batches, segments[:4],
         np.concatenate(sizes), "segments" in packed.facts.config.columns,
     )  # fmt: skip

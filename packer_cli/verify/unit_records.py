@@ -69,8 +69,8 @@ def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
         return
     findings.add(
         UNITS,
-        *(f"{name}: {value} in all units, {said} in the manifest"
-          for name, value, said in figures if value != said),
+        *(f"{name}: {value} in all units, {listed} in the manifest"
+          for name, value, listed in figures if value != listed),
     )  # fmt: skip
     size = digest_of(packed, REJECTED)[0] if REJECTED in manifest.side_files else 0
     if rejected != size:
@@ -101,9 +101,9 @@ def _differences(
         if (size, sha256) != digests.get(index):
             wrong.append(f"its input {index} is not as in the manifest")
     for name in ("rows", "segments", "tokens"):
-        value, said = getattr(counts, name), sum(getattr(shard, name) for shard in shards)
-        if value != said:
-            wrong.append(f"{name} is {value}, {said} in its shards")
+        value, in_shards = getattr(counts, name), sum(getattr(shard, name) for shard in shards)
+        if value != in_shards:
+            wrong.append(f"{name} is {value}, {in_shards} in its shards")
     if not counts.conserved():
         wrong.append(
             f"encoded_tokens is {counts.encoded_tokens}, {counts.tokens} are in rows, "
@@ -126,12 +126,12 @@ def _figures(total: Counts, packed: PackedDirectory) -> Iterator[tuple[str, Any,
     manifest = packed.facts
     for name in ("rows", *TOTALS):
         yield name, getattr(total, name), getattr(manifest, name)
-    for name, said in asdict(manifest.histograms).items():
-        yield name, getattr(total, name).tolist(), said
+    for name, listed in asdict(manifest.histograms).items():
+        yield name, getattr(total, name).tolist(), listed
     if manifest.attention_cost is not UNSET:
         for name, cost in asdict(manifest.attention_cost).items():
-            found = getattr(total, f"attention_{name}").as_json()
-            yield f"attention_cost {name}", found, asdict(cost)
+            counted = getattr(total, f"attention_{name}").as_json()
+            yield f"attention_cost {name}", counted, asdict(cost)
     bound = lower_bound_rows(
         total.piece_length,
         packed.max_length,

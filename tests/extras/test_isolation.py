@@ -61,7 +61,7 @@ def test_what_is_right_passes(collate: Any, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("wrong", [with_cache, with_a_mask, with_positions_that_go_on])
-def test_what_is_wrong_is_found(wrong: Any, mode: str) -> None:
+def test_what_is_wrong_is_reported(wrong: Any, mode: str) -> None:
     model = getattr(llama(attention_dropout=0.3), mode)()
     with pytest.raises(UsageError, match=LEAK) as caught:
         check_isolation(model, wrong(padded_collate(rows(), config=None)))

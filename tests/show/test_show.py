@@ -214,8 +214,8 @@ def change_shard(change: Callable[[dict[str, Any]], None], **metadata: str) -> N
         name: pa.array(values, known.get(name, known["cu_seqlens"]))
         for name, values in columns.items()
     }
-    said = json.loads(table.schema.metadata[b"packer"]) | metadata
-    table = pa.table(arrays).replace_schema_metadata({"packer": json.dumps(said)})
+    description = json.loads(table.schema.metadata[b"packer"]) | metadata
+    table = pa.table(arrays).replace_schema_metadata({"packer": json.dumps(description)})
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
     rewrite(lambda manifest: manifest["shards"][0].update(bytes=path.stat().st_size))

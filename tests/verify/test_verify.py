@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 def test_a_sound_result(packed: Path) -> None:
     assert assert_sound() == "out: 1 shard, 7 rows: sound\n"
-    found = json.loads(packer("verify", "out", "--json").stdout)
-    assert found == {
+    report = json.loads(packer("verify", "out", "--json").stdout)
+    assert report == {
         "directory": "out", "ok": True, "problems": [], "shards": 1, "rows": 7, "tokens": 99,
         "bytes": (packed / first()).stat().st_size,
         "documents_compared": None, "inputs_compared": None,

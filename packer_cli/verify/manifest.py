@@ -20,11 +20,11 @@ from packer_cli.verify.reading import is_file
 def check_manifest(packed: PackedDirectory, config: PackConfig, findings: Findings) -> None:
     """Add what cannot be true, whatever the shards hold."""
     manifest = packed.facts
-    found = checksum(manifest.document)
-    if found != manifest.sha256:
+    digest = checksum(manifest.document)
+    if digest != manifest.sha256:
         findings.add(
             MANIFEST,
-            f"was edited: its contents have the sha256 {found}, it says {manifest.sha256}",
+            f"was edited: its contents have the sha256 {digest}, it says {manifest.sha256}",
         )
     findings.add(MANIFEST, *disagreements(manifest))
     findings.add(MANIFEST, *_impossible_options(manifest, config))
@@ -36,9 +36,9 @@ def _marked(packed: PackedDirectory, config: PackConfig) -> list[str]:
     """Whether a result that lost too much is marked so, and no other."""
     facts = packed.facts
     lost = facts.truncated_tokens, facts.dropped_tokens
-    found, expected = facts.incomplete, why_incomplete(config.max_loss, facts.tokens, *lost)
-    if found != expected:
-        return [f"incomplete is {found!r}, by --max-loss and the tokens lost it is {expected!r}"]
+    marked, expected = facts.incomplete, why_incomplete(config.max_loss, facts.tokens, *lost)
+    if marked != expected:
+        return [f"incomplete is {marked!r}, by --max-loss and the tokens lost it is {expected!r}"]
     if (expected is not None) == is_file(packed, MANIFEST):  # the other name is not listed
         return [f"is not named {MANIFEST if expected is None else INCOMPLETE}"]
     return []
