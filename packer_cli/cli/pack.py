@@ -19,7 +19,7 @@ from packer_cli.errors import UsageError
 if TYPE_CHECKING:
     from packer_cli.result.manifest import Manifest
 
-_MOSTLY = 0.5  # of the places hold tokens; packing alone reaches more, whatever the documents
+_LEAST_UTILIZATION = 0.5  # packing reaches more with any documents, if rows are not too long
 
 
 def default_output(inputs: list[str], max_length: int) -> Path:
@@ -83,7 +83,7 @@ def pack(
     staging: Annotated[
         str | None,
         Option(
-            "Where a result for a URL is packed first. Default: in the temporary directory.",
+            "Where to pack a result for a URL first. Default: in the temporary directory.",
             OUTPUT,
             metavar="DIR",
         ),
@@ -146,7 +146,7 @@ def pack(
     manifest = pipeline.pack(
         inputs, destination, config, options, tokenizer, notify, say, ctx.obj, folder
     )
-    if manifest is None:  # there is more for other ranks to do
+    if manifest is None:  # other ranks have units to pack
         return
     if concern := _concern_of(config.max_length, manifest):
         notify(concern)
@@ -154,15 +154,15 @@ def pack(
 
 
 def _concern_of(max_length: int, manifest: Manifest) -> str:
-    """What speaks against the length of rows that was chosen, or ""."""
+    """A warning about the chosen row length, or ""."""
     if max_length == 1:
         return (
             "--max-length is 1: in a row of one token there is no next one to predict; use the "
-            "context length of the model that will train"
+            "context length of the model that you train"
         )
-    if manifest.utilization >= _MOSTLY:
+    if manifest.utilization >= _LEAST_UTILIZATION:
         return ""
     return (
         f"{1 - manifest.utilization:.0%} of the rows is padding: a row has {max_length:,} "
-        f"tokens, all documents have {manifest.tokens:,}; a shorter --max-length wastes less"
+        f"tokens, all documents together {manifest.tokens:,}; a shorter --max-length wastes less"
     )

@@ -18,7 +18,7 @@ def print_packed(
     as_json: bool,
     state: str = "kept, marked incomplete",
 ) -> None:
-    """The report at the end of a run. Raises ThresholdMissed when its result is incomplete."""
+    """Print the report of a run. Raises ThresholdMissed when its result is incomplete."""
     print_report(directory, manifest, as_json=as_json, detail=False)
     if manifest.incomplete:
         raise ThresholdMissed(

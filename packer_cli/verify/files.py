@@ -1,4 +1,4 @@
-"""The files of a result: none missing, none changed, none that nobody knows."""
+"""The files of a result: none missing, none changed, none unknown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from packer_cli.verify.reading import (
 
 
 def check_files(packed: PackedDirectory, findings: Findings, notify: Callable[[str], None]) -> None:
-    """Hold names and digests of the side files against the manifest."""
+    """Check the names and digests of side files against the manifest."""
     facts = packed.facts
     digests = _side_files(facts, findings)
     names = names_in(packed)
@@ -46,18 +46,18 @@ def check_files(packed: PackedDirectory, findings: Findings, notify: Callable[[s
     known = {MANIFEST, INPUT_TIMES, *digests, *(shard.file for shard in facts.shards)}
     if facts.incomplete:
         known = known - {MANIFEST} | {INCOMPLETE}
-    left = {name for name in names if name == WORK or is_leftover(name, WORK)}
-    for name in sorted(names - known - left):
+    leftovers = {name for name in names if name == WORK or is_leftover(name, WORK)}
+    for name in sorted(names - known - leftovers):
         findings.add(name, "a foreign file: the manifest does not list it", remedy=FOREIGN)
-    for name in sorted(left):
+    for name in sorted(leftovers):
         notify(
-            f"{path_of(packed, name)}: of a run that is writing here, or that ended before it "
-            "could remove it; the next packer pack to this directory does"
+            f"{path_of(packed, name)}: belongs to a run that is writing here, or that ended "
+            "before it could remove it; the next packer pack to this directory removes it"
         )
 
 
 def check_contents(packed: PackedDirectory, findings: Findings) -> None:
-    """Hold what side files say against the manifest; they are known to be as they were."""
+    """Check the contents of side files, whose digests are right, against the manifest."""
     _check_saved_dataset(packed, findings)
     if REJECTED in packed.facts.side_files:
         _check_rejected(packed, findings)
@@ -94,7 +94,7 @@ def _check_digest(packed: PackedDirectory, name: str, expected: str, findings: F
 
 
 def _check_saved_dataset(packed: PackedDirectory, findings: Findings) -> None:
-    """`datasets` must open all shards, in their order, and no two datasets as one."""
+    """`datasets` must open all shards in order, and tell this result from any other."""
     shards = packed.facts.shards
     identity = "".join(shard.sha256 for shard in shards)
     files = [shard.file for shard in shards]
@@ -119,7 +119,7 @@ def _check_saved_dataset(packed: PackedDirectory, findings: Findings) -> None:
 
 
 def _check_rejected(packed: PackedDirectory, findings: Findings) -> None:
-    """A line for every rejected record, as many of each input as its figure says."""
+    """Each rejected record has a line, and each input as many as its figure says."""
     inputs = packed.facts.inputs
     counts = dict.fromkeys((one.path for one in inputs), 0)
     for number, line in enumerate(lines_of(packed, REJECTED), 1):
@@ -127,9 +127,9 @@ def _check_rejected(packed: PackedDirectory, findings: Findings) -> None:
             record = json.loads(line)
             path, place = record["file"], record["position"]
             if path not in counts or type(place) is not int or place < 0:
-                raise ValueError(f"{path!r} at {place!r} is no record of an input")
+                raise ValueError(f"{path!r} at {place!r} is not a record of an input")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            findings.add(REJECTED, f"line {number} is no rejected record: {error}")
+            findings.add(REJECTED, f"line {number} is not a rejected record: {error}")
             return
         counts[path] += 1
     for one in inputs:

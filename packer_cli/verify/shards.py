@@ -6,7 +6,7 @@ Shards are hashed while their rows are checked, units on threads.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import Hashed, content_of, digest_of, is_file, open_shard, path_of
 
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_CHUNK_TOKENS = 1 << 16  # what the rules look at together: it stays in the cache
+_CHUNK_TOKENS = 1 << 16  # that the rules look at together: they stay in the cache
 
 
 class ShardChecks:
@@ -82,25 +82,7 @@ class ShardChecks:
         mine = Counts()
         try:
             with open_shard(self._packed, shard) as file:
-                hashed = Hashed(file, shard.bytes, self._stop)
-                try:
-                    for batch in self._packed.read_batches(pa.PythonFile(hashed, mode="r")):
-                        if not mine.rows:
-                            texts += self._schema_differences(batch.schema)
-                        first_row = mine.rows
-                        mine.rows += batch.num_rows
-                        if batch.schema.names != list(self._config.columns):
-                            self._complete = False
-                            break
-                        self._check_batch(batch, first_row, shard.unit, rules, mine, parts)
-                except (pa.ArrowException, OSError) as error:
-                    if isinstance(error, OSError) and error.errno:
-                        raise
-                    texts.append(f"not a readable shard: {first_line(error)}")
-                if (digest := hashed.digest()) != shard.sha256:
-                    texts.append(f"its sha256 is {digest}, the manifest says {shard.sha256}")
-                if hashed.end != _STREAM_END:
-                    texts.append("does not end with the end marker of an Arrow stream")
+                self._check_bytes(file, shard, rules, mine, parts, texts)
         except Interrupted:
             raise
         except PackerError as error:
@@ -125,6 +107,36 @@ class ShardChecks:
             self._findings.tokens += mine.tokens
         counts.add(mine)
         return None if texts else parts
+
+    def _check_bytes(
+        self,
+        file: IO[bytes],
+        shard: Shard,
+        rules: dict[str, Broken],
+        counts: Counts,
+        parts: list[Int64],
+        texts: list[str],
+    ) -> None:
+        """Read an open shard once: its schema, its batches and its digest."""
+        hashed = Hashed(file, shard.bytes, self._stop)
+        try:
+            for batch in self._packed.read_batches(pa.PythonFile(hashed, mode="r")):
+                if not counts.rows:
+                    texts += self._schema_differences(batch.schema)
+                first_row = counts.rows
+                counts.rows += batch.num_rows
+                if batch.schema.names != list(self._config.columns):
+                    self._complete = False
+                    break
+                self._check_batch(batch, first_row, shard.unit, rules, counts, parts)
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            texts.append(f"not a readable shard: {first_line(error)}")
+        if (digest := hashed.digest()) != shard.sha256:
+            texts.append(f"its sha256 is {digest}, the manifest says {shard.sha256}")
+        if hashed.end != _STREAM_END:
+            texts.append("does not end with the end marker of an Arrow stream")
 
     def _check_batch(
         self,
@@ -190,7 +202,7 @@ class ShardChecks:
         ]
 
     def check_totals(self) -> None:
-        """The manifest's figures, when every shard could be counted."""
+        """Check the manifest's figures, if every shard could be counted."""
         if not self._complete:
             return
         wrong = differences(self._counts, self._packed)
@@ -207,7 +219,7 @@ class ShardChecks:
 
 
 def _count_inputs(documents: Documents, counts: Counts) -> None:
-    """What came of each input."""
+    """Add the documents and tokens of each input."""
     files, first = np.unique(documents.segments[0][documents.first[:-1]], return_index=True)
     tokens = np.add.reduceat(documents.tokens, first)
     some = np.diff(first, append=len(documents.first) - 1)
@@ -226,7 +238,7 @@ def _highest(packed: PackedDirectory, findings: Findings) -> int | None:
         return BytesEngine.VOCAB_SIZE - 1
     try:
         if not is_file(packed, TOKENIZER) or digest_of(packed, TOKENIZER)[1] != tokenizer.sha256:
-            return None  # told already
+            return None  # reported already
         return highest_id(content_of(packed, TOKENIZER))
     except (PackerError, OSError):
         return None

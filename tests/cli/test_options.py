@@ -111,7 +111,7 @@ def test_an_option_that_is_missing_is_described(data: Path) -> None:
     assert_error(result, 2, "Missing option '--max-length' / '-l'.")
     assert result.stderr.endswith("tip: add --max-length N. Tokens in a packed row: 4096, or 4k.\n")
     result = packer("export", "out", "-o", "x")
-    assert "\ntip: add --to FORMAT. What to write: trl, llamafactory, " in result.stderr
+    assert "\ntip: add --to FORMAT. Format to write: trl, llamafactory, " in result.stderr
 
 
 def test_help_says_choices_their_meaning_and_the_default() -> None:

@@ -278,7 +278,7 @@ def test_without_labels_all_is_plain_and_said(folder: Path) -> None:
     result = packer("show", "out")
     assert result.exit_code == 0
     assert result.stderr == (
-        "packer: no labels column was written: not known which tokens are trained on\n"
+        "packer: the labels column was not written: which tokens are trained on is unknown\n"
     )
     assert result.stdout == (
         "row 0 of 1: 1 segment, 5 tokens; shard-00000-000 row 0\n"

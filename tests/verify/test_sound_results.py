@@ -101,8 +101,8 @@ def test_inputs_that_cannot_be_read_again_beside_others(folder: Path) -> None:
     ]
     tip = result.stderr.splitlines()[1]
     assert tip == (
-        "tip: put them back as they were, or run packer pack --update on what there is now; its "
-        "--prune drops what is gone"
+        "tip: restore them, or run packer pack --update on the inputs as they are now; its --prune "
+        "removes documents of inputs that are gone"
     )
 
 

@@ -77,8 +77,10 @@ def test_a_work_folder_that_was_left(packed: Path) -> None:
     (packed / ".packer").mkdir()
     result = packer("verify", "out")
     assert (result.exit_code, result.stdout) == (0, "out: 1 shard, 7 rows: sound\n")
-    assert result.stderr.startswith("packer: out/.packer: of a run that is writing here, or that")
-    assert "the next packer pack to this directory does" in result.stderr
+    assert result.stderr.startswith(
+        "packer: out/.packer: belongs to a run that is writing here, or"
+    )
+    assert "the next packer pack to this directory removes it" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
