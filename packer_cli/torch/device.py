@@ -6,8 +6,8 @@
    that half the bytes cross the bus.
 3. The step's stream waits for that, the step's thread does not.
 
-On a CPU there is nothing to move: tensors are given as they are, and int32 tokens are widened. The
-same goes for tensors that are on a GPU already.
+On a CPU there is nothing to move: tensors stay as they are, but int32 tokens are widened. The same
+goes for tensors that are on a GPU already.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _WIDENED = ("input_ids", "labels", "shift_labels", "position_ids")
 
 
 def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator[Any]:
-    """The batches of a loader, on a device: dicts with tensors in them, where other values stay, or
-    `PackedBatch`.
+    """The batches of a loader, on a device: `PackedBatch`, or dicts of tensors and of other values,
+    which stay as they are.
 
     device  "cuda", "cuda:1", "cpu" or a torch.device
     depth   sets of pinned buffers; depth - 1 batches are on their way while a step runs
@@ -51,9 +51,9 @@ def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator
 
 
 def _named(batch: Any) -> dict[Any, Any]:
-    """A batch's values by name, of which none is made anew while they are sent.
+    """A batch's values by name, the same objects for as long as they are sent.
 
-    Those of a dict in it, as masks of several kinds are, are by (name, name in the dict).
+    Values of a dict in it, such as masks of several kinds, are named (name, name in the dict).
     """
     if isinstance(batch, PackedBatch):
         return dict(vars(batch))
@@ -110,8 +110,8 @@ def _arrived(batch: Any, sent: dict[Any, Any], copied: Any, device: Any) -> Any:
     step.wait_event(copied)
     for value in sent.values():
         if isinstance(value, torch.Tensor) and value.device == device:
-            value.record_stream(step)  # or its memory would be given away with the copying stream's
-    return _like(batch, _widened(sent))  # what was on the GPU already is widened by the step
+            value.record_stream(step)  # or its memory could be reused while the step reads it
+    return _like(batch, _widened(sent))  # here, on the step's stream, also what was on the GPU
 
 
 class _Slot:
@@ -125,7 +125,7 @@ class _Slot:
     def send(self, batch: dict[Any, Any], device: Any) -> tuple[dict[Any, Any], Any]:
         """Start copying; (the batch on the device, the event that says it is there)."""
         self._copied.synchronize()
-        sent: dict[int, Any] = {}  # by the tensor: cu_seq_lens_q and _k are one
+        sent: dict[int, Any] = {}  # by id: cu_seq_lens_q and _k are the same tensor
         moved = {}
         with torch.cuda.stream(self._stream):
             for name, value in batch.items():

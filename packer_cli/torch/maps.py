@@ -31,10 +31,10 @@ class MappedRows:
         self._firsts, self._ends = np.empty(0, np.int64), np.empty(0, np.int64)
         self._values = {name: np.empty(0, np.int64) for name in columns}  # addresses
         self._offsets = {name: np.empty(0, np.int64) for name in columns if name in RAGGED}
-        self._mapped: list[Any] = []  # whose memory that is
+        self._mapped: list[Any] = []  # the batches that own this memory
 
     def added(self, first: int, batches: Sequence[Any]) -> MappedRows:
-        """These and the rows of record batches, from `first` on, none of which is here."""
+        """These spans and new ones: the rows of record batches, of which the first is `first`."""
         more = MappedRows(tuple(self._kinds), self._max_length)
         at = int(np.searchsorted(self._firsts, first))
         ends = first + np.cumsum([len(batch) for batch in batches])

@@ -259,7 +259,7 @@ def test_another_tokenizer(folder: Path) -> None:
     assert packer("pack", "data.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "-q").exit_code == 0
     digest = open_packed("out").manifest["tokenizer"]["sha256"]
     assert len(PackedDataset("out", tokenizer_sha256=digest.upper())) == 1
-    with pytest.raises(UsageError, match=r"'tok/tokenizer.json' is no digest"):
+    with pytest.raises(UsageError, match=r"'tok/tokenizer.json' is not a digest"):
         PackedDataset("out", tokenizer_sha256="tok/tokenizer.json")
     error = error_of(Path("out"), tokenizer_sha256="0" * 64)
     assert error.message.startswith(
@@ -268,13 +268,13 @@ def test_another_tokenizer(folder: Path) -> None:
 
 
 def test_token_ids_of_no_tokenizer(packed: Path) -> None:
-    assert "no tokenizer was named" in error_of(packed, tokenizer_sha256="0" * 64).message
+    assert "without a tokenizer" in error_of(packed, tokenizer_sha256="0" * 64).message
 
 
 def test_a_column_that_is_not_there(packed: Path) -> None:
     with pytest.raises(UsageError, match="columns: 'label' is not one of input_ids, labels"):
         PackedDataset(packed, ["label"])
-    with pytest.raises(UsageError, match="columns: none of input_ids, labels"):
+    with pytest.raises(UsageError, match="columns: is empty; the directory has input_ids, labels"):
         PackedDataset(packed, [])
 
 

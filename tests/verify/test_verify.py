@@ -123,7 +123,13 @@ def test_a_tampered_rejected_file(folder: Path) -> None:
 
 
 def test_options_that_cannot_be(packed: Path) -> None:
-    assert_error(packer("verify", "out", "--sample", "0"), 2, "--sample: '0' is not a positive")
-    assert_error(packer("verify", "out", "--sample", "some"), 2, "--sample: 'some' is not")
+    assert_error(
+        packer("verify", "out", "--sample", "0"),
+        2,
+        "--sample: '0' is neither a positive number nor all",
+    )
+    assert_error(
+        packer("verify", "out", "--sample", "some"), 2, "--sample: 'some' is not a whole number"
+    )
     assert_error(packer("verify", "out", "--seed", "-1"), 2, "--seed: -1 is negative")
     assert_error(packer("verify", "elsewhere"), 2, "elsewhere: no such directory")
