@@ -35,14 +35,14 @@ from packer_cli.errors import (
 )
 from packer_cli.interrupts import interruptible
 
-# Of click, or of the click inside newer typers.
+# From click, or from its copy inside newer versions of Typer.
 _ClickException: Any = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
 
 class _Commands(TyperGroup):
-    """Errors of the parser look like all others."""
+    """The group of commands. Errors of the parser are reported like all others."""
 
     def main(
         self,
@@ -91,7 +91,7 @@ class _Command(TyperCommand):
         raise typer.Exit(problem.exit_code)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Arguments as their names alone: newer typers put those that are required in braces."""
+        """Arguments by name alone: newer versions of Typer put required ones in braces."""
         return [
             piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)
         ]
@@ -101,7 +101,7 @@ class _Command(TyperCommand):
 
 
 def _of_parser(error: Any) -> PackerError:
-    """An error of the parser as one of ours, with what may have been meant."""
+    """An error of the parser as a UsageError, with a suggestion if a name is close."""
     command = getattr(getattr(error, "ctx", None), "command_path", "packer")
     name = command.split()[-1]
     meant = suggested(error, other_names(_RUNS[name]) if name in _RUNS else {})
@@ -115,8 +115,8 @@ def _report(problem: PackerError, *, as_json: bool) -> None:
     if as_json:
         import json
 
-        found = {"error": problem.message, "tip": problem.tip, "exit_code": problem.exit_code}
-        print(json.dumps(found), file=sys.stderr)
+        content = {"error": problem.message, "tip": problem.tip, "exit_code": problem.exit_code}
+        print(json.dumps(content), file=sys.stderr)
         return
     kind = "bug" if isinstance(problem, InternalError) else "error"
     if isinstance(problem, Interrupted):
@@ -126,7 +126,7 @@ def _report(problem: PackerError, *, as_json: bool) -> None:
 
 
 def _problem_of(run: Callable[[], object]) -> PackerError | None:
-    """What `run` fails with, as an error of ours; None if with nothing."""
+    """Call `run`; its failure as a PackerError, or None if it succeeds."""
     try:
         with interruptible():
             run()
@@ -140,7 +140,7 @@ def _problem_of(run: Callable[[], object]) -> PackerError | None:
         raise typer.Exit(1) from None
     except OSError as error:  # errors of other files are PackerErrors by now
         with suppress(OSError):
-            sys.stdout.close()  # or the interpreter fails at it once more
+            sys.stdout.close()  # or the interpreter fails again when it flushes it
         return from_os_error(error, error.filename or "stdout", "write")
     except MemoryError as error:
         return PackerError(
@@ -170,7 +170,7 @@ _RUNS: dict[str, Callable[..., None]] = {
     one.__name__: one for one in (pack, finalize, stats, show, verify, export, tokenizer)
 }
 for _run in _RUNS.values():
-    # rows from the end, such as -1, are no options
+    # row numbers from the end, such as -1, are not options
     _settings = {"ignore_unknown_options": True} if _run is show else {}
     app.command(cls=_Command, no_args_is_help=True, context_settings=_settings | _HELP)(
         command(_run)

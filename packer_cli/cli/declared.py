@@ -1,11 +1,11 @@
-"""A command's options out of their declarations: see `config/option.py`.
+"""Makes the options of a command from their declarations: see `config/option.py`.
 
 A command is a function. Of its parameters,
 
     size: Annotated[int, Option(...)] = 0    becomes an option of the command line
     config: PackConfig                       becomes an option for every field that is declared
 
-and what Typer knows itself (arguments, the context) stays as it is.
+and what Typer itself knows (arguments, the context) stays as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REQUIRED = inspect.Parameter.empty
 
 
 def command(run: Callable[..., None]) -> Callable[..., None]:
-    """`run` as Typer takes it, with parameters for all options that it declares."""
+    """`run` in the form that Typer takes, with a parameter for each option that it declares."""
     hints = get_type_hints(run, include_extras=True)
     parameters: list[tuple[int, inspect.Parameter]] = []
     readers: dict[str, Callable[[dict[str, Any]], Any]] = {}
@@ -67,18 +67,18 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
 
 def other_names(run: Callable[..., None]) -> dict[str, str]:
     """What other tools call the options of a command -> their names here."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, hint in get_type_hints(run, include_extras=True).items():
         hints = declarations_of(hint) if is_dataclass(hint) else {name: hint}
         for own, one in hints.items():
             if is_declared(one):
                 option = declared_in(one)
-                found |= dict.fromkeys(option.elsewhere, option.name(own))
-    return found
+                names |= dict.fromkeys(option.elsewhere, option.name(own))
+    return names
 
 
 def _place(option: Option) -> int:
-    """After those that most people use, in the order of declaration."""
+    """The sort key: options that most people use come first, the others as declared."""
     return option.first or sys.maxsize
 
 
@@ -90,7 +90,7 @@ def _of_fields(configuration: Any) -> Iterator[tuple[int, inspect.Parameter]]:
 
 
 def _configuration(kind: Any, given: dict[str, Any]) -> Any:
-    """The configuration of the options that are given."""
+    """The configuration that the given options make."""
     options = options_of(kind)
     values = {
         name: read(option.value, option.name(name), given[name])
@@ -114,7 +114,7 @@ def _own(name: str, option: Option, default: Any, given: dict[str, Any]) -> Any:
 
 
 def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
-    """What Typer makes an option of. Numbers come as text, what is not given as None."""
+    """The parameter that becomes an option. Numbers arrive as text, options not given as None."""
     option = declared_in(hint)
     kinds = {one for one in _members(get_args(hint)[0]) if one is not NoneType}
     flags = [option.flag or as_option(name), *([option.short] if option.short else [])]
@@ -145,12 +145,12 @@ def _keyword(name: str, hint: Any, default: Any) -> inspect.Parameter:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """Of a union, or of one type alone."""
+    """The members of a union; a type alone is its only member."""
     return (hint,) if isinstance(hint, type) or get_origin(hint) is tuple else get_args(hint)
 
 
 def _completion(option: Option) -> Callable[[str], list[tuple[str, str]]]:
-    """What Typer asks for the choices that begin with what is typed so far."""
+    """A function that gives Typer the choices that begin with the text typed so far."""
 
     def completed(incomplete: str) -> list[tuple[str, str]]:
         return [

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.shared import UNREAD, AsJson, Debug, NoLock, Quiet
+from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, NoLock, Quiet
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.export_formats import EXPORT_FORMATS
 from packer_cli.config.option import Option, plain
@@ -18,10 +18,10 @@ def export(
     name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
     to: Annotated[
         str,
-        Option("What to write:", metavar="FORMAT", choices=plain(EXPORT_FORMATS)),
+        Option("Format to write:", metavar="FORMAT", choices=plain(EXPORT_FORMATS)),
     ],
     output: Annotated[str, Option("A new or empty directory.", short="-o", metavar="OUT")],
-    overwrite: Annotated[bool, Option("Replace an earlier export in the output.")] = False,
+    overwrite: Annotated[bool, Option("Replace an earlier export in OUT.")] = False,
     no_lock: NoLock = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -38,7 +38,7 @@ def export(
         raise UsageError(f"--output: {output}: a URL", "write to a directory, then copy it")
     refuse_name("--output", output)
     facts = write(
-        local(name, UNREAD),
+        local(name, LOCAL_ONLY),
         to,
         Path(output),
         overwrite=overwrite,

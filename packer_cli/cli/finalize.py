@@ -12,7 +12,8 @@ from packer_cli.cli.shared import AsJson, Debug, NoLock
 
 def finalize(
     name: Annotated[
-        str, typer.Argument(metavar="DIR", help="The --output of ranks that have ended.")
+        str,
+        typer.Argument(metavar="DIR", help="The --output of the ranks, all of which have ended."),
     ],
     no_lock: NoLock = False,
     as_json: AsJson = False,
@@ -20,7 +21,7 @@ def finalize(
 ) -> None:
     """Finish a result that was packed by ranks, once all of its units are packed.
 
-    The last rank does so itself; this is for when it could not.
+    The last rank does this itself; use this command if it could not.
     """
     from packer_cli.run import ranks
     from packer_cli.storage import local

@@ -1,4 +1,4 @@
-"""What --help looks like: options in sections, nothing cut, names never broken at their dashes."""
+"""The layout of --help: options in sections, nothing cut off, no name broken at a dash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLUMN = 30  # where the help begins
 
 
 def write_parameters(ctx: Any, formatter: Any) -> None:
-    """Arguments, then the options by their groups, those that people use most first."""
+    """Write the arguments, then the options by group, the most used first."""
     sections: dict[str, list[tuple[str, str]]] = {
         name: [] for name in ("Arguments", FIRST, _OTHERS, *GROUPS[1:])
     }
@@ -37,7 +37,7 @@ def _section(ctx: Any, parameter: Any) -> str:
 
 
 def _plain(record: tuple[str, str]) -> tuple[str, str]:
-    """Without the types that Typer writes where there is no metavar."""
+    """The record without the type that Typer adds where there is no metavar."""
     names, text = record
     return names.partition(" <")[0], text.replace("  [required]", "")
 
@@ -49,7 +49,7 @@ def _described(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
 
 
 def write_rows(formatter: Any, rows: Iterable[tuple[str, str]]) -> None:
-    """Two columns; a name that is longer than its column has its help on the next line."""
+    """Write two columns; a name too long for its column has its help on the next line."""
     margin = " " * formatter.current_indent
     for names, text in rows:
         lines = textwrap.wrap(

@@ -20,7 +20,7 @@ from packer_cli.errors import UsageError
 if TYPE_CHECKING:
     from packer_cli.result.manifest import Manifest
 
-_MOSTLY = 0.5  # of the places hold tokens; packing alone reaches more, whatever the documents
+_LEAST_UTILIZATION = 0.5  # packing reaches more with any documents, if rows are not too long
 
 
 def default_output(inputs: list[str], max_length: int) -> Path:
@@ -84,7 +84,7 @@ def pack(
     staging: Annotated[
         str | None,
         Option(
-            "Where a result for a URL is packed first. Default: in the temporary directory.",
+            "Where to pack a result for a URL first. Default: in the temporary directory.",
             OUTPUT,
             metavar="DIR",
         ),
@@ -138,32 +138,32 @@ def pack(
         raise UsageError(f"--staging: {staging!r} is not a local path", "name a directory")
     folder = None if staging is None else Path(staging)
     if is_url(str(destination)):
-        kept = f"not uploaded, but kept in {folder or default_staging(str(destination))}"
+        state = f"not uploaded, but kept in {folder or default_staging(str(destination))}"
     else:
-        destination, kept = Path(destination), "kept, marked incomplete"
+        destination, state = Path(destination), "kept, marked incomplete"
         if folder:
             raise UsageError("--staging: is for an --output that is a URL", "leave it out")
     notify = (lambda message: None) if quiet else say
     manifest = pipeline.pack(
         inputs, destination, config, options, tokenizer, notify, say, ctx.obj, folder
     )
-    if manifest is None:  # there is more for other ranks to do
+    if manifest is None:  # other ranks have units to pack
         return
     if concern := _concern_of(config.max_length, manifest):
         notify(concern)
-    print_packed(destination, manifest, as_json=as_json, kept=kept)
+    print_packed(destination, manifest, as_json=as_json, state=state)
 
 
 def _concern_of(max_length: int, manifest: Manifest) -> str:
-    """What speaks against the length of rows that was chosen, or ""."""
+    """A warning about the chosen row length, or ""."""
     if max_length == 1:
         return (
             "--max-length is 1: in a row of one token there is no next one to predict; use the "
-            "context length of the model that will train"
+            "context length of the model that you train"
         )
-    if manifest.utilization >= _MOSTLY:
+    if manifest.utilization >= _LEAST_UTILIZATION:
         return ""
     return (
         f"{1 - manifest.utilization:.0%} of the rows is padding: a row has {max_length:,} "
-        f"tokens, all documents have {manifest.tokens:,}; a shorter --max-length wastes less"
+        f"tokens, all documents together {manifest.tokens:,}; a shorter --max-length wastes less"
     )

@@ -16,14 +16,14 @@ def print_packed(
     manifest: Manifest,
     *,
     as_json: bool,
-    kept: str = "kept, marked incomplete",
+    state: str = "kept, marked incomplete",
 ) -> None:
-    """The report at the end of a run. Raises ThresholdMissed when its result is incomplete."""
+    """Print the report of a run. Raises ThresholdMissed when its result is incomplete."""
     print_report(directory, manifest, as_json=as_json, detail=False)
     if manifest.incomplete:
         raise ThresholdMissed(
             f"{directory}: {manifest.incomplete}",
-            f"the output is {kept}; see --overlong and --max-length",
+            f"the output is {state}; see --overlong and --max-length",
         )
 
 

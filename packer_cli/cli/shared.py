@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they print on the way."""
+"""Options that several commands share, and the notes that they print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from packer_cli.config.option import RUNNING, Option
 from packer_cli.errors import one_line
 
-UNREAD = "shards are only read from local directories"
+LOCAL_ONLY = "shards are only read from local directories"
 Debug = Annotated[bool, Option("Show a traceback with an error.", RUNNING)]
 NoLock = Annotated[
     bool,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.shared import UNREAD, Debug, say
+from packer_cli.cli.shared import LOCAL_ONLY, Debug, say
 from packer_cli.config.option import Option
 
 
@@ -20,15 +20,15 @@ def show(
         ),
     ] = None,
     segment: Annotated[
-        int | None, Option("Only this segment of each row.", metavar="K", value="count")
+        int | None, Option("Show only this segment of each row.", metavar="K", value="count")
     ] = None,
-    ids: Annotated[bool, Option("Token ids in the place of text.")] = False,
-    as_json: Annotated[bool, Option("A JSON object for each row.", flag="--json")] = False,
+    ids: Annotated[bool, Option("Show token ids instead of text.")] = False,
+    as_json: Annotated[bool, Option("Print a JSON object for each row.", flag="--json")] = False,
     debug: Debug = False,
 ) -> None:
     """Show rows as text: segments, where they came from, and which tokens are trained on.
 
-    Trained tokens are green; without color (NO_COLOR, or no terminal) they stand in brackets.
+    Trained tokens are green; without color (NO_COLOR, or no terminal) they are in brackets.
 
     Example: packer show documents-packed-1024 0 -1
     """
@@ -38,16 +38,16 @@ def show(
     from packer_cli.storage import local
     from packer_cli.tokenization.decoding import load_decoder
 
-    directory = local(name, UNREAD)
+    directory = local(name, LOCAL_ONLY)
     packed = PackedDirectory(directory, load(directory))
     wanted = parse_rows(rows or ["0"], len(packed))
-    found = None if ids else load_decoder(directory, packed.facts.tokenizer)
-    if isinstance(found, str):
-        say(f"showing token ids: {found}")
-    decoder = None if isinstance(found, str) else found
+    decoder = None if ids else load_decoder(directory, packed.facts.tokenizer)
+    if isinstance(decoder, str):
+        say(f"showing token ids: {decoder}")
+        decoder = None
     labels = "labels" in packed.facts.config.columns
     if not labels:
-        say("no labels column was written: not known which tokens are trained on")
+        say("the labels column was not written: which tokens are trained on is unknown")
     printer = None
     for number in wanted:
         row = read_row(packed, number)

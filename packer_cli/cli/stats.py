@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from packer_cli.cli.reports import print_report
-from packer_cli.cli.shared import UNREAD, AsJson, Debug, say
+from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, say
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import Option, plain
 from packer_cli.errors import ThresholdMissed
@@ -48,7 +48,7 @@ def stats(
     directory = name if is_url(name) else Path(name)
     refuse_name("DIR", name)
     if deep:
-        local(name, UNREAD)
+        local(name, LOCAL_ONLY)
     manifest = load(directory, incomplete_too=True)
     if manifest.incomplete:
         say(f"{directory} is marked incomplete: {manifest.incomplete}")

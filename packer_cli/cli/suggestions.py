@@ -1,4 +1,4 @@
-"""What the user of a name that does not exist may have meant."""
+"""Suggestions for options and commands that do not exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-# what other tools call commands like ours
+# names of similar commands in other tools
 _COMMANDS = {
     "inspect": "show",
     "view": "show",
@@ -25,7 +25,7 @@ _COMMANDS = {
 
 
 def suggested(error: Any, other_options: Mapping[str, str]) -> str:
-    """The option or command nearest to what click calls unknown, or "".
+    """The option or command nearest to a name that click does not know, or "".
 
     `other_options`: names in other tools -> the options of ours.
     """
@@ -42,7 +42,7 @@ def suggested(error: Any, other_options: Mapping[str, str]) -> str:
 
 
 def missing(error: Any) -> str:
-    """What to add for an option that is not given, or ""."""
+    """A tip for a required option that is not given, or ""."""
     option: Any = getattr(error, "param", None)
     if type(error).__name__ != "MissingParameter" or option.param_type_name != "option":
         return ""

@@ -1,4 +1,4 @@
-"""`packer tokenizer`: what a tokenizer is, compared with AutoTokenizer."""
+"""`packer tokenizer`: describe a tokenizer, and compare it with AutoTokenizer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ def tokenizer(
     ],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INPUT", help="With --check: files whose texts are compared, too."),
+        typer.Argument(
+            metavar="INPUT", help="With --check: files whose texts are compared as well."
+        ),
     ] = None,
-    check: Annotated[bool, Option("Compare with AutoTokenizer of transformers.")] = False,
+    check: Annotated[bool, Option("Compare with AutoTokenizer from transformers.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Say what a tokenizer is; --check: whether AutoTokenizer gives the same tokens.
+    """Describe a tokenizer; with --check, compare its tokens with those of AutoTokenizer.
 
-    Exit 1 when it does not, with what they differ on. Special tokens around texts do not count.
+    Exit 1 when they differ, with the first text that shows it. Special tokens around texts do not
+    count.
 
     Example: packer tokenizer ./my-model --check data.jsonl
     """

@@ -12,7 +12,7 @@ _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def read(kind: str, option: str, given: Any) -> Any:
-    """The value of an option declared to be of this kind; of no kind, as it is."""
+    """The value of an option declared to be of this kind; without a kind, as given."""
     if isinstance(given, list) and kind != "fields":
         return tuple(given)
     return _READERS[kind](option, given) if kind else given
@@ -57,19 +57,19 @@ def parse_share(option: str, text: str) -> float:
 
 
 def parse_count_or_share(option: str, text: str) -> int | float:
-    """100 or 4k: so many; 1% or 0.01: a share of all."""
+    """100 or 4k: a count; 1% or 0.01: a share of all."""
     if "%" not in text and "." not in text and _scaled(text.strip().upper()) is not None:
         return parse_count(option, text)
     return parse_share(option, text)
 
 
 def parse_list(option: str, text: str) -> tuple[str, ...]:
-    """Names with commas between."""
+    """Names separated by commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def parse_fields(option: str, mapped: list[str]) -> tuple[tuple[str, str], ...]:
-    """NAME=COLUMN options as pairs, in the order of the names; of a name given twice, the last."""
+    """NAME=COLUMN options as pairs, sorted by name; of a name given twice, the last."""
     pairs = {}
     for item in mapped:
         own, separator, name = item.partition("=")
@@ -92,18 +92,18 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def _scaled(text: str) -> int | float | None:
-    """A number in capitals, times what its suffix stands for; None if it is none."""
+    """The value of an upper-case number with its suffix; None if it is not a number."""
     unit = text[-1:] if text[-1:] in _SUFFIXES else ""
     digits = text.removesuffix(unit)
     try:
         number = int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
         return number * _SUFFIXES[unit] if math.isfinite(number) else None
-    except (ValueError, OverflowError):  # the latter of hundreds of digits
+    except (ValueError, OverflowError):  # the latter for hundreds of digits
         return None
 
 
 def refuse_name(option: str, name: str | None) -> None:
-    """UsageError for what nothing can be written to."""
+    """Raise UsageError for a name to which nothing can be written."""
     if name == "":
         raise UsageError(f"{option}: is empty", "is a variable of your script unset?")
     from packer_cli.storage import refuse_other_than_utf8

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.shared import UNREAD, AsJson, Debug, Quiet, say
+from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, Quiet, say
 from packer_cli.cli.values import parse_count
 from packer_cli.config.option import Option
 from packer_cli.errors import DataError, UsageError, one_line
@@ -15,12 +15,12 @@ from packer_cli.errors import DataError, UsageError, one_line
 def verify(
     name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
     against_inputs: Annotated[
-        bool, Option("Also read and encode documents of the inputs again.")
+        bool, Option("Also compare with documents of the inputs, read and encoded again.")
     ] = False,
     sample: Annotated[
         str,
         Option(
-            "How many documents --against-inputs compares; all: packs every unit again.",
+            "How many documents --against-inputs compares; all: every unit is packed again.",
             metavar="N|all",
         ),
     ] = "1000",
@@ -34,7 +34,7 @@ def verify(
 ) -> None:
     """Check a result: digests, rows, figures, files. Exit 1 when anything is wrong.
 
-    Prints a line for each problem: the file, where in it, what was found and expected.
+    Prints a line for each problem: the file, the place in it, what is there, what was expected.
 
     Example: packer verify data-packed-4096 --against-inputs --sample all
     """
@@ -42,9 +42,9 @@ def verify(
     from packer_cli.storage import local
     from packer_cli.verify import verify as check
 
-    directory = local(name, UNREAD)
+    directory = local(name, LOCAL_ONLY)
     if sample != "all" and parse_count("--sample", sample) < 1:
-        raise UsageError(f"--sample: {sample!r} is not a positive number, nor all")
+        raise UsageError(f"--sample: {sample!r} is neither a positive number nor all")
     findings = check(
         directory,
         workers=RunOptions(workers=workers).workers,

@@ -1,7 +1,7 @@
 """`packer export`: a packed directory in the formats of other trainers.
 
-Shards are read as maps and written a batch at a time, so memory does not grow with the data.
-What has the output's name is whole, see `destination.py`. Token counts are held against the
+Shards are mapped and written a batch at a time, so memory does not grow with the data. An output
+with its final name is complete: see `destination.py`. Token counts are checked against the
 manifest.
 
 A format is a file here with one `Writer`; see `writing.py` for what it must do.
@@ -58,7 +58,7 @@ def export(
     show_progress: bool = False,
 ) -> PackedDirectory:
     """Write `directory` in the format `to` into the new or empty directory `output`, or, with
-    `overwrite`, in the place of an earlier export. `no_lock`: also where there are no locks.
+    `overwrite`, in place of an earlier export. `no_lock`: also where there are no locks.
 
     Returns the opened directory. Raises UsageError for an unknown format, an output that must not
     be replaced, and a directory that lacks what the format needs; DataError for a directory that
@@ -94,7 +94,7 @@ def _refuse(packed: PackedDirectory, to: str, kind: type[Writer]) -> None:
                 f"{packed.path}: has no column {name}, which --to {to} needs",
                 f"pack the data again with {name} among the --columns",
             )
-    # a segment's first token is never trained on, and no format can tell
+    # a segment's first token is never trained on, whatever the format
     untrained = facts.tokens - facts.segments - facts.trained_tokens
     keeps_mask = kind.keeps_mask and (kind.takes == "batches" or "labels" in columns)
     if untrained > 0 and not keeps_mask:

@@ -1,8 +1,8 @@
 """axolotl: pretokenized rows, not packed, for its own `sample_packing` (or none).
 
 "Columns in Dataset must be exactly input_ids, attention_mask, labels": axolotl's
-docs/dataset-formats/tokenized.qmd, for an empty `type:`. A row is a segment, not a document: what
-is longer than `sequence_len` axolotl would drop or cut, and segments fit by construction.
+docs/dataset-formats/tokenized.qmd, for an empty `type:`. A row is a segment, not a document:
+axolotl drops or cuts what is longer than `sequence_len`, and segments fit by construction.
 """
 
 from __future__ import annotations

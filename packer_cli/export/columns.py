@@ -40,7 +40,7 @@ class Numpy(Files):
 
     Columns of fixed length are [rows, max_length]. Those of lists are their values end to end,
     with NAME_offsets.npy int64[rows + 1] beside them; segments are records of file, position and
-    start. packer.json is what a shard says of itself: max_length, label_shift, pad_token_id, ...
+    start. packer.json has the metadata of a shard: max_length, label_shift, pad_token_id, ...
     """
 
     takes = "batches"

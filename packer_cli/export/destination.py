@@ -2,7 +2,7 @@
 
     OUT.packer-partial/<id>/new   what is being written, in a folder of packer's (ownership.py)
     OUT.packer-partial/<id>/old   what --overwrite is replacing, where it cannot be exchanged
-    OUT                           gets its name by one rename, when all is on the disk
+    OUT                           gets its name by one rename, once everything is on the disk
 
 An earlier export and the new one change places in one step where the system can (RENAME_EXCHANGE:
 ext4, XFS, Btrfs, tmpfs), and by two renames elsewhere. `.packer-export.json` in an export lists its
@@ -47,8 +47,8 @@ def new_directory(
 ) -> Iterator[Path]:
     """An empty folder that becomes `output` at the end; on failure nothing is left.
 
-    `details`: what the marker tells of the export. Raises UsageError for an output that must not be
-    replaced, InUseError when another export is writing to it.
+    `details`: what the marker records about the export. Raises UsageError for an output that must
+    not be replaced, InUseError when another export is writing to it.
     """
     real, own_source = Path(os.path.realpath(output)), Path(os.path.realpath(source))
     if real.is_relative_to(own_source):
@@ -69,7 +69,7 @@ def new_directory(
             for path in work.rglob("*"):
                 sync(path)
             sync(work)
-            _refuse_taken(output, overwrite, closely=True)  # that may have been hours ago
+            _refuse_taken(output, overwrite, closely=True)  # the last check may have been hours ago
             _put_in_place(parent, own, real, output)
             if os.access(real.parent, os.R_OK):
                 parent.sync()
@@ -120,7 +120,7 @@ def _put_in_place(parent: Folder, own: OwnFolder, real: Path, output: Path) -> N
         parent.rename(real.name, own.inside, _OLD)
         own.inside.rename(_NEW, parent, real.name)
         return
-    if names := _strangers(own.inside.path / _NEW):  # that came in this very moment
+    if names := _strangers(own.inside.path / _NEW):  # files that were added at this very moment
         _exchange(own.inside, _NEW, parent, real.name)
         raise in_the_way(output, names)
 
@@ -181,8 +181,8 @@ def _listed(folder: Path) -> dict[str, Listed] | None:
 
 
 def _strangers(export: Path, *, closely: bool = False) -> list[str]:
-    """What is in an export, but is not what its marker lists: by name and kind, and `closely`, by
-    size and content.
+    """The names in an export that are not what its marker lists: by name and kind and, if
+    `closely`, by size and content.
     """
     listed = _listed(export) or {}
     folders = {str(parent) for name in listed for parent in Path(name).parents}

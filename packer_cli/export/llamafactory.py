@@ -28,8 +28,8 @@ _MULTIPLE = 8
 class LlamaFactory(SavedDataset):
     """input_ids, labels, attention_mask, position_ids: fixed_size_list<int32> each.
 
-    A row has at least one place of padding, as LLaMA-Factory's own: transformers leaves out a
-    mask without a zero under FlashAttention 2, and its documents would see each other.
+    A row has at least one padding token, as LLaMA-Factory's own rows do: under FlashAttention 2
+    transformers ignores a mask without a zero, and documents would see each other.
     """
 
     needs = ("labels",)

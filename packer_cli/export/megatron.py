@@ -33,7 +33,7 @@ class Megatron(Files):
         header = _HEADER + struct.pack("<QBQQ", _VERSION, _INT32, count, count + 1)
         (folder / "documents.idx").write_bytes(header)
         self._tokens = self._open("documents.bin")
-        # the index has three parts, each written from its own place on
+        # the index has three parts, each written from its own offset on
         at, self._index = len(header), []
         for size in (4 * count, 8 * count, 8 * (count + 1)):
             self._index.append(self._open("documents.idx", "r+b"))

@@ -3,7 +3,7 @@
 `00000_tokens.ds` has the token ids end to end, `.ds.index` each document's end in tokens as uint64
 (datatrove/pipeline/tokens/tokenizer.py). nanotron's `NanosetDatasetsArgs` takes tokenizer and token
 size from the first line of `.ds.metadata`, "name|4", and loads that tokenizer. It cuts the stream
-anew and has no loss mask; with positions of the index no document sees another.
+anew and has no loss mask; with positions from the index, no document sees another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Nanotron(Files):
         self._tokens = self._open("00000_tokens.ds")
         self._index = self._open("00000_tokens.ds.index")
         tokenizer, tokens = packed.facts.tokenizer, packed.facts.tokens
-        if tokenizer and tokenizer.source != "bytes":  # which is no tokenizer of transformers
+        if tokenizer and tokenizer.source != "bytes":  # which transformers does not know
             lines = f"{tokenizer.source}|{_TOKEN_BYTES}", str(tokens), f"{tokens / 1e6:.3g} MT"
             (folder / "00000_tokens.ds.metadata").write_text("\n".join(lines))
 

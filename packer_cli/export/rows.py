@@ -17,7 +17,7 @@ from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segme
 from packer_cli.result.recount import damage
 from packer_cli.result.shards import Shard
 
-Read = Callable[[int], None]  # told how many bytes of shards were read
+Read = Callable[[int], None]  # called with how many bytes of shards were read
 
 _CHUNK_TOKENS = 1 << 20
 
@@ -100,8 +100,8 @@ def rows(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
 def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
     """Whole documents, each as a row of one segment, in the order of the inputs.
 
-    A document's pieces lie in one unit, so what is kept at a time is where a unit's segments are,
-    and about a million tokens. The first token of a piece has no label.
+    A document's pieces lie in one unit, so memory holds the places of one unit's segments and about
+    a million tokens. The first token of a piece has no label.
     """
     count, expected = 0, packed.facts.documents
     for shards in packed.facts.shards_of_units():
@@ -123,9 +123,9 @@ def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
         which = np.full(len(begin), number)
         parts.append(np.concatenate([np.stack([which, begin]), segments_in(batch)]))
     segments = np.concatenate(parts, axis=1)
-    order, (file, position, start, length), first = found = documents_of(segments[2:])
+    order, (file, position, start, length), first = grouped = documents_of(segments[2:])
     which, begin = segments[:2, order]
-    wrong = start != found.expected_starts(whole=False)
+    wrong = start != grouped.expected_starts(whole=False)
     if wrong.any():
         at = np.argmax(wrong)
         raise DataError(
@@ -133,7 +133,7 @@ def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
             f"{packed.facts.inputs[file[at]].path} do not fit together",
             PACK_AGAIN,
         )
-    tokens = found.tokens
+    tokens = grouped.tokens
     cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
     for some in np.split(np.arange(len(tokens)), cuts):
         pieces = slice(first[some[0]], first[some[-1] + 1])

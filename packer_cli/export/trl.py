@@ -1,7 +1,7 @@
 """TRL: rows as `trl.pack_dataset` makes them, ragged, with the lengths of their documents.
 
 The columns are those that `DataCollatorForLanguageModeling` in trl/trainer/sft_trainer.py reads;
-with `padding_free=True` it makes restarting positions of `seq_lengths` (TRL 1.16).
+with `padding_free=True` it makes restarting positions from `seq_lengths` (TRL 1.16).
 """
 
 from __future__ import annotations

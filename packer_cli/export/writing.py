@@ -1,4 +1,4 @@
-"""What a format must implement, and files of at most about a gigabyte."""
+"""What a format must implement, and writers of files of at most about a gigabyte."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Writer(ABC):
 
 
 class Files(Writer):
-    """A format of files that are written from their beginnings to their ends.
+    """A format whose files are written from beginning to end.
 
-    Not mapped: a full disk would end the process, not raise an error.
+    They are not mapped: on a full disk, a map ends the process instead of raising an error.
     """
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
@@ -65,7 +65,7 @@ class Files(Writer):
 
 
 class Parts:
-    """Files of record batches with the names `name` formats from 0, 1, ...
+    """Files of record batches; `name` formats 0, 1, ... to their names.
 
     `start` makes an Arrow or Parquet writer of a file and a schema.
     """
@@ -129,7 +129,7 @@ class SavedDataset(Writer):
 def lists(offsets: Int64, values: Any) -> Any:
     """An Arrow list array; `offsets` int64[rows + 1] into `values`.
 
-    Raises DataError for more values than its offsets of 32 bits can count.
+    Raises DataError for more values than offsets of 32 bits can count.
     """
     if len(values) > _MOST_VALUES:
         raise DataError(

@@ -1,1 +1,1 @@
-"""Rows taken apart again, to look at."""
+"""Rows taken apart, to look at."""

@@ -1,6 +1,6 @@
 """`packer show`: rows located in the shards and taken apart. Drawing: `text.py`.
 
-Reads the manifest and the mapped pages of the rows asked for, so it is instant on any size.
+Reads the manifest and the mapped pages of the requested rows, so it is instant on any size.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Row:
-    """A row, its number over all shards and in its shard, and the places without a token."""
+    """A row, its number over all shards and in its shard, and its positions without a token."""
 
     index: int
     shard: str
@@ -98,7 +98,7 @@ def parse_rows(texts: list[str], rows: int) -> Iterator[int]:
         if first > last:
             raise UsageError(f"ROW: {text}: ends before it begins", "write the lower row first")
         ranges.append(range(first, last + 1))
-    return (row for rows_asked in ranges for row in rows_asked)
+    return (row for chosen in ranges for row in chosen)
 
 
 def pick(row: Row, segment: int) -> Segment:
@@ -117,7 +117,7 @@ def read_row(packed: PackedDirectory, index: int) -> Row:
     shard, shard_row = packed.find(index)
     packed.check_size(shard)
     before = 0
-    for batch in packed.batches(shard):  # only their descriptions are read
+    for batch in packed.batches(shard):  # only their metadata is read
         if shard_row < before + batch.num_rows:
             try:
                 segments = list(_segments(batch.slice(shard_row - before, 1), packed.facts))
@@ -134,17 +134,19 @@ def read_row(packed: PackedDirectory, index: int) -> Row:
 
 
 def _segments(batch: Any, manifest: Manifest) -> Iterator[Segment]:
-    """The segments of a batch of one row. Raises ValueError for what cannot be."""
-    named = "segments" in batch.schema.names
+    """The segments of a batch of one row. Raises ValueError for a row that breaks a rule."""
+    has_sources = "segments" in batch.schema.names
     broken = broken_boundaries(batch, RowLimits.of(manifest))
-    if not broken and named:
+    if not broken and has_sources:
         broken = broken_sources(batch, np.arange(len(manifest.inputs)))
     if broken:
         raise ValueError(f"{broken[0].rule}{broken[0].found}")
     ids, trained = rows_of(batch.column("input_ids"))[0], _trained(batch)
     shift = metadata_of(batch.schema).get("label_shift")
     begins, lengths, _ = segments_of(batch)
-    sources = [_source(manifest, *one) for one in sources_of(batch).T.tolist()] if named else None
+    sources = (
+        [_source(manifest, *one) for one in sources_of(batch).T.tolist()] if has_sources else []
+    )
     for index, (begin, end) in enumerate(zip(begins, begins + lengths, strict=True)):
         if trained is None:
             flags = None
@@ -195,7 +197,7 @@ def spans_of(segment: Segment, decoder: Decoder | None) -> list[Span]:
 
 
 def row_as_json(row: Row, segments: list[Segment], decoder: Decoder | None) -> str:
-    """One JSON object on one line; without a decoder with ids in the place of text."""
+    """One JSON object on one line; without a decoder, with ids instead of text."""
     return json.dumps(
         {
             "row": row.index,

@@ -24,7 +24,7 @@ _IDS_PER_LINE = 16
 class RowPrinter:
     """Prints rows to stdout, with a legend before the first.
 
-    decoder  None: token ids in the place of text
+    decoder  None: token ids instead of text
     labels   whether the data says what is trained
     """
 
@@ -45,7 +45,7 @@ class RowPrinter:
             self._add(f"{self._open}trained tokens{self._close}, others\n\n")
 
     def print(self, row: Row, segments: list[Segment], *, whole: bool) -> None:
-        """`whole`: all segments are there, so that the padding is told too."""
+        """`whole`: these are all segments, so the padding is printed, too."""
         count = len(row.segments)
         self._add(f"row {row.index} of {self._rows:,}", "bold")
         self._add(
@@ -88,7 +88,7 @@ class RowPrinter:
         )
 
     def _add(self, text: str, style: str = "", *, data: bool = False) -> None:
-        """Line by line, since pagers end a style there; coloured line ends of `data` show."""
+        """Add text line by line, since pagers end a style there; line ends in `data` are shown."""
         look = Style.parse(style) if style and self._coloured else None
         mark = "↵" if data and self._decoder and self._coloured and not self._ascii else ""
         *lines, last = text.split("\n")

@@ -1,1 +1,1 @@
-"""What a result says of itself, as figures and as a table."""
+"""What the manifest of a result says, as figures and as a table."""

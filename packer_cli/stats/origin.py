@@ -1,6 +1,6 @@
 """What a result was made of and with, from its manifest: inputs, tokenizer, template, options.
 
-The first thing that a report says, since nothing in the figures shows a forgotten option.
+Reports begin with it, since nothing in the figures shows a forgotten option.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Template(NamedTuple):
 
 
 def origin(manifest: Manifest) -> dict[str, Any]:
-    """The same for programs. `chat_template`: None where none rendered."""
+    """What a result was made of, for programs. `chat_template`: None where none rendered."""
     inputs, template = manifest.inputs_now.values(), _template(manifest)
     return {
         "inputs": {"count": len(inputs), "bytes": sum(one.size for one in inputs)},
@@ -41,7 +41,7 @@ def origin(manifest: Manifest) -> dict[str, Any]:
 
 
 def origin_lines(manifest: Manifest) -> list[tuple[str, str]]:
-    """(what, how it was) for people, each of one line."""
+    """(title, text) for people, each on one line."""
     config, inputs = manifest.config, manifest.inputs_now.values()
     template, size = _template(manifest), sum(one.size for one in inputs)
     lines = [("made from", f"{len(inputs):,} input{'s' * (len(inputs) != 1)}, {_bytes(size)}")]
@@ -62,8 +62,8 @@ def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[s
         yield "tokenizer", "none: the inputs hold token ids"
         return
     t = tokenizer
-    named = f"{t.source}, {_short(t.sha256)}" if t.sha256 else BUILT_IN
-    yield "tokenizer", f"{named}; {t.vocab_size:,} ids"
+    description = f"{t.source}, {_short(t.sha256)}" if t.sha256 else BUILT_IN
+    yield "tokenizer", f"{description}; {t.vocab_size:,} ids"
     for name, number, text, where, around in (
         ("EOS", t.eos_token_id, t.eos_token, "after", t.suffix),
         ("BOS", t.bos_token_id, t.bos_token, "before", t.prefix),
@@ -87,7 +87,7 @@ def _template(manifest: Manifest) -> _Template | None:
 
 
 def _options(config: dict[str, Any]) -> Iterator[str]:
-    """As on a command line: what matters most, and what is not as by default."""
+    """As on a command line: the options that matter most, and those that are not the default."""
     defaults = PackConfig(config["max_length"]).as_json()
     for name, default in defaults.items():
         value = config.get(name, default)

@@ -45,7 +45,7 @@ def spread(cost: Cost) -> dict[str, float]:
 
 
 def as_json(directory: Path | str, manifest: Manifest, *, by: str | None = None) -> str:
-    """What newer packers say of histograms, shards and inputs is left in."""
+    """The report as JSON; what newer packers add to histograms, shards and inputs is kept."""
     document = manifest.document
     content = {"directory": str(directory)} | origin(manifest) | figures(manifest)
     content["histograms"] = document["histograms"]

@@ -39,13 +39,28 @@ def print_report(
     console = Console(file=piped, highlight=False, soft_wrap=True, width=width)
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     times = "x" if plain else "×"
+    console.print(f"[bold]{escape(one_line(str(directory)))}[/bold]")
+    _print_origin(console, manifest)
+    console.print()
+    console.print(_figures_table(manifest, times))
+    if detail:
+        _histograms(console, manifest, plain)
+    if by:
+        _breakdown(console, manifest, by)
+    if deep:
+        console.print("\nrecounted from the shards: all figures agree")
+    if piped is not None:
+        sys.stdout.write("\n".join(line.rstrip() for line in piped.getvalue().split("\n")))
+
+
+def _figures_table(manifest: Manifest, times: str) -> Table:
     f = figures(manifest)
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="left", style="dim")
     table.add_column(justify="right", style="bold")
     table.add_column()
     size = f"{f['bytes'] / 1e6:,.1f} MB in {f['shards']} shard{'s' * (f['shards'] != 1)}"
-    table.add_row("utilization", f"{f['utilization']:.2%}", "of all places hold real tokens")
+    table.add_row("utilization", f"{f['utilization']:.2%}", "of all positions hold real tokens")
     table.add_row(
         "rows", f"{f['rows']:,}", f"of {f['max_length']:,} tokens, {f['strategy']}; {size}"
     )
@@ -57,36 +72,25 @@ def print_report(
     )  # fmt: skip
     table.add_row(
         "unpacked", f"{f['unpacked_rows']:,}",
-        f"rows if each were padded alone: {f['unpacked_ratio']:.1f}{times} fewer rows",
+        f"rows if each document were padded alone: {f['unpacked_ratio']:.1f}{times} fewer rows",
     )  # fmt: skip
     table.add_row("documents", f"{f['documents']:,}", f"in {f['segments']:,} segments")
     share = f["trained_tokens"] / max(f["tokens"], 1)
     table.add_row("tokens", f"{f['tokens']:,}", f"{f['trained_tokens']:,} trained on ({share:.2%})")
     if f["trained_turns"]:
         table.add_row("turns", f"{f['trained_turns']:,}", "written by the assistant")
-    table.add_row("padding", f"{f['padding_tokens']:,}", "places without a token")
+    table.add_row("padding", f"{f['padding_tokens']:,}", "positions without a token")
     if "attention_cost" in f:
         before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]
         for name, title, meaning in (
             ("cv", "attention", "variation of cost between rows"),
             ("max_over_mean", "", "costliest row / mean"),
         ):
-            was = f"{meaning}; {before[name]:.3f} without --balance"
-            table.add_row(title, f"{after[name]:.3f}", was)
+            text = f"{meaning}; {before[name]:.3f} without --balance"
+            table.add_row(title, f"{after[name]:.3f}", text)
     for name, count, rest in _losses(f, manifest.config.train_on):
         table.add_row(name, f"{count:,}", rest, style="yellow")
-    console.print(f"[bold]{escape(one_line(str(directory)))}[/bold]")
-    _print_origin(console, manifest)
-    console.print()
-    console.print(table)
-    if detail:
-        _histograms(console, manifest, plain)
-    if by:
-        _breakdown(console, manifest, by)
-    if deep:
-        console.print("\nrecounted from the shards: all figures agree")
-    if piped is not None:
-        sys.stdout.write("\n".join(line.rstrip() for line in piped.getvalue().split("\n")))
+    return table
 
 
 def _print_origin(console: Console, manifest: Manifest) -> None:
@@ -164,7 +168,7 @@ def _histogram(console: Console, title: str, bins: list[tuple[str, int]], plain:
 
 
 def _breakdown(console: Console, manifest: Manifest, by: str) -> None:
-    """Names come last, where a long one moves no figure and is whole when it is copied."""
+    """Names come last, where long ones stay whole and move no figure."""
     if by == "shard":
         rows = [["rows", "segments", "tokens", "utilization", "bytes", "shard"]]
         for s in manifest.shards:

@@ -3,7 +3,7 @@
 PackedDataset, PackedSampler     a finished directory, and an order of its rows
 varlen_collate, ...              rows to a model's arguments
 check_isolation                  whether a model's documents see each other
-to_device                        batches to the GPU, ahead of the step that needs them
+to_device                        batches on the GPU, ahead of the step that needs them
 PackingIterableDataset           documents packed while training reads them
 
 Importing `packer_cli` alone imports none of it.

@@ -1,16 +1,16 @@
-"""Collators: packed rows to what a model takes, so that no document sees another.
+"""Collators: packed rows to the inputs of a model, so that no document sees another.
 
-`model(**batch)` is right as it is, whatever of these a model of transformers looks at:
+`model(**batch)` is right as it is, whichever of these a model of transformers looks at:
 
-    use_cache                          False: filling a cache, models do not look at positions
+    use_cache                          False: models that fill a cache ignore positions
     position_ids                       restart in every document: SDPA, eager and FlexAttention
     cu_seq_lens_q, max_length_q, ...   boundaries: FlashAttention, flash-linear-attention
     seq_idx                            the number of a place's document: Mamba's and convolutions'
                                        kernels; without these kernels transformers refuses it
 
-None gives a 2-D attention_mask: FlashAttention in transformers takes one as the word that rows are
-single, padded documents, and lets the documents in a row see each other. The padding at a row's
-end is a document of its own instead, which no label trains on.
+None of them gives a 2-D attention_mask: with one, FlashAttention in transformers takes a row for a
+single, padded document, and lets the documents in it see each other. Instead, the padding at a
+row's end is a document of its own, which no label trains on.
 
     varlen_collate      every row end to end
     padded_collate      rows as they are
@@ -19,17 +19,17 @@ end is a document of its own instead, which no label trains on.
     separate_collate    every document a row of its own: for any model, at the price of padding
     flash_attn_collate  as varlen_collate, under flash-attn's own names
 
-They take a `RowBatch` or a list of rows; all but `rows` is for functools.partial:
+They take a `RowBatch` or a list of rows. The other parameters are for functools.partial:
 
     config   the model's, `partial(varlen_collate, config=model.config)`: a collator that would let
              its documents see each other raises UsageError, see `suitable`. None for a model of
-             your own, of which nothing is known: `check_isolation` looks
+             your own, of which nothing is known: `check_isolation` checks it
     dtype    of input_ids, labels and position_ids: int64 is what losses take, int32 is half the
              bytes to a GPU for `to_device`, which widens them there
-    names    of what is given, for a model of your own that takes fewer; None: all
+    names    of the values to give, for a model of your own that takes fewer; None: all
 
-Labels that were stored shifted are `shift_labels`. Each raises UsageError for rows without
-input_ids or cu_seqlens, for another dtype, for `names` that it has not, and where a config is
+Labels that were stored shifted are named `shift_labels`. Each collator raises UsageError for rows
+without input_ids or cu_seqlens, for another dtype, for unknown `names`, and where a config is
 needed and none is given.
 """
 
@@ -50,17 +50,17 @@ from packer_cli.torch.rows import RowBatch, row_batch
 from packer_cli.torch.suitable import check_suitable
 
 _TOKENS = ("input_ids", "labels", "shift_labels")
-_UNSAID: Any = object()
+_NOT_GIVEN: Any = object()
 
 
 def varlen_collate(
     rows: Any,
     *,
-    config: Any = _UNSAID,
+    config: Any = _NOT_GIVEN,
     dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """The rows end to end, T = b * max_length tokens, in the names and types of transformers.
+    """The rows end to end, T = b * max_length tokens, with the names and types of transformers.
 
     input_ids, labels, position_ids  [1, T] of `dtype`; positions restart in every document
     seq_idx                          int32[1, T], 0, 1, ... for each document
@@ -71,9 +71,9 @@ def varlen_collate(
     check_suitable("varlen_collate", _known(config, "varlen_collate"))
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
-    found = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
-    found |= {"seq_idx": _numbered(boundaries, row=int(boundaries[-1]))}
-    flat = {name: values.view(1, -1) for name, values in found.items()}
+    columns = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
+    columns |= {"seq_idx": _numbered(boundaries, row=int(boundaries[-1]))}
+    flat = {name: values.view(1, -1) for name, values in columns.items()}
     return _named(flat | _boundaries(boundaries, longest), names)
 
 
@@ -89,14 +89,14 @@ def flash_attn_collate(
     rows: Any, *, dtype: Any = torch.int64, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """As `varlen_collate`, with the names of flash_attn_varlen_func: cu_seqlens_q, max_seqlen_q."""
-    found = varlen_collate(rows, config=None, dtype=dtype)
-    return _named({_FLASH_ATTN_NAMES.get(name, name): v for name, v in found.items()}, names)
+    batch = varlen_collate(rows, config=None, dtype=dtype)
+    return _named({_FLASH_ATTN_NAMES.get(name, name): v for name, v in batch.items()}, names)
 
 
 def padded_collate(
     rows: Any,
     *,
-    config: Any = _UNSAID,
+    config: Any = _NOT_GIVEN,
     dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
@@ -117,46 +117,47 @@ def padded_collate(
 def block_mask_collate(
     rows: Any,
     *,
-    config: Any = _UNSAID,
+    config: Any = _NOT_GIVEN,
     form: str = "mask",
     mask_dtype: Any = None,
     dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """As `padded_collate`, with what says who may see whom.
+    """As `padded_collate`, with masks that say which places see each other.
 
-    config  model.config: masks have its sliding windows and chunks, which a mask replaces. None for
-            a model of your own without any: the batch then has input_ids, labels, position_ids and
-            the mask. One of them must be given.
+    config  model.config: its sliding windows and chunks are put into the masks, which replace the
+            model's own. None for a model of your own without any: the batch then has input_ids,
+            labels, position_ids and the mask. Must be given.
 
     form "mask"       attention_mask [b, 1, max_length, max_length]: True where a query may look,
-                      for SDPA. With a floating `mask_dtype` 0 there and its lowest elsewhere, which
-                      eager attention in transformers adds to scores; None takes what the config's
-                      attention needs. Where layers differ, a dict of such masks by kind of layer,
-                      as models of transformers take it. max_length squared bytes a row and mask.
+                      for SDPA. With a floating `mask_dtype`, 0 there and its lowest value
+                      elsewhere, which eager attention in transformers adds to scores; None takes
+                      what the config's attention needs. Where layers differ, a dict of such masks
+                      by kind of layer, as models of transformers take it. max_length squared bytes
+                      per row and mask.
     form "documents"  document_ids int32[b, max_length]: 0, 1, ... in each row, the padding last.
                       `flex_block_mask` makes FlexAttention's masks of them, on their device.
 
     Raises UsageError for another form, and for a config whose attention takes no such mask or has
-    layers of a kind that is not known.
+    layers of an unknown kind.
     """
     if form not in ("mask", "documents"):
         raise one_of("form", form, ("mask", "documents"))
     check_suitable("block_mask_collate", _known(config, "block_mask_collate"), form)
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
-    found = _padded(batch, boundaries, dtype)
-    documents = found.pop("seq_idx")
+    columns = _padded(batch, boundaries, dtype)
+    documents = columns.pop("seq_idx")
     if config is not None:
-        found |= {"seq_idx": documents} | _boundaries(boundaries, longest)
+        columns |= {"seq_idx": documents} | _boundaries(boundaries, longest)
     if form == "documents":
-        return _named(found | {"document_ids": documents}, names)
+        return _named(columns | {"document_ids": documents}, names)
     kind = _mask_dtype(config) if mask_dtype is None else mask_dtype
     masks = block_masks(documents, config, lambda *rule: _added(dense_mask(*rule), kind))
-    return _named(found | {"attention_mask": masks}, names)
+    return _named(columns | {"attention_mask": masks}, names)
 
 
-def flex_block_mask(document_ids: Any, *, config: Any = _UNSAID) -> Any:
+def flex_block_mask(document_ids: Any, *, config: Any = _NOT_GIVEN) -> Any:
     """FlexAttention's BlockMask: causal within each document, with a model's windows and chunks.
 
     document_ids  int [b, length], on the device that attends. transformers takes the result as
@@ -164,7 +165,7 @@ def flex_block_mask(document_ids: Any, *, config: Any = _UNSAID) -> Any:
     config        model.config, or None for a model of your own without windows. Where layers
                   differ, the result is a dict of masks by kind of layer
 
-    Raises UsageError without config, and for layers of a kind that is not known.
+    Raises UsageError without config, and for layers of an unknown kind.
     """
     return block_masks(document_ids, _known(config, "flex_block_mask"), flex_mask)
 
@@ -185,17 +186,17 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     places = edges[:, :1] + np.arange(longest)
     inside = torch.from_numpy(places < edges[:, 1:])
     places = torch.from_numpy(places).clamp_(max=len(batch) * batch.max_length - 1)
-    found = {
+    columns = {
         name: torch.where(inside, values.reshape(-1)[places], IGNORED if "labels" in name else 0)
         for name, values in _tokens(batch, dtype).items()
     }
     positions = torch.arange(longest, dtype=dtype).expand(len(edges), longest).contiguous()
-    return found | {"position_ids": positions, "use_cache": False}
+    return columns | {"position_ids": positions, "use_cache": False}
 
 
 def _known(config: Any, what: str) -> Any:
-    """The config, where one was given. Nothing is assumed of a model: many look at no positions."""
-    if config is _UNSAID:
+    """The config, if one was given. Nothing is assumed about a model: many ignore positions."""
+    if config is _NOT_GIVEN:
         raise UsageError(
             f"{what} does not know the model, and some would let documents see each other",
             f"partial({what}, config=model.config); config=None for a model of your own",
@@ -226,7 +227,7 @@ def _positions(batch: RowBatch, boundaries: Int32, dtype: Any) -> Any:
 
 
 def _numbered(boundaries: Int32, row: int) -> Any:
-    """int32[T], the number of each place's document, counted anew every `row` places."""
+    """int32[T], the number of each place's document, counted from 0 every `row` places."""
     begins = boundaries[:-1]
     numbers = np.arange(len(begins)) - np.searchsorted(begins, begins // row * row)
     return torch.from_numpy(np.repeat(numbers.astype(np.int32), np.diff(boundaries)))
@@ -245,14 +246,14 @@ def _boundaries(boundaries: Int32, longest: int) -> dict[str, Any]:
 
 def _documents(batch: RowBatch) -> Any:
     """int64[documents, 2], where each begins and ends in the rows end to end, padding left out."""
-    batch.boundaries()  # raises for what are none
+    batch.boundaries()  # raises for invalid ones
     own = batch.ragged.get(PADDED_BOUNDARIES) or batch.ragged["cu_seqlens"]
     edges = [own[row].astype(np.int64) + row * batch.max_length for row in range(len(own))]
     return np.concatenate([np.stack([one[:-1], one[1:]], axis=1) for one in edges])
 
 
 def _mask_dtype(config: Any) -> Any:
-    """What masks are of where nobody says: eager attention adds them, SDPA takes booleans."""
+    """The dtype of masks by default: eager attention adds them, SDPA takes booleans."""
     if config is None or attention_of(config) != "eager":
         return torch.bool
     kind = getattr(text_config(config), "dtype", None)
@@ -260,7 +261,7 @@ def _mask_dtype(config: Any) -> Any:
 
 
 def _added(seen: Any, dtype: Any) -> Any:
-    """A boolean mask as one of `dtype`: what is added to scores unless that is bool."""
+    """A boolean mask as one of `dtype`, to be added to scores unless that is bool."""
     if dtype == torch.bool:
         return seen
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

@@ -34,7 +34,7 @@ class PackedDataset:
 
     path      the --output of `packer pack`
     columns   which columns rows have, of those in the directory; None: all but `segments`
-    tokenizer_sha256   digest of the tokenizer.json to be trained with; checked when given
+    tokenizer_sha256   digest of the tokenizer.json that training uses; checked when given
 
     `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
     uint8[L], cu_seqlens int32[segments + 1]. `dataset.__getitems__([i, ...])`, which DataLoader
@@ -74,7 +74,7 @@ class PackedDataset:
         return packed
 
     def _manifest_stamp(self) -> tuple[int, ...] | None:
-        """What tells a manifest from one that has taken its place, without reading it."""
+        """What distinguishes a manifest from one that has replaced it, without reading it."""
         try:
             status = (self.path / MANIFEST).stat()
         except OSError:
@@ -102,7 +102,7 @@ class PackedDataset:
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> RowBatch:
-        """The rows of these numbers, copied into one tensor for each column."""
+        """The rows with these numbers, copied into one tensor for each column."""
         try:
             wanted = np.fromiter(map(as_index, rows), np.int64, len(rows))
         except OverflowError:
@@ -116,11 +116,11 @@ class PackedDataset:
                 mapped = self._mapped = self._map(row, mapped)
         columns, ragged = {}, {}
         for name in self.columns:
-            found = mapped.gather(wanted, name)
+            values = mapped.gather(wanted, name)
             if name in RAGGED:
-                ragged[name] = found
+                ragged[name] = values
             else:
-                columns[self._given_name(name)] = torch.from_numpy(found)
+                columns[self._given_name(name)] = torch.from_numpy(values)
         return RowBatch(columns, ragged)
 
     def _given_name(self, column: str) -> str:
@@ -128,13 +128,13 @@ class PackedDataset:
         return SHIFTED if shifted else column
 
     def _map(self, row: int, mapped: MappedRows) -> MappedRows:
-        """What is mapped, and the shard of a row that is not."""
+        """`mapped`, with the shard of a row added that it lacks."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         entry, within = self.packed.find(row)
-        self._check(entry)  # it may have been a long time
+        self._check(entry)  # the dataset may have been opened long ago
         batches = list(self.packed.batches(entry))
-        self._check(entry)  # or it was replaced meanwhile
+        self._check(entry)  # or the shard was replaced meanwhile
         for batch in batches:
             absent = set(self.columns) - set(batch.schema.names)
             if absent:
@@ -146,10 +146,10 @@ class PackedDataset:
         return mapped.added(row - within, batches)
 
     def _check(self, entry: Shard) -> None:
-        """Raise DataError when the manifest, or a shard of it, is not what it was."""
+        """Raise DataError when the manifest, or this shard, is not what it was."""
         stamp = self._manifest_stamp()
         if stamp is None:
-            self.packed.check_size(entry)  # which shard is missing, where all is gone
+            self.packed.check_size(entry)  # names the missing shard, where everything is gone
         if stamp != self._stamp:
             # opened again: shards of another run may have the same sizes
             self.__dict__.pop("packed", None)
@@ -167,7 +167,7 @@ class PackedDataset:
         if isinstance(columns, str):
             columns = [columns]
         if not columns:
-            raise UsageError(f"columns: none of {', '.join(present)} is named")
+            raise UsageError(f"columns: is empty; the directory has {', '.join(present)}")
         for name in columns:
             if name not in present:
                 raise one_of("columns", name, present)
@@ -177,17 +177,18 @@ class PackedDataset:
     def _check_tokenizer(self, expected: str) -> None:
         if not re.fullmatch("([0-9a-fA-F]{64})?", expected):
             raise UsageError(
-                f"tokenizer_sha256: {expected!r} is no digest", "sha256sum tokenizer.json prints it"
+                f"tokenizer_sha256: {expected!r} is not a digest",
+                "sha256sum tokenizer.json prints it",
             )
         tokenizer = self.packed.facts.tokenizer
         if tokenizer is None:
-            found = "was packed from token ids, no tokenizer was named"
+            description = "was packed from token ids, without a tokenizer"
         elif tokenizer.sha256 == expected.lower():
             return
         else:
-            found = f"was packed with {tokenizer.source}, sha256 {tokenizer.sha256}"
+            description = f"was packed with {tokenizer.source}, sha256 {tokenizer.sha256}"
         raise DataError(
-            f"{self.path}: {found}; the trainer's tokenizer has {expected}",
-            "pack again with the tokenizer that is trained, --tokenizer; one that was only saved "
-            "anew may have another digest and the same tokens",
+            f"{self.path}: {description}; the trainer's tokenizer has {expected}",
+            "pack again with --tokenizer set to the trainer's; one that was only saved again may "
+            "have another digest and the same tokens",
         )

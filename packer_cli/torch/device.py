@@ -6,8 +6,8 @@
    that half the bytes cross the bus.
 3. The step's stream waits for that, the step's thread does not.
 
-On a CPU there is nothing to move: tensors are given as they are, and int32 tokens are widened. The
-same goes for tensors that are on a GPU already.
+On a CPU there is nothing to move: tensors stay as they are, but int32 tokens are widened. The same
+goes for tensors that are on a GPU already.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _WIDENED = ("input_ids", "labels", "shift_labels", "position_ids")
 
 
 def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator[Any]:
-    """The batches of a loader, on a device: dicts with tensors in them, where other values stay, or
-    `PackedBatch`.
+    """The batches of a loader, on a device: `PackedBatch`, or dicts of tensors and of other values,
+    which stay as they are.
 
     device  "cuda", "cuda:1", "cpu" or a torch.device
     depth   sets of pinned buffers; depth - 1 batches are on their way while a step runs
@@ -51,20 +51,20 @@ def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator
 
 
 def _named(batch: Any) -> dict[Any, Any]:
-    """A batch's values by name, of which none is made anew while they are sent.
+    """A batch's values by name, the same objects for as long as they are sent.
 
-    Those of a dict in it, as masks of several kinds are, are by (name, name in the dict).
+    Values of a dict in it, such as masks of several kinds, are named (name, name in the dict).
     """
     if isinstance(batch, PackedBatch):
         return dict(vars(batch))
     if isinstance(batch, Mapping):
-        found: dict[Any, Any] = {}
+        values: dict[Any, Any] = {}
         for name, value in batch.items():
             if isinstance(value, Mapping):
-                found |= {(name, inner): one for inner, one in value.items()}
+                values |= {(name, inner): one for inner, one in value.items()}
             else:
-                found[name] = value
-        return found
+                values[name] = value
+        return values
     raise UsageError(
         f"to_device: a batch is a {type(batch).__name__}, neither a dict nor a PackedBatch",
         "give the loader a collator of packer_cli.torch",
@@ -74,13 +74,13 @@ def _named(batch: Any) -> dict[Any, Any]:
 def _like(batch: Any, values: dict[Any, Any]) -> Any:
     if isinstance(batch, PackedBatch):
         return PackedBatch(**values)
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(name, tuple):
-            found.setdefault(name[0], {})[name[1]] = value
+            content.setdefault(name[0], {})[name[1]] = value
         else:
-            found[name] = value
-    return found
+            content[name] = value
+    return content
 
 
 def _widened(batch: dict[Any, Any]) -> dict[Any, Any]:
@@ -110,8 +110,8 @@ def _arrived(batch: Any, sent: dict[Any, Any], copied: Any, device: Any) -> Any:
     step.wait_event(copied)
     for value in sent.values():
         if isinstance(value, torch.Tensor) and value.device == device:
-            value.record_stream(step)  # or its memory would be given away with the copying stream's
-    return _like(batch, _widened(sent))  # what was on the GPU already is widened by the step
+            value.record_stream(step)  # or its memory could be reused while the step reads it
+    return _like(batch, _widened(sent))  # here, on the step's stream, also what was on the GPU
 
 
 class _Slot:
@@ -125,19 +125,19 @@ class _Slot:
     def send(self, batch: dict[Any, Any], device: Any) -> tuple[dict[Any, Any], Any]:
         """Start copying; (the batch on the device, the event that says it is there)."""
         self._copied.synchronize()
-        sent: dict[int, Any] = {}  # by the tensor: cu_seq_lens_q and _k are one
-        found = {}
+        sent: dict[int, Any] = {}  # by id: cu_seq_lens_q and _k are the same tensor
+        moved = {}
         with torch.cuda.stream(self._stream):
             for name, value in batch.items():
                 if not isinstance(value, torch.Tensor) or value.is_cuda:
-                    found[name] = value  # this stream could read it before it is written
+                    moved[name] = value  # this stream could read it before it is written
                     continue
                 if id(value) not in sent:
                     pinned = value if value.is_pinned() else self._pinned(name, value)
                     sent[id(value)] = pinned.to(device, non_blocking=True)
-                found |= _widened({name: sent[id(value)]})
+                moved |= _widened({name: sent[id(value)]})
             self._copied.record()
-        return found, self._copied
+        return moved, self._copied
 
     def _pinned(self, name: Any, value: Any) -> Any:
         """The value in the buffer of this name, which grows when it is too small."""

@@ -1,13 +1,13 @@
-"""`check_isolation`: whether a model's documents see each other, by looking.
+"""`check_isolation`: whether a model's documents see each other, by experiment.
 
 1. The batch goes through the model as it is.
 2. Every second document of each row gets other tokens; the logits of those between them must stay.
 3. The same for the others.
 
-The first document of a row comes before all that is changed in step 3, so what changes there is
-noise: experts, for example, compute together what the router sends them. More than ten times that
-elsewhere is a document that saw another. Three forward passes; the model stays in the mode that it
-is in, with the same random numbers in each.
+The first document of a row comes before everything that step 3 changes, so a change there is
+noise: experts, for example, compute together what the router sends them. A change that is more
+than ten times as large elsewhere is a document that saw another. This takes three forward passes,
+with the same random numbers in each; the model stays in its mode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
 
     model  on any device, in any mode. It is called as `model(**batch)` without labels and gives
            logits [rows, length, vocabulary], as they are, first in a tuple or as `.logits`. Its
-           mode, buffers and the state of random numbers are afterwards what they were
+           mode, its buffers and the state of random numbers stay as they were
     batch  of a collator, on any device: input_ids int [rows, length], and what says where documents
            begin: boundaries, seq_idx, position_ids that restart. It is not changed
 
@@ -48,7 +48,7 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
     odd = numbers % 2 == 1
     if not bool(odd.any()):
         raise UsageError(
-            "check_isolation: no row of the batch has two documents", "give it more or other rows"
+            "check_isolation: no row of the batch has two documents", "give it other rows"
         )
     device = next((p.device for p in getattr(model, "parameters", list)()), ids.device)
     given = {name: _to(value, device) for name, value in batch.items() if name not in _LABELS}
@@ -62,11 +62,11 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
     if not noise <= 0.01 * scale:
         raise UsageError(
             f"check_isolation: logits differ by {noise:.2g} before anything that was changed",
-            "it can tell nothing of a model that looks ahead, or that is random by itself",
+            "it cannot check a model that looks ahead, or that is random by itself",
         )
     if seen > 10 * noise + _tolerance(model) * scale:
         raise UsageError(
-            f"check_isolation: documents see each other: another one's tokens change logits by "
+            f"check_isolation: documents see each other: the tokens of another change logits by "
             f"{seen:.2g}, where the largest is {scale:.2g}",
             "choose the collator by docs/training.md, and give it config=model.config",
         )
@@ -77,24 +77,24 @@ def _document_numbers(batch: Mapping[str, Any]) -> Any:
     shape = batch["input_ids"].shape
     begins = torch.zeros(shape, dtype=torch.bool)
     begins[:, 0] = True
-    said = False
+    known = False
     for name in _BOUNDARIES:
         if name in batch:
-            begins.view(-1)[batch[name][:-1].cpu().long()] = said = True
+            begins.view(-1)[batch[name][:-1].cpu().long()] = known = True
     for name, step in _NUMBERS:
         if name in batch:
-            values, said = batch[name].cpu(), True
+            values, known = batch[name].cpu(), True
             begins[:, 1:] |= values[:, 1:] != values[:, :-1] + step
-    if not said:
+    if not known:
         raise UsageError(
-            "check_isolation: the batch says nowhere where documents begin",
+            "check_isolation: nothing in the batch says where documents begin",
             "give it the batch of a collator of packer_cli.torch",
         )
     return (begins.cumsum(dim=1) - 1).to(batch["input_ids"].device)
 
 
 def _other_tokens(ids: Any) -> Any:
-    """Another token in each place, of those that the batch has."""
+    """Another token in each place, taken from those in the batch."""
     values, which = torch.unique(ids, return_inverse=True)
     if len(values) < 2:
         raise UsageError(f"check_isolation: every token of the batch is {values.tolist()}")
@@ -109,16 +109,16 @@ def _to(value: Any, device: Any) -> Any:
 
 def _logits(model: Any, batch: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    found = model(**batch)
-    if hasattr(found, "logits"):
-        return found.logits
-    if isinstance(found, Mapping):
-        return found["logits"]
-    return found[0] if isinstance(found, tuple) else found
+    output = model(**batch)
+    if hasattr(output, "logits"):
+        return output.logits
+    if isinstance(output, Mapping):
+        return output["logits"]
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _tolerance(model: Any) -> float:
-    """What part of the largest logit is how computers add, and no noise happened to show."""
+    """The part of the largest logit that may change by rounding, even if no noise shows it."""
     floats = (p.dtype for p in getattr(model, "parameters", list)() if p.is_floating_point())
     return float(max(1e-6, *(torch.finfo(one).eps for one in set(floats) if one.itemsize == 2), 0))
 
@@ -140,7 +140,7 @@ def _largest(change: Any, where: Any) -> float:
 
 @contextmanager
 def _as_it_was(model: Any) -> Iterator[None]:
-    """No gradients; buffers and random numbers are put back."""
+    """Without gradients; restores buffers and random numbers at the end."""
     modules = list(model.modules()) if hasattr(model, "modules") else []
     buffers = [
         (module, name, value, None if value is None else value.clone())
@@ -153,7 +153,7 @@ def _as_it_was(model: Any) -> Iterator[None]:
             yield
     finally:
         with torch.no_grad():
-            for module, name, value, kept in buffers:
+            for module, name, value, copy in buffers:
                 if value is not None:
-                    value.copy_(kept)
+                    value.copy_(copy)
                 module._buffers[name] = value

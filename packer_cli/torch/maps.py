@@ -31,32 +31,32 @@ class MappedRows:
         self._firsts, self._ends = np.empty(0, np.int64), np.empty(0, np.int64)
         self._values = {name: np.empty(0, np.int64) for name in columns}  # addresses
         self._offsets = {name: np.empty(0, np.int64) for name in columns if name in RAGGED}
-        self._mapped: list[Any] = []  # whose memory that is
+        self._mapped: list[Any] = []  # the batches that own this memory
 
     def added(self, first: int, batches: Sequence[Any]) -> MappedRows:
-        """These and the rows of record batches, from `first` on, none of which is here."""
+        """These spans and new ones: the rows of record batches, of which the first is `first`."""
         more = MappedRows(tuple(self._kinds), self._max_length)
         at = int(np.searchsorted(self._firsts, first))
         ends = first + np.cumsum([len(batch) for batch in batches])
         more._firsts = np.insert(self._firsts, at, [first, *ends[:-1]])
         more._ends = np.insert(self._ends, at, ends)
-        for name, addresses in self._values.items():
+        for name, known in self._values.items():
             columns = [batch.column(name) for batch in batches]
             if name in RAGGED:
                 lists = [ragged_of(column) for column in columns]
-                found = [values.ctypes.data for values, _ in lists]
+                addresses = [values.ctypes.data for values, _ in lists]
                 offsets = [offsets.ctypes.data for _, offsets in lists]
                 more._offsets[name] = np.insert(self._offsets[name], at, offsets)
             else:
-                found = [rows_of(column).ctypes.data for column in columns]
-            more._values[name] = np.insert(addresses, at, found)
+                addresses = [rows_of(column).ctypes.data for column in columns]
+            more._values[name] = np.insert(known, at, addresses)
         more._mapped = [*self._mapped, *batches]
         return more
 
     def first_absent(self, rows: Int64) -> int:
         """The place in `rows` of the first that is in no span; -1 when all are here."""
-        found: int = gathering.first_absent(rows, self._firsts, self._ends)
-        return found
+        absent: int = gathering.first_absent(rows, self._firsts, self._ends)
+        return absent
 
     def gather(self, rows: Int64, name: str) -> Any:
         """A column of rows that are all here: an array [b, max_length], or `Lists`."""
@@ -64,9 +64,9 @@ class MappedRows:
         if name in RAGGED:
             ends, offsets = np.empty(len(rows) + 1, np.int64), self._offsets[name]
             gathering.count_values(rows, self._firsts, offsets, ends)
-            found = np.empty(ends[-1], kind)
-            gathering.gather_values(rows, self._firsts, offsets, values, ends, found)
-            return Lists(found, ends)
+            gathered = np.empty(ends[-1], kind)
+            gathering.gather_values(rows, self._firsts, offsets, values, ends, gathered)
+            return Lists(gathered, ends)
         out = np.empty((len(rows), self._max_length), kind)
         to, row_bytes = out.view(np.uint8).reshape(-1), self._max_length * kind.itemsize
         gathering.gather_rows(rows, self._firsts, values, row_bytes, to)

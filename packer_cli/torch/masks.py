@@ -1,15 +1,15 @@
-"""Who may see whom in packed rows, as a model's config has it: documents, windows, chunks.
+"""Which places see each other in packed rows, by a model's config: documents, windows, chunks.
 
-A 4-D mask replaces all of a model's own, its sliding windows among them, so it must have them. A
-config says in `layer_types` which of three masks each layer takes, and without that in
-`sliding_window` whether all take one:
+A 4-D mask replaces all masks of a model, so it must include the model's sliding windows. A config
+says in `layer_types` which of three masks each layer takes; without that, all take the second if it
+has a `sliding_window`, and else the first:
 
     full_attention       every earlier place of the document
     sliding_attention    the last `sliding_window` of them, the place itself among them
     chunked_attention    those in the same `attention_chunk_size` places, from the document's start
 
 Where layers differ, models of transformers take a dict of masks by these names, with None for
-layers that do not attend, such as of Mamba.
+layers that do not attend, such as Mamba's.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from packer_cli.errors import UsageError, named
 _MASKED = ("full_attention", "sliding_attention", "chunked_attention")
 _RECURRENT = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
 _UNMASKED = (*_RECURRENT, "moe", "mlp")
-# what configs call otherwise, and layers of two parts
+# other names in configs, and layers of two parts
 _PARTS = {"attention": _MASKED[:1], "hybrid": ("full_attention", "linear_attention")}
 
 
 def text_config(config: Any) -> Any:
-    """The part of a config that is about text, for models that see pictures, too."""
+    """The part of a config that is about text, for models that also take images."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def attention_of(config: Any) -> str | None:
-    """What a model of transformers attends with: "sdpa", "eager", ...; None if nobody chose yet."""
-    found: str | None = getattr(text_config(config), "_attn_implementation", None)
-    return found
+    """What a model of transformers attends with: "sdpa", "eager", ...; None if not chosen yet."""
+    attention: str | None = getattr(text_config(config), "_attn_implementation", None)
+    return attention
 
 
 def is_recurrent(config: Any) -> bool:
-    """Whether a model has layers that go from place to place: recurrent ones, convolutions."""
+    """Whether a model has layers that pass state along a row: recurrent ones, convolutions."""
     kinds = {part for kind in _types(config) or () for part in _PARTS.get(kind, (kind,))}
     return not kinds.isdisjoint(_RECURRENT)
 
@@ -53,7 +53,7 @@ def block_masks(document_ids: Any, config: Any, mask_of: Callable[[Any, int | No
     mask_of       (ids [b, length], window) to a mask: a place may see those before it with the
                   same id, `window` of them at most, itself among them
 
-    Raises UsageError for kinds of layers that are not known, and where none attends.
+    Raises UsageError for unknown kinds of layers, and where none attends.
     """
     kinds = _kinds(config)
     masks = {
@@ -82,7 +82,7 @@ def flex_mask(ids: Any, window: int | None) -> Any:
 
 
 def _types(config: Any) -> Any:
-    """The kind of each layer, or None where a config says nothing of them."""
+    """The kind of each layer, or None where a config does not say."""
     text = text_config(config)
     return getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
 
@@ -96,12 +96,12 @@ def _kinds(config: Any) -> list[str]:
     kinds = sorted({one for kind in types for one in _PARTS.get(kind, (kind,))})
     if unknown := [kind for kind in kinds if kind not in (*_MASKED, *_UNMASKED)]:
         raise UsageError(
-            f"block masks: layers of a kind that they do not know: {named(unknown)}",
+            f"block masks: layers of an unknown kind: {named(unknown)}",
             "padded_collate or varlen_collate, and check_isolation",
         )
     if all(kind in _UNMASKED for kind in kinds):
         raise UsageError(
-            "block masks: no layer of the model attends, so they keep nothing apart",
+            "block masks: no layer of the model attends, so masks separate nothing",
             "varlen_collate, with the kernels that transformers asks for; or separate_collate",
         )
     return kinds

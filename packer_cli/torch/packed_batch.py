@@ -26,8 +26,8 @@ class PackedBatch:
     position_ids    int64[b, max_length], restarting at 0 in every document and in the padding
     labels          int64[b, max_length], unshifted; -100 on padding, on untrained tokens and on
                     each document's first token. None where rows have none
-    attention_mask  int64[b, max_length], 1 real, 0 padding: to count tokens by. Attention that is
-                    given nothing else lets documents see each other. None where rows have none
+    attention_mask  int64[b, max_length], 1 real, 0 padding: to count tokens with. Attention that
+                    gets nothing else lets documents see each other. None where rows have none
     """
 
     input_ids: Any
@@ -100,14 +100,14 @@ def pack_result_to_tensors(
     token_ids  the documents: lists, 1-d integer arrays or tensors
     labels     for each document, unshifted, -100 where not trained on; None: every token is
 
-    Raises DataError for a plan of other lengths, and for what are no token ids.
+    Raises DataError for a plan of other lengths, and for values that are not token ids.
     """
     rows = fill_plan(plan, token_ids, labels=labels, pad_token_id=pad_token_id)
     return _of_rows(batch_of_rows(rows))
 
 
 def _is_row(example: Any) -> bool:
-    """Whether it says where documents begin in it, as rows do, those of `packer_cli.hf` too."""
+    """Whether it says where documents begin in it, as rows do, also those of `packer_cli.hf`."""
     return isinstance(example, Mapping) and not example.keys().isdisjoint(
         ("cu_seqlens", "position_ids")
     )
@@ -131,22 +131,22 @@ def documents_of(examples: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
 
 
 def batch_of_rows(rows: PackedRows) -> RowBatch:
-    """Rows in memory as rows from shards are."""
+    """Rows in memory, in the form of rows from shards."""
     names = ("input_ids", "labels", "attention_mask", "position_ids")
     columns = {name: torch.as_tensor(getattr(rows, name)) for name in names}
     return RowBatch(columns, {"cu_seqlens": Lists.of(rows.cu_seqlens)})
 
 
 def _of_rows(batch: RowBatch) -> PackedBatch:
-    found, mask = varlen_collate(batch, config=None), batch.columns.get("attention_mask")
+    collated, mask = varlen_collate(batch, config=None), batch.columns.get("attention_mask")
 
     def as_rows(name: str) -> Any:
-        return found[name].view(len(batch), -1) if name in found else None
+        return collated[name].view(len(batch), -1) if name in collated else None
 
     return PackedBatch(
         as_rows("input_ids"),
-        found["cu_seq_lens_q"],
-        found["max_length_q"],
+        collated["cu_seq_lens_q"],
+        collated["max_length_q"],
         as_rows("position_ids"),
         as_rows("labels"),
         None if mask is None else mask.long(),

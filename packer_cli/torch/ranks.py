@@ -1,4 +1,4 @@
-"""Which rank this is, of how many: said by the caller wherever a guess could be wrong."""
+"""Which rank this is, of how many: given by the caller wherever a guess could be wrong."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from packer_cli.errors import UsageError
 
 
 def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """(rank, world_size) as given, or (0, 1) where nothing else can be meant.
+    """(rank, world_size) as given, or (0, 1) where there is only one rank.
 
-    Under torch.distributed either guess would be wrong in silence for someone: Accelerate and the
-    Trainer deal out batches themselves, a loop of one's own does not.
+    Under torch.distributed either guess would be silently wrong for someone: Accelerate and the
+    Trainer distribute batches themselves, a loop of your own does not.
     """
     if (rank is None) != (world_size is None):
         raise UsageError("rank and world_size: give both or none")
@@ -21,7 +21,7 @@ def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
             raise UsageError(
                 f"rank and world_size: not given, and torch.distributed runs {ranks} ranks",
                 "rank=dist.get_rank(), world_size=dist.get_world_size(); with Accelerate and the "
-                "Trainer, which deal out batches themselves, rank=0, world_size=1",
+                "Trainer, which distribute batches themselves, rank=0, world_size=1",
             )
         return 0, 1
     if not 0 <= rank < world_size:

@@ -45,7 +45,7 @@ class Lists:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """b rows, gathered at once. Iterates as dicts, for those who want rows one by one.
+    """b rows, gathered at once. Iterating gives a dict for each row.
 
     columns  name -> tensor [b, L] as stored: input_ids, labels, position_ids int32,
              attention_mask uint8
@@ -75,7 +75,7 @@ class RowBatch:
 
         The padding at a row's end is a document of its own, so that every place belongs to one.
         A segment's own padding (`--segment-multiple`) is the end of its segment. Raises DataError
-        for boundaries that are none, UsageError for more tokens than int32 counts.
+        for invalid boundaries, UsageError for more tokens than int32 counts.
         """
         if len(self) * self.max_length > np.iinfo(np.int32).max:
             raise UsageError(
@@ -107,11 +107,11 @@ def row_batch(rows: Any) -> RowBatch:
         batch = rows
     else:
         if not all(isinstance(row, Mapping) for row in rows):
-            raise UsageError("a collator of packed rows got something else")
+            raise UsageError("a collator of packed rows got something other than rows")
         if unlike := {name for row in rows for name in row.keys() ^ rows[0].keys()}:
             raise UsageError(
                 f"some rows of a batch have {min(unlike)}, others do not",
-                "data sets that are trained on together are packed with the same options",
+                "pack datasets that are trained on together with the same options",
             )
         batch = RowBatch(
             {name: torch.stack([torch.as_tensor(row[name]) for row in rows])
@@ -122,8 +122,8 @@ def row_batch(rows: Any) -> RowBatch:
         starts = [np.flatnonzero(row == 0) for row in batch.columns["position_ids"].numpy()]
         edges = Lists.of([np.append(row, batch.max_length) for row in starts])
         batch = RowBatch(batch.columns, {**batch.ragged, "cu_seqlens": edges})
-    for name, found in (("input_ids", batch.columns), ("cu_seqlens", batch.ragged)):
-        if name not in found:
+    for name, values in (("input_ids", batch.columns), ("cu_seqlens", batch.ragged)):
+        if name not in values:
             raise UsageError(
                 f"rows without {name}" + (" or position_ids" if name == "cu_seqlens" else ""),
                 "PackedDataset gives it unless `columns` leaves it out; transformers.Trainer "

@@ -26,20 +26,20 @@ class PackedSampler:
 
     rows           the data set, or how many rows it has
     seed           of the order; None keeps the order of the shards
-    rank, world_size   which share of the order. Where there are several ranks, by torch.distributed
-                   or WORLD_SIZE, both must be said: with Accelerate and the Trainer, which deal out
-                   whole batches themselves, 0 and 1.
-    even           every rank gets as many rows of an epoch; those left over, fewer than
+    rank, world_size   which share of the order. Where torch.distributed or WORLD_SIZE say that
+                   there are several ranks, both must be given: 0 and 1 with Accelerate and the
+                   Trainer, which distribute whole batches themselves.
+    even           every rank gets the same number of rows of an epoch; those left over, fewer than
                    world_size, begin the next one. False: the first ranks get one row more.
     block_rows, window_blocks   the shuffle's sizes
 
-    Each iteration is an epoch, the first perhaps the rest of one. `state_dict()` has how many rows
+    Each iteration is an epoch; the first may be the rest of one. `state_dict()` has how many rows
     all ranks together have taken; `load_state_dict` goes on after them. A loader with workers reads
-    ahead, and so do those of Accelerate and `to_device` on a GPU: say how many rows this iteration
+    ahead, and so do those of Accelerate and `to_device` on a GPU: pass how many rows this iteration
     has trained on, `state_dict(rows=steps * batch_size)`. torchdata's StatefulDataLoader keeps
-    account by itself; to resume on another number of ranks leave snapshot_every_n_steps at 1.
+    track by itself; to resume on another number of ranks leave snapshot_every_n_steps at 1.
 
-    Raises UsageError for sizes that cannot be and DataError for more ranks than rows.
+    Raises UsageError for invalid sizes and DataError for more ranks than rows.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PackedSampler:
         for place in range(begin + self.rank, end, self.world_size):
             self._taken = min(place - self.rank + self.world_size, end)
             if place + self.world_size >= end:
-                self._begin = end  # also for who stops at the last one, without asking for more
+                self._begin = end  # also for loops that stop at the last row
             yield self._order[place]
         self._begin = self._taken = end
 
@@ -85,7 +85,7 @@ class PackedSampler:
 
     @property
     def epoch(self) -> int:
-        """That of the next iteration."""
+        """The epoch of the next iteration."""
         return (self._begin + (self.world_size - 1 if self._even else 0)) // self.rows
 
     def _end(self) -> int:
@@ -109,14 +109,14 @@ class PackedSampler:
 
     def _go_to(self, place: int) -> None:
         self._begin = place
-        self._now = (place, place)  # where the one that goes on, or the last, begins and ends
-        self._taken = place  # by it; all count all ranks' rows
+        self._now = (place, place)  # begin and end of the current iteration, or the last
+        self._taken = place  # how far it got; all of these count the rows of all ranks
         self._restored = False
 
     def state_dict(self, rows: int | None = None) -> dict[str, Any]:
         """The position: `samples`, rows taken by all ranks since the run began, and the order.
 
-        rows   that this rank has trained on since this iteration, an epoch or its rest, began; more
+        rows   that this rank has trained on in this iteration, an epoch or the rest of one; more
                than it has are all. None: as many as were drawn from the sampler
         Raises UsageError for a negative number.
         """
@@ -152,7 +152,7 @@ class _Order:
         self._window, self._begin, self._members = -1, 0, np.empty(0, np.int64)
 
     def name(self) -> dict[str, Any]:
-        """What the order follows from."""
+        """What the order depends on."""
         return {
             "rows": self._rows,
             "seed": self._seed,
@@ -173,7 +173,7 @@ class _Order:
         return int(self._members[within - self._begin])
 
     def _next_window(self, *, back: bool) -> None:
-        """The last block may be shorter and lie anywhere: windows are found one after the other."""
+        """Windows are made in turn: the last block may be shorter, and be in any of them."""
         self._window = 0 if back else self._window + 1
         self._begin = 0 if back else self._begin + len(self._members)
         first = self._window * self._window_blocks
@@ -184,9 +184,9 @@ class _Order:
         self._members = rows[self._permutation(len(rows), self._window)]
 
     def _permutation(self, count: int, what: object) -> Int64:
-        """By packer's own generator: that of numpy may change with its version."""
+        """A permutation by packer's own generator: numpy's may change with its version."""
         name = f"{self._seed}/{self._epoch}/{what}"
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-        found = np.empty(count, np.int64)
-        sorting.permutation(found, seed)
-        return found
+        permutation = np.empty(count, np.int64)
+        sorting.permutation(permutation, seed)
+        return permutation

@@ -34,12 +34,13 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
     max_length   tokens in a row
     buffer_size  documents planned together; a few hundred rows' worth packs about as well as all
     strategy     as in `plan_packing`; so are `overlong`, and `seed`: None leaves rows as planned
-    rank, world_size   as for `PackedSampler`; ranks may get different numbers of rows, so end
-                 such a training by its steps
+    rank, world_size   as for `PackedSampler`; ranks may get different numbers of rows, so
+                 end training after a number of steps
 
-    Documents are dealt out to ranks and to a DataLoader's workers one by one, unless the source is
-    a torch IterableDataset, which deals them out to workers itself. A row is a dict of input_ids,
-    labels, position_ids int32[max_length], attention_mask uint8[max_length] and cu_seqlens int32.
+    Documents are distributed to ranks and to a DataLoader's workers one by one, unless the source
+    is a torch IterableDataset, which distributes them to workers itself. A row is a dict of
+    input_ids, labels, position_ids int32[max_length], attention_mask uint8[max_length] and
+    cu_seqlens int32.
 
     `state_dict()` after a row and `load_state_dict()` go on with the next one; to do so the source
     is read again from its beginning, without packing. A DataLoader's workers each have a position
@@ -47,8 +48,8 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
     Accelerate and the Trainer need rank=0, world_size=1 and dispatch_batches=False: dispatching,
     the first rank's batches are cut at their first dimension, boundaries of documents as well.
 
-    Raises UsageError for options that cannot be, and while iterating DataError for an empty source
-    or a document that is none.
+    Raises UsageError for invalid options and, while iterating, DataError for an empty source or an
+    invalid document.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         self._now = self._begin
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        self._now = self._begin  # where it is until the first row, also in a worker that ended
+        self._now = self._begin  # until the first row, also in a worker that has ended
         return self._rows()
 
     def _rows(self) -> Iterator[dict[str, Any]]:
@@ -125,7 +126,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         if index < 0:
             raise DataError(
                 "the source of documents is empty",
-                "give one that can be iterated again, such as a list or a data set",
+                "give one that can be iterated again, such as a list or a dataset",
             )
         raise DataError(
             f"{self._world_size} ranks share {index + 1} documents: some would get none",
@@ -158,7 +159,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         return {**self._now, "workers": _workers(), **self._order()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after a position. Raises DataError when it is one of other options."""
+        """Go on after a position. Raises DataError when it was saved with other options."""
         for name, value in self._order().items():
             if state.get(name) != value:
                 raise DataError(
@@ -168,7 +169,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         self._begin = self._now = {name: state[name] for name in _position(0, [], 0)}
 
     def _order(self) -> dict[str, Any]:
-        """What rows follow from, but for the source."""
+        """What rows depend on, apart from the source."""
         return {
             **self._options,
             "buffer_size": self._buffer_size,

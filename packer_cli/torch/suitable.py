@@ -1,15 +1,15 @@
-"""Whether a collator is one for a model, as far as its config and transformers' code say.
+"""Whether a collator suits a model, as far as its config and the code of transformers show.
 
-What is refused is what would let documents see each other without a word:
+Whatever would silently let documents see each other is refused:
 
 1. SDPA, eager and FlexAttention know documents by their positions only, and some families of
-   models make their masks without them.
+   models make their masks without positions.
 2. Convolutions and recurrent layers know documents by `seq_idx` only, and some families do not hand
    it down to their kernels, or have kernels that take none.
 3. FlashAttention takes no 4-D mask, FlexAttention no mask of numbers.
 
-Which families is read from the code of the transformers that is installed, see `_Code`. What is
-left is told by the model itself: `check_isolation`.
+Which families these are is read from the code of the installed transformers: see `_Code`. Only the
+model itself can show the rest: see `check_isolation`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _BY_POSITIONS = ("sdpa", "eager", "flex_attention", None)
 
 
 def check_suitable(collator: str, config: Any, form: str = "") -> None:
-    """Raise UsageError for a model's config whose documents would see each other.
+    """Raise UsageError if documents of a model with this config would see each other.
 
-    collator  its name; `form` that of block_mask_collate. A config of None says nothing.
+    collator  its name; `form` is that of block_mask_collate. With no config, nothing is checked.
     """
     if config is None:
         return
@@ -69,10 +69,10 @@ def _check_form(attention: str | None, form: str) -> None:
 class _Code:
     """What is read from a family's modeling_*.py.
 
-    follows_positions  each `forward` gives the positions to what makes its masks; where none makes
-                       any, there is no attention, or it has one of its own that looks at nothing
-    follows_numbers    seq_idx gets from the model to kernels that take it, and what stands in for
-                       kernels that are not installed refuses it
+    follows_positions  each `forward` passes positions to what makes its masks; where none makes
+                       any, there is no attention, or one of its own that ignores positions
+    follows_numbers    seq_idx reaches kernels that take it, and what stands in for kernels that
+                       are not installed refuses it
     """
 
     follows_positions: bool = True
@@ -80,7 +80,7 @@ class _Code:
 
 
 def _code_of(config: Any) -> _Code:
-    """A model of one's own, whose code is not found like that, is for `check_isolation`."""
+    """What the code of a config's family shows; for a model of your own, no problem."""
     module = sys.modules.get(type(text_config(config)).__module__)
     path = Path(getattr(module, "__file__", None) or "")
     if not path.name.startswith("configuration_"):
@@ -102,7 +102,7 @@ def _read(path: Path) -> _Code:
     ]
     kernels = "use_kernel_func_from_hub_with_fallback" in code
     # kernels of the first Mamba scan without looking at seq_idx
-    follows_numbers = kernels and "selective_scan_fn" not in code and _hands_down(tree)
+    follows_numbers = kernels and "selective_scan_fn" not in code and _passes_kwargs_on(tree)
     if not makers:
         return _Code(follows_positions=follows_numbers, follows_numbers=follows_numbers)
     by_positions = all("position_ids" in _arguments(function) for function in makers)
@@ -119,19 +119,21 @@ def _makes_causal_mask(node: ast.AST) -> bool:
 
 
 def _arguments(function: ast.FunctionDef) -> set[str]:
-    """The names under which a function gives arguments to what makes masks."""
-    found: set[str] = set()
+    """The names of the arguments that a function passes to what makes masks."""
+    names: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and _makes_causal_mask(node):
-            found |= {one.arg for one in node.keywords if one.arg}
+            names |= {one.arg for one in node.keywords if one.arg}
         elif isinstance(node, ast.Dict):
             keys = {str(one.value) for one in node.keys if isinstance(one, ast.Constant)}
-            found |= keys if "inputs_embeds" in keys else set()  # those of several masks, made once
-    return found
+            names |= (
+                keys if "inputs_embeds" in keys else set()
+            )  # arguments of several masks, made once
+    return names
 
 
-def _hands_down(tree: ast.AST) -> bool:
-    """Whether a causal language model gives what it has no name for, **kwargs, to its layers."""
+def _passes_kwargs_on(tree: ast.AST) -> bool:
+    """Whether a causal language model passes its **kwargs on to its layers."""
     forwards = [
         function
         for node in ast.walk(tree)
@@ -139,10 +141,10 @@ def _hands_down(tree: ast.AST) -> bool:
         for function in _functions(node)
         if function.name == "forward"
     ]
-    return all(any(_gives_the_rest(node) for node in ast.walk(one)) for one in forwards)
+    return all(any(_passes_kwargs(node) for node in ast.walk(one)) for one in forwards)
 
 
-def _gives_the_rest(node: ast.AST) -> bool:
+def _passes_kwargs(node: ast.AST) -> bool:
     """self.model(..., **kwargs), but not the loss function's call."""
     return (
         isinstance(node, ast.Call)

@@ -1,12 +1,12 @@
-"""`packer verify`: a result held against its manifest, and against the inputs.
+"""`packer verify`: a result checked against its manifest and its inputs.
 
     files and manifest     digests, names, figures that must agree, slices that cover the inputs
     shards                 every row once, on threads
     records                what the side files say, if all of that is sound
     inputs                 documents read and encoded again, if that is sound, too
 
-What is wrong becomes a `Problem`, one for each rule that a file breaks; only a manifest that cannot
-be used raises.
+Whatever is wrong becomes a `Problem`, one for each rule that a file breaks; only an unusable
+manifest raises an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from packer_cli.run.directory import is_replacing
 from packer_cli.threads import run_all
 from packer_cli.verify.files import check_contents, check_files
 from packer_cli.verify.findings import Findings, Problem
-from packer_cli.verify.said import check_manifest
+from packer_cli.verify.manifest import check_manifest
 from packer_cli.verify.shards import ShardChecks
 from packer_cli.verify.unit_records import check_unit_records
 
@@ -46,7 +46,7 @@ def verify(
 ) -> Findings:
     """Check a finished directory, and with `against_inputs` documents against their inputs.
 
-    `sample`: how many documents, None for all, whose units are packed again. Inputs are only
+    `sample`: how many documents to compare; None packs every unit again. Inputs are only
     compared with a result that is sound by itself. Raises DataError when there is no usable
     manifest.
     """
@@ -69,7 +69,7 @@ def verify(
             (partial(checks.check_unit, unit) for unit in manifest.shards_of_units()), workers, stop
         )
         checks.check_totals()
-    if not findings.problems:  # or every figure that is wrong would be told twice
+    if not findings.problems:  # or every wrong figure would be reported twice
         check_contents(packed, findings)
         check_unit_records(packed, findings)
     if against_inputs and findings.problems:
@@ -77,7 +77,7 @@ def verify(
     elif against_inputs:
         from packer_cli.verify.inputs import compare_inputs  # noqa: PLC0415 needs a tokenizer
 
-        if show_progress and sys.stderr.isatty():  # a bar that is full looks like the end
+        if show_progress and sys.stderr.isatty():  # a full bar looks like the end
             notify("the result itself is sound; encoding documents of its inputs again")
         compare_inputs(packed, config, findings, workers, sample, seed, stop, notify)
     if findings.problems:
@@ -86,7 +86,7 @@ def verify(
 
 
 def _raise_if_replaced(packed: PackedDirectory) -> None:
-    """What seems wrong may be of two results."""
+    """Raise DataError if the problems may be those of a mix of two results."""
     if error := packed.replaced():
         raise error
     if is_replacing(packed.path):

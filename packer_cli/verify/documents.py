@@ -1,4 +1,4 @@
-"""Documents encoded again, held against their pieces in the rows."""
+"""Documents encoded again and compared with their pieces in the rows."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from packer_cli.tokenization.encoding import Encode, Encoded
 from packer_cli.verify.findings import DIFFERENT, Findings
 from packer_cli.verify.rows import UnitRows
 
-_MOST = 20  # differing documents that are named, of one input in one unit
+_MOST = 20  # differing documents that are reported for one input of one unit
 
 
 class Documents:
-    """Compares documents of one unit. `encode` is an `encoding.Encode` that does so on the way.
+    """Compares documents of one unit. `encode` is an `encoding.Encode` that also compares.
 
     Rows that do not say where their segments come from are not compared here.
     """
@@ -53,7 +53,7 @@ class Documents:
         self.differing = 0
 
     def encode(self, records: Records, file: InputFile) -> Encoded:
-        """The same as a run's, and every document is compared."""
+        """Encode as a run does, and compare every document."""
         if self._stop.is_set():
             raise Interrupted("stopped")
         encoded = self._encode(records, file)
@@ -66,15 +66,15 @@ class Documents:
         return encoded
 
     def expect(self, file: InputFile, positions: Int64) -> None:
-        """Note those documents of the rows that were not among the compared ones."""
+        """Report documents in the rows, at these positions, that were not compared."""
         nothing = np.empty(0, np.int64)
         missing = np.setdiff1d(positions, np.concatenate([nothing, *self._compared[file.index]]))
         if len(missing):
             count = len(missing)
-            self._differs(file, int(missing[0]), f"no document begins there, {count} like this")
+            self._differs(file, int(missing[0]), f"no document begins there ({count} in all)")
 
     def finish(self) -> int:
-        """Tell the findings; gives how many documents were compared."""
+        """Add the problems to the findings; return how many documents were compared."""
         for path, texts in self._problems.items():
             left = len(texts) - _MOST
             texts = texts[:_MOST] + [f"{left} more documents differ"] * (left > 0)  # noqa: PLW2901
@@ -108,16 +108,17 @@ class Documents:
         expected: tuple[Any, Int64] | None,
         tokens: int,
     ) -> str:
-        """How a document and its pieces in the rows differ; "" for not at all. `tokens`: of it
-        that are to be in rows, where pieces are not `expected` one by one.
+        """How a document and its pieces in the rows differ; "" if they do not.
+
+        `tokens`: how many of its tokens are to be in rows, where `expected` lists no pieces.
         """
         unit, position = self._unit, int(batch.position[document])
         of_document = unit.pieces(file, position)
-        found = [(int(unit.start[i]), int(unit.length[i])) for i in of_document]
+        packed = [(int(unit.start[i]), int(unit.length[i])) for i in of_document]
         begin = int(batch.offsets[document])
         if expected is None:
             reached = 0
-            for start, length in found:
+            for start, length in packed:
                 if start != reached:
                     break
                 reached += length
@@ -128,9 +129,9 @@ class Documents:
             here = slice(edges[document], edges[document + 1])
             wanted = list(zip(pieces.start[here].tolist(), pieces.length[here].tolist(),
                               strict=True))  # fmt: skip
-            if found != wanted:
+            if packed != wanted:
                 return (
-                    f"is packed as {_shown(found)} of its tokens, {_shown(wanted)} expected "
+                    f"is packed as {_shown(packed)} of its tokens, {_shown(wanted)} expected "
                     "when encoded again"
                 )
         for i in of_document:
@@ -145,7 +146,7 @@ class Documents:
 def piece_difference(
     unit: UnitRows, i: int, ids: UInt32, trained: UInt8 | None, begin: int, config: PackConfig
 ) -> str:
-    """How segment `i` of a unit and the tokens from `begin` on differ; "" for not at all.
+    """How segment `i` of a unit and the tokens from `begin` on differ; "" if they do not.
 
     ids uint32[T], trained uint8[T] or None, as in a TokenBatch.
     """

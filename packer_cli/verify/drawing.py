@@ -1,7 +1,7 @@
-"""Some records of the inputs: those that rows name, and those at drawn places.
+"""Samples of the inputs' records: those that rows name, and those drawn at random places.
 
-Rows tell of documents that are there; only the inputs tell of those that are missing. Neither
-reads more of a file than its format makes it.
+Rows only show the documents that are there; only the inputs show those that are missing. Neither
+sample reads more of a file than its format requires.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from packer_cli.records import InputFile, Int64, Records, Slice
 from packer_cli.result.manifest import Manifest
 
 Read = Callable[[InputFile, Slice], Iterator[Records]]
-_FIRST_BYTES = 1 << 12  # of a line format; most records begin within so many
-_TOGETHER = 1 << 20  # characters of texts that are encoded at once
+_FIRST_BYTES = 1 << 12  # read of a line format at first; most records end within so many
+_TOGETHER = 1 << 20  # characters of texts that are encoded together
 
 
 def shares(
     manifest: Manifest, files: set[int], sample: int, seed: int
 ) -> dict[tuple[int, int], int]:
-    """How many documents to take of which (unit, file): even over files, then over its units."""
+    """(unit, file) -> how many documents to take: spread evenly over files, then over units."""
     rng = np.random.default_rng(seed)
     units: dict[int, list[int]] = {}
     for unit in manifest.units:
         for file in {part[0] for part in unit.slices} & files:
             units.setdefault(file, []).append(unit.unit)
     order = rng.permutation(sorted(units)).tolist()
-    order.sort(key=lambda file: manifest.inputs[file].documents)  # the least first
-    found: dict[tuple[int, int], int] = {}
+    order.sort(key=lambda file: manifest.inputs[file].documents)  # the smallest first
+    counts: dict[tuple[int, int], int] = {}
     left = sample
     for number, file in enumerate(order):
         documents = manifest.inputs[file].documents
@@ -42,21 +42,21 @@ def shares(
         for place, unit in enumerate(among):
             count = share // len(among) + (place < share % len(among))
             if count:
-                found[unit, file] = count
-    return found
+                counts[unit, file] = count
+    return counts
 
 
 def draws(
     manifest: Manifest,
     files: set[int],
-    found: dict[tuple[int, int], int],
+    wanted: dict[tuple[int, int], int],
     sample: int,
     seed: int,
 ) -> dict[tuple[int, int], int]:
-    """How many records to draw of which (unit, file): the `shares`, and one of each of `sample`
-    files without any, which may have lost all that they had.
+    """(unit, file) -> how many records to draw: as many as `wanted`, and one from each of up to
+    `sample` other files, which may have lost all their documents.
     """
-    without = sorted(files - {file for _, file in found})
+    without = sorted(files - {file for _, file in wanted})
     rng = np.random.default_rng([seed, len(without)])
     chosen = set(rng.permutation(without)[:sample].tolist())
     more = {}
@@ -64,20 +64,20 @@ def draws(
         for file in {part[0] for part in unit.slices} & chosen:
             more[unit.unit, file] = 1
             chosen.remove(file)
-    return found | more
+    return wanted | more
 
 
 def are_among(positions: Int64, known: Int64) -> npt.NDArray[np.bool_]:
-    """bool[n]: which of the positions are among those known, which ascend and may be many."""
+    """bool[n]: which of the positions are among the known ones, which ascend."""
     if not len(known):
         return np.zeros(len(positions), bool)
     at = np.minimum(np.searchsorted(known, positions), len(known) - 1)
-    found: npt.NDArray[np.bool_] = known[at] == positions
-    return found
+    among: npt.NDArray[np.bool_] = known[at] == positions
+    return among
 
 
 def together(records: Iterable[Records]) -> Iterator[Records]:
-    """The same records; texts that were read one by one come in few batches, as engines want."""
+    """The same records; texts that were read one by one are joined to batches, for the engine."""
     held: list[Records] = []
     size = 0
     for some in records:
@@ -103,16 +103,16 @@ def records_at(read: Read, file: InputFile, positions: Int64) -> Iterator[Record
     left = set(positions.tolist())
     for part in _parts(file, positions):
         for records in read(file, part):
-            found = np.flatnonzero(are_among(records.positions, positions))
-            if len(found):
-                yield records.take(found)
-                left -= set(records.positions[found].tolist())
+            places = np.flatnonzero(are_among(records.positions, positions))
+            if len(places):
+                yield records.take(places)
+                left -= set(records.positions[places].tolist())
             if not left:
                 return
 
 
 def _parts(file: InputFile, positions: Int64) -> list[Slice]:
-    """The least of a file that holds the records at these positions."""
+    """The smallest slices of a file that hold the records at these positions."""
     if _by_bytes(file):
         return [Slice(file.index, at, at + 1, 0) for at in positions.tolist()]
     if (row_groups := groups_of(file)) is not None:
@@ -130,13 +130,13 @@ def _by_bytes(file: InputFile) -> bool:
 def drawn_records(
     read: Read, file: InputFile, slices: list[Slice], count: int, rng: np.random.Generator
 ) -> Iterator[Records]:
-    """Up to `count` good records, each once, from drawn places of the slices of one file.
+    """Up to `count` good records, each once, from random places in the slices of one file.
 
-    A record is as likely as the one before it is long where any byte can be read from (as the last
-    of its slice for the first); else all are equally likely.
+    Where reading can begin at any byte, a record is as likely as the one before it is long (for the
+    first, the last one of its slice); elsewhere all are equally likely.
     """
     if not count:
-        return  # or files that cannot be read from anywhere would be read for nothing
+        return  # or files that are only read as a whole would be read for nothing
     if _by_bytes(file):
         yield from _drawn_by_bytes(read, file, slices, count, rng)
         return
@@ -154,15 +154,15 @@ def drawn_records(
         number = min(count, len(groups))
         chosen = rng.choice(groups, number, replace=False, p=weights / weights.sum())
         parts = [Slice(file.index, group, group + 1, 0) for group in sorted(chosen.tolist())]
-    # the smallest keys of all records read: any number of them in memory for `count`
-    kept: list[tuple[float, Records]] = []
+    # the records with the smallest keys: of any number read, `count` stay in memory
+    smallest: list[tuple[float, Records]] = []
     for part in parts:
         for records in read(file, part):
             keys = rng.random(len(records.positions))
             least = np.argsort(keys, kind="stable")[:count]
-            kept += [(float(keys[i]), records.take(np.array([i]))) for i in least.tolist()]
-            kept = sorted(kept, key=lambda one: one[0])[:count]
-    yield from (records for _, records in kept)
+            smallest += [(float(keys[i]), records.take(np.array([i]))) for i in least.tolist()]
+            smallest = sorted(smallest, key=lambda one: one[0])[:count]
+    yield from (records for _, records in smallest)
 
 
 def _drawn_by_bytes(
@@ -175,7 +175,7 @@ def _drawn_by_bytes(
     seen = set[int]()
     for which in np.sort(rng.choice(len(slices), count, p=sizes / sizes.sum())).tolist():
         start, end = slices[which].start, ends[which]
-        # behind the last record comes the first
+        # after the last record comes the first
         records = _first_from(read, file, int(rng.integers(start, end)), end)
         records = records or _first_from(read, file, start, end)
         if records is not None and int(records.positions[0]) not in seen:

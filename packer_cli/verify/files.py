@@ -1,4 +1,4 @@
-"""The files of a result: none missing, none changed, none that nobody knows."""
+"""The files of a result: none missing, none changed, none unknown."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from packer_cli.verify.reading import (
 
 
 def check_files(packed: PackedDirectory, findings: Findings, notify: Callable[[str], None]) -> None:
-    """Hold names and digests of the side files against the manifest."""
+    """Check the names and digests of side files against the manifest."""
     facts = packed.facts
-    said = _side_files(facts, findings)
+    digests = _side_files(facts, findings)
     names = names_in(packed)
-    for name, sha256 in said.items():
+    for name, sha256 in digests.items():
         if name in names and is_file(packed, name):
             _check_digest(packed, name, sha256, findings)
         else:
             findings.add(name, "is missing")
-    known = {MANIFEST, INPUT_TIMES, *said, *(shard.file for shard in facts.shards)}
+    known = {MANIFEST, INPUT_TIMES, *digests, *(shard.file for shard in facts.shards)}
     if facts.incomplete:
         known = known - {MANIFEST} | {INCOMPLETE}
-    left = {name for name in names if name == WORK or is_leftover(name, WORK)}
-    for name in sorted(names - known - left):
+    leftovers = {name for name in names if name == WORK or is_leftover(name, WORK)}
+    for name in sorted(names - known - leftovers):
         findings.add(name, "a foreign file: the manifest does not list it", remedy=FOREIGN)
-    for name in sorted(left):
+    for name in sorted(leftovers):
         notify(
-            f"{path_of(packed, name)}: of a run that is writing here, or that ended before it "
-            "could remove it; the next packer pack to this directory does"
+            f"{path_of(packed, name)}: belongs to a run that is writing here, or that ended "
+            "before it could remove it; the next packer pack to this directory removes it"
         )
 
 
 def check_contents(packed: PackedDirectory, findings: Findings) -> None:
-    """Hold what side files say against the manifest; they are known to be as they were."""
+    """Check the contents of side files, whose digests are right, against the manifest."""
     _check_saved_dataset(packed, findings)
     if REJECTED in packed.facts.side_files:
         _check_rejected(packed, findings)
@@ -65,61 +65,61 @@ def check_contents(packed: PackedDirectory, findings: Findings) -> None:
 
 def _side_files(manifest: Manifest, findings: Findings) -> dict[str, str]:
     """Name -> sha256 of every file but shards and manifest."""
-    said = dict(manifest.side_files)
-    for name in sorted(said.keys() - SIDE_FILES | said.keys() & {INPUT_TIMES}):
+    digests = dict(manifest.side_files)
+    for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & {INPUT_TIMES}):
         findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
     for name in (STATE, INFO, UNITS):
-        if name not in said:
+        if name not in digests:
             findings.add(MANIFEST, f"does not list {name}, which every result has")
     if manifest.tokenizer and manifest.tokenizer.sha256:
         sha256 = manifest.tokenizer.sha256
-        if said.setdefault(TOKENIZER, sha256) != sha256:
+        if digests.setdefault(TOKENIZER, sha256) != sha256:
             findings.add(MANIFEST, f"gives {TOKENIZER} two digests")
-    if (REJECTED in said) != bool(manifest.rejected_records):
-        listed = "lists" if REJECTED in said else "does not list"
+    if (REJECTED in digests) != bool(manifest.rejected_records):
+        listed = "lists" if REJECTED in digests else "does not list"
         findings.add(
             MANIFEST, f"{listed} {REJECTED}, rejected_records is {manifest.rejected_records}"
         )
-    return said
+    return digests
 
 
-def _check_digest(packed: PackedDirectory, name: str, said: str, findings: Findings) -> None:
+def _check_digest(packed: PackedDirectory, name: str, expected: str, findings: Findings) -> None:
     try:
-        found = digest_of(packed, name)[1]
+        digest = digest_of(packed, name)[1]
     except PackerError as error:
         findings.add(name, error.message.removeprefix(f"{path_of(packed, name)}: "))
         return
-    if found != said:
-        findings.add(name, f"its sha256 is {found}, the manifest says {said}")
+    if digest != expected:
+        findings.add(name, f"its sha256 is {digest}, the manifest says {expected}")
 
 
 def _check_saved_dataset(packed: PackedDirectory, findings: Findings) -> None:
-    """`datasets` must open all shards, in their order, and no two datasets as one."""
+    """`datasets` must open all shards in order, and tell this result from any other."""
     shards = packed.facts.shards
     identity = "".join(shard.sha256 for shard in shards)
     files = [shard.file for shard in shards]
     for name, data in saved_dataset(files, identity).items():
         try:
-            found, expected = json.loads(content_of(packed, name)), json.loads(data)
+            content, expected = json.loads(content_of(packed, name)), json.loads(data)
         except (ValueError, RecursionError) as error:
             findings.add(name, f"not valid JSON: {error}")
             continue
-        if not isinstance(found, dict):
-            findings.add(name, f"holds a {type(found).__name__}, not a JSON object")
+        if not isinstance(content, dict):
+            findings.add(name, f"holds a {type(content).__name__}, not a JSON object")
             continue
-        for key in sorted(found.keys() | expected.keys()):
-            if key in found and key in expected and found[key] == expected[key]:
+        for key in sorted(content.keys() | expected.keys()):
+            if key in content and key in expected and content[key] == expected[key]:
                 continue
             text = f"its {key} is not that of the shards in the manifest"
             if key == "_data_files":
-                listed = found.get(key)
+                listed = content.get(key)
                 count = len(listed) if isinstance(listed, list) else 0
                 text += f": it lists {count} files, {len(files)} expected"
             findings.add(name, text)
 
 
 def _check_rejected(packed: PackedDirectory, findings: Findings) -> None:
-    """A line for every rejected record, as many of each input as its figure says."""
+    """Each rejected record has a line, and each input as many as its figure says."""
     inputs = packed.facts.inputs
     counts = dict.fromkeys((one.path for one in inputs), 0)
     for number, line in enumerate(lines_of(packed, REJECTED), 1):
@@ -127,9 +127,9 @@ def _check_rejected(packed: PackedDirectory, findings: Findings) -> None:
             record = json.loads(line)
             path, place = record["file"], record["position"]
             if path not in counts or type(place) is not int or place < 0:
-                raise ValueError(f"{path!r} at {place!r} is no record of an input")
+                raise ValueError(f"{path!r} at {place!r} is not a record of an input")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            findings.add(REJECTED, f"line {number} is no rejected record: {error}")
+            findings.add(REJECTED, f"line {number} is not a rejected record: {error}")
             return
         counts[path] += 1
     for one in inputs:

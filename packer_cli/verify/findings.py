@@ -1,4 +1,4 @@
-"""What `packer verify` has found: problems, what to do about each kind, and what was checked."""
+"""What `packer verify` reports: problems, what to do about each kind, and what was checked."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Remedy(NamedTuple):
 
 DAMAGED = Remedy("a damaged result", "copy the directory again, or pack again with --overwrite")
 FOREIGN = Remedy(
-    "foreign files", "move them elsewhere: trainers may take them for a part of the result"
+    "foreign files", "move them elsewhere: trainers may take them for part of the result"
 )
 CHANGED = Remedy(
     "changed inputs",
-    "put them back as they were, or run packer pack --update on what there is now; its --prune "
-    "drops what is gone",
+    "restore them, or run packer pack --update on the inputs as they are now; its --prune removes "
+    "documents of inputs that are gone",
 )
 DIFFERENT = Remedy(
-    "another result than the inputs and options make",
+    "a result that differs from what its inputs and options give",
     "pack again with --overwrite; if that is not sound either, report it as a bug in packer",
 )
 
 
 class Problem(NamedTuple):
-    """Something that is not as it should be, the file that it is in, and what to do."""
+    """A problem, the file that it is in, and what to do about it."""
 
     file: str
     problem: str

@@ -1,11 +1,11 @@
-"""`packer verify --against-inputs`: documents read and encoded again, and found in the rows.
+"""`packer verify --against-inputs`: documents read and encoded again, then compared.
 
     a sample       documents that rows name, and records drawn from the inputs: both must agree
     --sample all   every unit is packed again: documents, plan, counts, rejected records
 
-Readers, templates and policies are those of a run, so what they get wrong twice is not seen here;
-what was lost, moved or changed since is. What is trained on is told by the reference engine's
-offsets, which a run hardly uses.
+Readers, templates and policies are those of a run, so an error that they repeat goes unnoticed;
+whatever was lost, moved or changed since is noticed. The reference engine's offsets, which a run
+hardly uses, show what is trained on.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from packer_cli.verify.drawing import (
 )
 from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings
 from packer_cli.verify.kept_tokenizer import kept_tokenizer, other_tokenizer
+from packer_cli.verify.manifest import row_groups_left, unshaped
 from packer_cli.verify.packed_again import compare_packed
 from packer_cli.verify.reading import is_file, lines_of, path_of
 from packer_cli.verify.rows import load_rows
-from packer_cli.verify.said import row_groups_left, unshaped
 from packer_cli.verify.unit_records import unit_records
 
 _Notify = Callable[[str], None]
@@ -72,7 +72,7 @@ def compare_inputs(
     stop: threading.Event,
     notify: _Notify,
 ) -> None:
-    """Add to `findings` every input that changed, and every document that is not as it was."""
+    """Add to `findings` every input that changed, and every document that differs."""
     manifest = packed.facts
     files = _unchanged(packed, config, findings, workers, stop, notify)
     findings.documents_compared, findings.inputs_compared = 0, len(files)
@@ -100,7 +100,7 @@ def compare_inputs(
             tokenizer.close()
         return
     with closing(tokenizer) if tokenizer else nullcontext():
-        # two of them are what the tokenizer in the directory has
+        # two templates are those of the tokenizer in the directory
         named = is_file(packed, TEMPLATE) and not is_file(packed, TOOL_TEMPLATE)
         used = replace(config, chat_template=str(path_of(packed, TEMPLATE)) if named else None)
         limit = _limit_of_time(packed)
@@ -120,13 +120,13 @@ def compare_inputs(
 
 
 def _limit_of_time(packed: PackedDirectory) -> float | None:
-    """--max-seconds-per-record of the run, which only what it has rejected tells."""
+    """The run's --max-seconds-per-record, which only its rejected records show."""
     if REJECTED not in packed.facts.side_files:
         return None
     with suppress(PackerError):
         for line in lines_of(packed, REJECTED):
-            if found := _TOO_SLOW.search(line):
-                return float(found[1])
+            if match := _TOO_SLOW.search(line):
+                return float(match[1])
     return None
 
 
@@ -138,7 +138,7 @@ def _unchanged(
     stop: threading.Event,
     notify: _Notify,
 ) -> dict[int, InputFile]:
-    """The inputs that are what they were; the others become problems."""
+    """The inputs that have not changed; the others become problems."""
     files: dict[int, InputFile] = {}
 
     def check(index: int, packed_then: Input) -> None:
@@ -212,8 +212,8 @@ class _Comparison:
         same_plan = version == packer_cli.__version__
         if not same_plan:
             notify(
-                f"packed by packer {version}, this is {packer_cli.__version__}: in which rows "
-                "documents lie is not compared"
+                f"packed by packer {version}, this is {packer_cli.__version__}: which rows "
+                "documents are in is not compared"
             )
         rejected_from = 0
         units = self._packed.facts.units
@@ -245,7 +245,7 @@ class _Comparison:
         self._findings.count("documents_compared", documents.finish())
 
     def _compare_files(self, about: Unit) -> None:
-        """The documents of those files of a unit that are what they were."""
+        """Compare the documents of the unchanged files of a unit."""
         rows, documents = self._documents(about.unit)
         for index in sorted({part[0] for part in about.slices} & self._files.keys()):
             file = self._files[index]
@@ -256,7 +256,7 @@ class _Comparison:
         self._findings.count("documents_compared", documents.finish())
 
     def _compare_some(self, about: Unit, wanted: _Shares, drawn: _Shares, seed: int) -> None:
-        """As many documents of each file as `wanted` says, and records `drawn` from it."""
+        """Compare as many documents of each file as `wanted` says, and records `drawn` from it."""
         number = about.unit
         rows, documents = self._documents(number)
         compared = 0
@@ -278,7 +278,7 @@ class _Comparison:
         self._findings.count("documents_compared", compared)
 
     def _unknown(self, drawn: Iterator[Records], positions: Int64) -> Iterator[Records]:
-        """Those of the drawn records, all counted, that are not in the rows: dropped, or lost."""
+        """Count the drawn records; give those that are not in the rows: dropped, or lost."""
         self._findings.count("records_drawn", 0)
         for records in drawn:
             self._findings.count("records_drawn", 1)

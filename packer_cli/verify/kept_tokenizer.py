@@ -1,4 +1,4 @@
-"""The tokenizer that a result keeps: to encode again, and to hold the manifest against."""
+"""The tokenizer in a result: to encode with again, and to check the manifest against."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from packer_cli.tokenization.tokenizer import Tokenizer, bytes_tokenizer, load_t
 def kept_tokenizer(
     packed: PackedDirectory, shape: Shape, config: PackConfig, *, fast: bool
 ) -> tuple[Tokenizer | None, TokenizerFiles | None]:
-    """The tokenizer and its files. With the reference engine, whose own offsets say what is
-    trained on, unless it is to be `fast` and everything is trained on. Raises UsageError and
-    DataError.
+    """The tokenizer and its files.
+
+    It uses the reference engine, whose own offsets show what is trained on, unless `fast` is set
+    and everything is trained on. Raises UsageError and DataError.
     """
     if packed.facts.tokenizer is None:
         return None, None
@@ -35,13 +36,13 @@ def kept_tokenizer(
 
 
 def other_tokenizer(manifest: Manifest, tokenizer: Tokenizer | None) -> Iterator[str]:
-    """What the manifest says of the tokenizer that it is not."""
+    """The errors in the manifest's description of the tokenizer."""
     if tokenizer is None:
         return
-    said = manifest.document["tokenizer"]
+    listed = manifest.document["tokenizer"]
     info = msgspec.json.decode(msgspec.json.encode(tokenizer.info.as_json()))
-    # the source is where it was, not what it is; older results do not say all of it
-    for name in sorted(info.keys() & said.keys() - {"source"}):
+    # the source says where it was, not what it is; older results lack some of the names
+    for name in sorted(info.keys() & listed.keys() - {"source"}):
         value = info[name]
-        if said[name] != value:
-            yield f"tokenizer: {name} is {said[name]}, that of its files is {value}"
+        if listed[name] != value:
+            yield f"tokenizer: {name} is {listed[name]}, its files give {value}"

@@ -1,8 +1,8 @@
-"""A unit packed again: its documents, its plan and its counts held against the result.
+"""A unit packed again: its documents, its plan and its counts compared with the result.
 
-The run's own code reads, encodes, fits and plans; only the rows go here instead of to a shard.
-So seed, strategy, order and every figure are those of the inputs, or it is found. Memory: one
-window, as in a run.
+The run's own code reads, encodes, fits and plans; only the rows come here instead of going to a
+shard. So a seed, a strategy, an order or a figure that is not that of the inputs is noticed.
+Memory: one window, as in a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OF_PLAN = {"rows", "row_fill", "segments_per_row", "attention_before", "attenti
 
 
 class PlanComparison:
-    """A `RowWriter` that holds planned rows against the unit's, segment by segment.
+    """A `RowWriter` that compares planned rows with the unit's, segment by segment.
 
     `difference`: the first one, "" for none.
     """
@@ -70,14 +70,14 @@ class PlanComparison:
         for row in range(rows):
             wanted = planned[:, row_offsets[row] : row_offsets[row + 1]]
             if self._row + row == len(self._rows.row_sizes):
-                self.difference = f"has {self._row + row} rows, more are made of the inputs"
+                self.difference = f"has {self._row + row} rows, the inputs make more"
                 return
             edges = self._edges[self._row + row : self._row + row + 2]
-            found = self._rows.in_order[:, edges[0] : edges[1]]
-            if not np.array_equal(found, wanted):
+            segments = self._rows.in_order[:, edges[0] : edges[1]]
+            if not np.array_equal(segments, wanted):
                 shard, number = self._rows.place(self._row + row)
                 self.difference = (
-                    f"row {number} of {shard} holds {self._shown(found)}, "
+                    f"row {number} of {shard} holds {self._shown(segments)}, "
                     f"{self._shown(wanted)} expected by the options of the manifest"
                 )
                 return
@@ -95,16 +95,14 @@ class PlanComparison:
     def _shown(self, segments: Int64) -> str:
         file, position, start, length = segments[:, 0].tolist()
         if not self._rows.by_place:
-            return f"{segments.shape[1]} segments from one of {length} tokens on"
+            return f"{segments.shape[1]} segments, the first of {length} tokens"
         piece = f"token {start} of " if start else ""
-        what = "1 segment" if segments.shape[1] == 1 else f"{segments.shape[1]} segments"
-        return f"{what} from {piece}{self._paths[file]} at {position} on"
+        what = "1 segment" if segments.shape[1] == 1 else f"{segments.shape[1]} segments, the first"
+        return f"{what} from {piece}{self._paths[file]} at {position}"
 
     def close(self) -> list[Shard]:
         if not self.difference and self._row < len(self._rows.row_sizes):
-            self.difference = (
-                f"has {len(self._rows.row_sizes)} rows, {self._row} are made of the inputs"
-            )
+            self.difference = f"has {len(self._rows.row_sizes)} rows, the inputs make {self._row}"
         return [self._shard]
 
     def abandon(self) -> None:
@@ -132,10 +130,10 @@ def compare_packed(
     *,
     same_plan: bool,
 ) -> None:
-    """Pack a unit of the manifest again and add in what it differs, the documents first.
+    """Pack a unit of the manifest again and add the differences, those of documents first.
 
     `rejected_from`: where its part of rejected.jsonl begins. `same_plan`: whether this packer
-    plans as the one that packed it.
+    plans like the one that packed it.
     """
     number = about.unit
     slices = tuple(Slice(file, start, stop, 0) for file, start, stop in about.slices)
@@ -165,9 +163,9 @@ def compare_packed(
     findings.count("units_packed_again", 1)
 
 
-def _other_counts(said: Counts, found: Counts, left_out: set[str]) -> list[str]:
-    """The counts in which they differ."""
-    theirs, ours = said.as_json(), found.as_json()
+def _other_counts(recorded: Counts, repacked: Counts, left_out: set[str]) -> list[str]:
+    """The counts that differ."""
+    theirs, ours = recorded.as_json(), repacked.as_json()
     texts = []
     for name in sorted((theirs.keys() | ours.keys()) - left_out):
         a, b = theirs.get(name, 0), ours.get(name, 0)
@@ -187,18 +185,20 @@ def _compare_rejected(
 ) -> None:
     expected = b"" if result.rejected is None else result.rejected.read_bytes()
     try:
-        found = part_of(packed, REJECTED, start, record.rejected) if record.rejected else b""
+        rejected = part_of(packed, REJECTED, start, record.rejected) if record.rejected else b""
     except PackerError as error:
         findings.add(REJECTED, error.message)
         return
-    if found == expected:
+    if rejected == expected:
         return
-    pairs = zip(found.splitlines(), expected.splitlines(), strict=False)
+    pairs = zip(rejected.splitlines(), expected.splitlines(), strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), -1)
-    wanted = expected.splitlines()[at].decode("utf-8", "replace") if at >= 0 else ""
+    difference = f"{len(rejected)} bytes, {len(expected)} expected"
+    if at >= 0 and (line := expected.splitlines()[at].decode("utf-8", "replace")):
+        difference = f"{line} expected"
     findings.add(
         REJECTED,
-        f"the records of unit {result.unit.index} are not those rejected when packed again"
-        + (f": {wanted} expected" if wanted else f": {len(found)} bytes, {len(expected)} expected"),
+        f"the records of unit {result.unit.index} are not those rejected when packed again: "
+        f"{difference}",
         remedy=DIFFERENT,
     )

@@ -1,4 +1,4 @@
-"""Every access of `packer verify` to the files of a result: nothing else here opens one."""
+"""Every access of `packer verify` to the files of a result: no other module opens one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ_BYTES = 1 << 20
 
 
 def names_in(packed: PackedDirectory) -> set[str]:
-    """Of everything in the directory. Raises DataError."""
+    """The names of everything in the directory. Raises DataError."""
     try:
         return set(os.listdir(packed.path))
     except OSError as error:
@@ -25,7 +25,7 @@ def names_in(packed: PackedDirectory) -> set[str]:
 
 
 def path_of(packed: PackedDirectory, name: str) -> Path:
-    """Of a file, for messages and for the libraries that open files themselves."""
+    """The path of a file, for messages and for libraries that open files themselves."""
     return packed.path / name
 
 
@@ -40,7 +40,7 @@ def digest_of(packed: PackedDirectory, name: str) -> tuple[int, str]:
 
 
 def open_shard(packed: PackedDirectory, shard: Shard) -> IO[bytes]:
-    """A shard to be hashed, whose size is what it should be. Raises DataError and OSError."""
+    """Open a shard of the right size, to hash it. Raises DataError and OSError."""
     packed.check_size(shard)
     return open(path_of(packed, shard.file), "rb", buffering=0)
 
@@ -77,7 +77,7 @@ def content_of(packed: PackedDirectory, name: str) -> bytes:
 
 
 class Hashed:
-    """A file for Arrow to read: hashes what is read, and reads no more than there is."""
+    """A file for Arrow to read, which hashes what is read and reads no more than `size`."""
 
     closed = False
 
@@ -99,7 +99,7 @@ class Hashed:
         pass
 
     def digest(self) -> str:
-        """Of the whole file: reads what is left."""
+        """The sha256 of the whole file; reads the rest first."""
         while self.read(_READ_BYTES):
             pass
         return self._sha.hexdigest()

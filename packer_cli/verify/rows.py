@@ -1,6 +1,6 @@
 """The rows of a unit in memory, by the places that their segments came from.
 
-Columns stay mapped; what is kept is 100 bytes for every segment of the unit.
+Columns stay mapped; each segment of the unit takes 100 bytes of memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 class UnitRows(NamedTuple):
     """The segments of a unit, sorted by file, position and start.
 
-    by_place            whether the rows say where segments come from; else all is 0, and the
+    by_place            whether the rows say where segments come from; if not, all is 0 and the
                         segments are in the order of the rows
     batch, row, begin   where each is: in which of `batches`, in which of its rows, from which place
     in_order            int64[4, segments] (file, position, start, length), row after row
@@ -48,7 +48,7 @@ class UnitRows(NamedTuple):
     by_place: bool
 
     def positions(self, file: int) -> Int64:
-        """Of the documents of a file, each once."""
+        """The positions of the documents of a file, each once."""
         first, last = np.searchsorted(self.file, [file, file + 1])
         return np.unique(self.position[first:last])
 
@@ -59,7 +59,7 @@ class UnitRows(NamedTuple):
         return range(*edges.tolist())
 
     def place(self, row: int) -> tuple[str, int]:
-        """(shard, row in it) of one of all the unit's rows."""
+        """(shard, row in the shard) of a row of the unit."""
         for batch in self.batches:
             if row < len(batch.ids):
                 return batch.shard, batch.first_row + row
@@ -83,10 +83,10 @@ def load_rows(packed: PackedDirectory, shards: list[Shard]) -> UnitRows:
             labels = rows_of(batch.column("labels")) if "labels" in batch.schema.names else None
             batches.append(Batch(shard.file, first_row, rows_of(batch.column("input_ids")), labels))
             first_row += batch.num_rows
-    found = np.concatenate(parts, axis=1)
-    order, (file, position, start, length), _ = documents_of(found[:4])
-    number, row, begin = found[4:, order]
+    segments = np.concatenate(parts, axis=1)
+    order, (file, position, start, length), _ = documents_of(segments[:4])
+    number, row, begin = segments[4:, order]
     return UnitRows(
-        file, position, start, length, number, row, begin, batches, found[:4],
+        file, position, start, length, number, row, begin, batches, segments[:4],
         np.concatenate(sizes), "segments" in packed.facts.config.columns,
     )  # fmt: skip

@@ -6,7 +6,7 @@ Shards are hashed while their rows are checked, units on threads.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import Hashed, content_of, digest_of, is_file, open_shard, path_of
 
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_CHUNK_TOKENS = 1 << 16  # what the rules look at together: it stays in the cache
+_CHUNK_TOKENS = 1 << 16  # that the rules look at together: they stay in the cache
 
 
 class ShardChecks:
@@ -62,9 +62,9 @@ class ShardChecks:
     def check_unit(self, shards: list[Shard]) -> None:
         """The shards of one unit, and its documents, whose pieces lie in any of them."""
         counts = Counts()
-        found = [self._check_shard(shard, counts) for shard in shards]
-        parts = [part for parts in found if parts for part in parts]
-        if None not in found and parts:
+        of_shards = [self._check_shard(shard, counts) for shard in shards]
+        parts = [part for parts in of_shards if parts for part in parts]
+        if None not in of_shards and parts:
             documents = documents_of(np.concatenate(parts, axis=1))
             count_documents(documents, counts, self._packed.max_length)
             _count_inputs(documents, counts)
@@ -82,25 +82,7 @@ class ShardChecks:
         mine = Counts()
         try:
             with open_shard(self._packed, shard) as file:
-                hashed = Hashed(file, shard.bytes, self._stop)
-                try:
-                    for batch in self._packed.read_batches(pa.PythonFile(hashed, mode="r")):
-                        if not mine.rows:
-                            texts += self._schema_differences(batch.schema)
-                        first_row = mine.rows
-                        mine.rows += batch.num_rows
-                        if batch.schema.names != list(self._config.columns):
-                            self._complete = False
-                            break
-                        self._check_batch(batch, first_row, shard.unit, rules, mine, parts)
-                except (pa.ArrowException, OSError) as error:
-                    if isinstance(error, OSError) and error.errno:
-                        raise
-                    texts.append(f"not a readable shard: {first_line(error)}")
-                if (found := hashed.digest()) != shard.sha256:
-                    texts.append(f"its sha256 is {found}, the manifest says {shard.sha256}")
-                if hashed.end != _STREAM_END:
-                    texts.append("does not end with the end marker of an Arrow stream")
+                self._check_bytes(file, shard, rules, mine, parts, texts)
         except Interrupted:
             raise
         except PackerError as error:
@@ -112,9 +94,9 @@ class ShardChecks:
         figures += ["trained_tokens"] if "labels" in self._config.columns else []
         if not texts:
             texts += [
-                f"holds {value} {figure}, the manifest says {said}"
+                f"holds {value} {figure}, the manifest says {listed}"
                 for figure in figures
-                if (value := getattr(mine, figure)) != (said := getattr(shard, figure))
+                if (value := getattr(mine, figure)) != (listed := getattr(shard, figure))
             ]
         self._findings.add(name, *texts)
         with self._findings.lock:
@@ -125,6 +107,36 @@ class ShardChecks:
             self._findings.tokens += mine.tokens
         counts.add(mine)
         return None if texts else parts
+
+    def _check_bytes(
+        self,
+        file: IO[bytes],
+        shard: Shard,
+        rules: dict[str, Broken],
+        counts: Counts,
+        parts: list[Int64],
+        texts: list[str],
+    ) -> None:
+        """Read an open shard once: its schema, its batches and its digest."""
+        hashed = Hashed(file, shard.bytes, self._stop)
+        try:
+            for batch in self._packed.read_batches(pa.PythonFile(hashed, mode="r")):
+                if not counts.rows:
+                    texts += self._schema_differences(batch.schema)
+                first_row = counts.rows
+                counts.rows += batch.num_rows
+                if batch.schema.names != list(self._config.columns):
+                    self._complete = False
+                    break
+                self._check_batch(batch, first_row, shard.unit, rules, counts, parts)
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            texts.append(f"not a readable shard: {first_line(error)}")
+        if (digest := hashed.digest()) != shard.sha256:
+            texts.append(f"its sha256 is {digest}, the manifest says {shard.sha256}")
+        if hashed.end != _STREAM_END:
+            texts.append("does not end with the end marker of an Arrow stream")
 
     def _check_batch(
         self,
@@ -157,21 +169,21 @@ class ShardChecks:
         self._progress.read(batch.nbytes, 0)
         self._progress.wrote(tokens, batch.num_rows * config.max_length)
 
-    def _schema_differences(self, found: Any) -> list[str]:
-        said, expected = metadata_of(found), metadata_of(self._schema)
+    def _schema_differences(self, written: Any) -> list[str]:
+        metadata, expected = metadata_of(written), metadata_of(self._schema)
         texts = [
-            f"its metadata has {key} {said.get(key)!r}, the manifest says {expected.get(key)!r}"
-            for key in sorted(said.keys() | expected.keys())
-            if said.get(key) != expected.get(key)
+            f"its metadata has {key} {metadata.get(key)!r}, the manifest says {expected.get(key)!r}"
+            for key in sorted(metadata.keys() | expected.keys())
+            if metadata.get(key) != expected.get(key)
         ]
-        if not found.equals(self._schema):
+        if not written.equals(self._schema):
             names = ", ".join(self._schema.names)
             texts.append(
-                f"has the columns {', '.join(found.names)}, not {names}"
-                if found.names != self._schema.names
+                f"has the columns {', '.join(written.names)}, not {names}"
+                if written.names != self._schema.names
                 else "has a column that may be null"
             )
-        elif not texts and found.metadata != self._schema.metadata:
+        elif not texts and written.metadata != self._schema.metadata:
             texts.append("its metadata is not written as packer writes it")
         return texts
 
@@ -190,30 +202,31 @@ class ShardChecks:
         ]
 
     def check_totals(self) -> None:
-        """The manifest's figures, when every shard could be counted."""
+        """Check the manifest's figures, if every shard could be counted."""
         if not self._complete:
             return
         wrong = differences(self._counts, self._packed)
         if "segments" in self._config.columns:
             for index, one in enumerate(self._packed.facts.inputs):
-                found = self._counts.file(index)
+                counted = self._counts.file(index)
                 wrong += [
-                    f"{name} of the input {one.path}: {value} in the shards, {said} in the manifest"
+                    f"{name} of the input {one.path}: {value} in the shards, "
+                    f"{listed} in the manifest"
                     for name in ("documents", "tokens")
-                    if (value := getattr(found, name)) != (said := getattr(one, name))
+                    if (value := getattr(counted, name)) != (listed := getattr(one, name))
                 ]
         self._findings.add(MANIFEST, *wrong)
 
 
 def _count_inputs(documents: Documents, counts: Counts) -> None:
-    """What came of each input."""
+    """Add the documents and tokens of each input."""
     files, first = np.unique(documents.segments[0][documents.first[:-1]], return_index=True)
     tokens = np.add.reduceat(documents.tokens, first)
     some = np.diff(first, append=len(documents.first) - 1)
-    for index, *found in zip(files.tolist(), some.tolist(), tokens.tolist(), strict=True):
+    for index, number, length in zip(files.tolist(), some.tolist(), tokens.tolist(), strict=True):
         of_file = counts.file(index)
-        of_file.documents += found[0]
-        of_file.tokens += found[1]
+        of_file.documents += number
+        of_file.tokens += length
 
 
 def _highest(packed: PackedDirectory, findings: Findings) -> int | None:
@@ -225,7 +238,7 @@ def _highest(packed: PackedDirectory, findings: Findings) -> int | None:
         return BytesEngine.VOCAB_SIZE - 1
     try:
         if not is_file(packed, TOKENIZER) or digest_of(packed, TOKENIZER)[1] != tokenizer.sha256:
-            return None  # told already
+            return None  # reported already
         return highest_id(content_of(packed, TOKENIZER))
     except (PackerError, OSError):
         return None

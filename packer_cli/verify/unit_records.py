@@ -1,7 +1,7 @@
-"""units.jsonl held against the manifest: `--update` believes it, and packs by it.
+"""units.jsonl checked against the manifest, since `--update` relies on it.
 
-What a unit's counts say is held against its inputs by `packed_again.py`; here, that all of them
-add up to the manifest's figures.
+`packed_again.py` checks a unit's counts against its inputs; this module checks that the counts of
+all units add up to the manifest's figures.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from packer_cli.verify.reading import digest_of, lines_of
 
 
 def unit_records(packed: PackedDirectory) -> Iterator[UnitRecord]:
-    """The records of a result's units. Raises DataError for what is none."""
+    """The records of a result's units. Raises DataError for a line that is not one."""
     decode = msgspec.json.Decoder(UnitRecord).decode
     for number, line in enumerate(lines_of(packed, UNITS), 1):
         try:
             yield decode(line)
-        except (ValueError, RecursionError) as error:  # the class of all of msgspec's, too
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, too
             raise DataError(f"line {number} is not the record of a unit: {error}") from error
 
 
 def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
-    """Add what the units' records and the manifest say differently."""
+    """Add the differences between the units' records and the manifest."""
     manifest = packed.facts
     total = Counts(piece_length=np.zeros(packed.max_length + 1, np.int64))
     rejected, numbers = 0, list[int]()
@@ -60,7 +60,7 @@ def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
         findings.add(UNITS, error.message)
         return
     except (ValueError, OverflowError, RecursionError) as error:
-        findings.add(UNITS, f"unit {(numbers or [0])[-1]}: counts that cannot be: {error}")
+        findings.add(UNITS, f"unit {(numbers or [0])[-1]}: impossible counts: {error}")
         return
     if numbers != list(units):
         findings.add(
@@ -69,8 +69,8 @@ def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
         return
     findings.add(
         UNITS,
-        *(f"{name}: {value} in all units, {said} in the manifest"
-          for name, value, said in figures if value != said),
+        *(f"{name}: {value} in all units, {listed} in the manifest"
+          for name, value, listed in figures if value != listed),
     )  # fmt: skip
     size = digest_of(packed, REJECTED)[0] if REJECTED in manifest.side_files else 0
     if rejected != size:
@@ -86,7 +86,7 @@ def _differences(
     shards: list[Shard],
     manifest: Manifest,
 ) -> list[str]:
-    """In what a record is not that of its unit in the manifest."""
+    """How a record differs from its unit in the manifest."""
     wrong = []
     if [part[:3] for part in record.slices] != unit.slices:
         wrong.append("its slices are not those in the manifest")
@@ -95,15 +95,15 @@ def _differences(
     if not _agree(record.tokenizer, manifest.document["tokenizer"]):
         wrong.append("its tokenizer is not that in the manifest")
     if record.reused or record.rejected_from or record.rejected < 0:
-        wrong.append("is not as a finished result has it")
+        wrong.append("is not the record of a finished result")
     digests = {index: (one.size, one.sha256) for index, one in enumerate(manifest.inputs)}
     for index, size, sha256 in record.inputs:
         if (size, sha256) != digests.get(index):
             wrong.append(f"its input {index} is not as in the manifest")
     for name in ("rows", "segments", "tokens"):
-        value, said = getattr(counts, name), sum(getattr(shard, name) for shard in shards)
-        if value != said:
-            wrong.append(f"{name} is {value}, {said} in its shards")
+        value, in_shards = getattr(counts, name), sum(getattr(shard, name) for shard in shards)
+        if value != in_shards:
+            wrong.append(f"{name} is {value}, {in_shards} in its shards")
     if not counts.conserved():
         wrong.append(
             f"encoded_tokens is {counts.encoded_tokens}, {counts.tokens} are in rows, "
@@ -113,8 +113,8 @@ def _differences(
 
 
 def _agree(tokenizer: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
-    """Whether they are the same in all that both tell: earlier packers told less, and an update
-    keeps their units.
+    """Whether they agree in all that both have: earlier packers wrote less, and an update keeps
+    their units.
     """
     if tokenizer is None or other is None:
         return tokenizer == other
@@ -122,16 +122,16 @@ def _agree(tokenizer: dict[str, Any] | None, other: dict[str, Any] | None) -> bo
 
 
 def _figures(total: Counts, packed: PackedDirectory) -> Iterator[tuple[str, Any, Any]]:
-    """(name, by the units, by the manifest) of every figure."""
+    """(name, value by the units, value in the manifest) of every figure."""
     manifest = packed.facts
     for name in ("rows", *TOTALS):
         yield name, getattr(total, name), getattr(manifest, name)
-    for name, said in asdict(manifest.histograms).items():
-        yield name, getattr(total, name).tolist(), said
+    for name, listed in asdict(manifest.histograms).items():
+        yield name, getattr(total, name).tolist(), listed
     if manifest.attention_cost is not UNSET:
         for name, cost in asdict(manifest.attention_cost).items():
-            found = getattr(total, f"attention_{name}").as_json()
-            yield f"attention_cost {name}", found, asdict(cost)
+            counted = getattr(total, f"attention_{name}").as_json()
+            yield f"attention_cost {name}", counted, asdict(cost)
     bound = lower_bound_rows(
         total.piece_length,
         packed.max_length,

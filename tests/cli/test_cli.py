@@ -159,8 +159,8 @@ def test_the_tokenizer_is_announced_on_stderr_and_the_table_on_stdout(data: Path
 def test_token_ids_need_no_tokenizer(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(b'{"input_ids": [1, 2]}\n')
     result = packer("pack", "a.jsonl", "-l", 2, "-o", "out")
-    said = "packer: input_ids found: no tokenizer needed; padding is id 0\npacker: out: done\n"
-    assert untimed(result.stderr) == said
+    stderr = "packer: input_ids found: no tokenizer needed; padding is id 0\npacker: out: done\n"
+    assert untimed(result.stderr) == stderr
     check_directory("out")
 
 
@@ -203,8 +203,8 @@ def test_no_eos(data: Path) -> None:
     from support import recover_documents
 
     pack("a.jsonl", "-l", 16, "--no-eos")
-    found = [bytes(tokens.astype("u1")) for tokens in recover_documents("out").values()]
-    assert found == [b"first", b"second"]
+    documents = [bytes(tokens.astype("u1")) for tokens in recover_documents("out").values()]
+    assert documents == [b"first", b"second"]
 
 
 def test_names_that_are_no_ascii_or_look_like_markup(folder: Path) -> None:
@@ -277,13 +277,13 @@ def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str
     ]
     for command in commands:
         done = unaltered(*command)
-        said = done.stdout + done.stderr
-        assert "title" in said, command
+        output = done.stdout + done.stderr
+        assert "title" in output, command
         for character in "\x1b\x07\x9b\u202e":
-            assert character not in said, command
+            assert character not in output, command
 
 
-def test_a_bug_is_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_reported_as_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:
         raise KeyError("lost")
 
@@ -340,7 +340,7 @@ def test_a_full_bar_of_verify_is_not_its_end(data: Path) -> None:
     assert note not in on_terminal(80, *verify)[1]
 
 
-def test_what_ends_a_run_late_is_said_below_its_bar() -> None:
+def test_what_ends_a_run_late_is_printed_below_its_bar() -> None:
     program = (
         "from packer_cli.__main__ import _end_at_once\n"
         "from packer_cli.progress import Progress\n"
@@ -467,12 +467,12 @@ def test_a_closed_stdin_is_no_input(folder: Path) -> None:
 
 @pytest.mark.parametrize("which", ["2>&-", ">&-", "<&- >&- 2>&-"])
 def test_closed_outputs_change_nothing(data: Path, which: str) -> None:
-    said = packer_process("pack", "a.jsonl", "-l", 16, "-o", "open")
+    normal = packer_process("pack", "a.jsonl", "-l", 16, "-o", "open")
     result = closing(which, "pack", "a.jsonl", "-l", 16, "-o", "out")
     assert result.returncode == 0
-    stdout = said.stdout.replace(b"open", b"out") if which == "2>&-" else b""
+    stdout = normal.stdout.replace(b"open", b"out") if which == "2>&-" else b""
     assert result.stdout == stdout
-    expected = "" if "2>&-" in which else untimed(said.stderr.decode()).replace("open", "out")
+    expected = "" if "2>&-" in which else untimed(normal.stderr.decode()).replace("open", "out")
     assert untimed(result.stderr.decode()) == expected
     check_directory("out")
     assert recover_texts("out") == ["first", "second"]

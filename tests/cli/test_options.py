@@ -62,19 +62,19 @@ def test_formats_of_export_are_named_where_they_cost_nothing() -> None:
 
 def sections(text: str) -> dict[str, list[str]]:
     """Title -> the lines of a help text below it."""
-    found: dict[str, list[str]] = {}
+    by_title: dict[str, list[str]] = {}
     title = ""
     for line in text.splitlines():
         if line.endswith(":") and not line.startswith(" "):
             title = line[:-1]
-        found.setdefault(title, []).append(line)
-    return found
+        by_title.setdefault(title, []).append(line)
+    return by_title
 
 
 def test_help_of_pack_is_in_groups_what_is_used_most_first() -> None:
-    found = sections(packer("pack", "--help").stdout)
-    assert [title for title in found if title][1:] == list(GROUPS)
-    first = [line for line in found["Used most"] if re.match("  -", line)]
+    by_title = sections(packer("pack", "--help").stdout)
+    assert [title for title in by_title if title][1:] == list(GROUPS)
+    first = [line for line in by_title["Used most"] if re.match("  -", line)]
     assert len(first) == 10
     assert [re.findall("--[a-z-]+", line)[0] for line in first[:3]] == [
         "--max-length",
@@ -112,7 +112,7 @@ def test_an_option_that_is_missing_is_described(data: Path) -> None:
     assert_error(result, 2, "Missing option '--max-length' / '-l'.")
     assert result.stderr.endswith("tip: add --max-length N. Tokens in a packed row: 4096, or 4k.\n")
     result = packer("export", "out", "-o", "x")
-    assert "\ntip: add --to FORMAT. What to write: trl, llamafactory, " in result.stderr
+    assert "\ntip: add --to FORMAT. Format to write: trl, llamafactory, " in result.stderr
 
 
 def test_help_says_choices_their_meaning_and_the_default() -> None:
@@ -289,8 +289,8 @@ def test_with_json_errors_are_json(command: list[str], code: int) -> None:
 def test_a_length_of_one_and_rows_of_padding_are_pointed_out() -> None:
     run = ("pack", "a.jsonl", "-t", "bytes", "-o", "out", "--overwrite")
     assert "packer: --max-length is 1: " in packer(*run, "-l", 1).stderr
-    found = packer(*run, "-l", "1k").stderr
-    assert "packer: 99% of the rows is padding: a row has 1,024 tokens" in found
+    stderr = packer(*run, "-l", "1k").stderr
+    assert "packer: 99% of the rows is padding: a row has 1,024 tokens" in stderr
     assert "--max-length" not in packer(*run, "-l", 16).stderr
     assert packer(*run, "-l", "1k", "-q").stderr == ""
 
@@ -308,8 +308,8 @@ def complete(words: str) -> list[str]:
 
 def test_shells_complete_commands_options_and_choices() -> None:
     assert complete("packer st") == ["stats"]
-    found = complete("packer pack --max-l")
-    assert sorted(found) == ["--max-length", "--max-line-bytes", "--max-loss"]
+    options = complete("packer pack --max-l")
+    assert sorted(options) == ["--max-length", "--max-line-bytes", "--max-loss"]
     assert complete("packer pack --overlong tr") == ["truncate", "truncate-turns"]
     assert complete("packer export out --to mega") == ["megatron", "megatron-bridge"]
     assert "--install-completion" in packer("--help").stdout

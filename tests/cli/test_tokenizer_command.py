@@ -17,9 +17,9 @@ def test_what_it_says(folder: Path) -> None:
     tiny.save(folder / "tok", tiny.sentencepiece(), tokenizer_config=REBUILT)
     result = packer("tokenizer", "tok", "--json")
     assert result.exit_code == 0
-    found = json.loads(result.stdout)
-    assert (found["eos"], found["special_tokens"], found["compared"]) == (tiny.EOS, 3, [])
-    assert "transformers 5 builds a LlamaTokenizer otherwise" in found["warning"]
+    report = json.loads(result.stdout)
+    assert (report["eos"], report["special_tokens"], report["compared"]) == (tiny.EOS, 3, [])
+    assert "transformers 5 builds a LlamaTokenizer otherwise" in report["warning"]
     assert "eos: </s>" in packer("tokenizer", "tok").stdout
 
 

@@ -153,16 +153,16 @@ def test_trl(packed: Path, tmp_path: Path) -> None:
 
 
 def test_llamafactory(packed: Path, tmp_path: Path) -> None:
-    found = read_llamafactory(export(packed, "llamafactory", tmp_path / "out"))
-    assert found == rows_of_segments(packed)
+    rows = read_llamafactory(export(packed, "llamafactory", tmp_path / "out"))
+    assert rows == rows_of_segments(packed)
 
 
 def test_megatron_bridge(packed: Path, tmp_path: Path) -> None:
-    found = read_megatron_bridge(export(packed, "megatron-bridge", tmp_path / "out"))
+    rows = read_megatron_bridge(export(packed, "megatron-bridge", tmp_path / "out"))
     expected, multiple = rows_of_segments(packed), open_packed(packed).segment_multiple
-    assert {len(ids) % multiple for row in found for ids, _ in row} == {0} or multiple == 1
-    assert without_padding(found, expected) == expected
-    spare = [(ids[len(own) :], labels[len(own) :]) for a, b in zip(found, expected, strict=True)
+    assert {len(ids) % multiple for row in rows for ids, _ in row} == {0} or multiple == 1
+    assert without_padding(rows, expected) == expected
+    spare = [(ids[len(own) :], labels[len(own) :]) for a, b in zip(rows, expected, strict=True)
              for (ids, labels), (own, _) in zip(a, b, strict=True)]  # fmt: skip
     assert all(set(labels) <= {-100} and len(ids) < multiple for ids, labels in spare)
 
@@ -170,8 +170,8 @@ def test_megatron_bridge(packed: Path, tmp_path: Path) -> None:
 def test_axolotl(packed: Path, tmp_path: Path) -> None:
     table = table_of(export(packed, "axolotl", tmp_path / "out"))
     assert set(table) == {"input_ids", "attention_mask", "labels"}
-    found = list(zip(table["input_ids"], table["labels"], strict=True))
-    assert found == [segment for row in rows_of_segments(packed) for segment in row]
+    segments = list(zip(table["input_ids"], table["labels"], strict=True))
+    assert segments == [segment for row in rows_of_segments(packed) for segment in row]
     assert table["attention_mask"] == [[1] * len(ids) for ids in table["input_ids"]]
 
 
@@ -222,8 +222,8 @@ def test_unpacked_is_an_input_of_the_same_documents(packed: Path, tmp_path: Path
     again = packer("pack", tmp_path / "in", "-l", L, "-o", tmp_path / "again", "-q",
                    "--keep-untrained")  # fmt: skip
     assert again.exit_code == 0, again.stderr
-    found = check_directory(tmp_path / "again")
-    assert found["tokens"] == manifest["tokens"]
+    repacked = check_directory(tmp_path / "again")
+    assert repacked["tokens"] == manifest["tokens"]
     ids = [ids.tolist() for ids in recover_documents(tmp_path / "again").values()]
     assert ids == documents_of(packed)
 
@@ -286,8 +286,8 @@ def test_numpy(packed: Path, tmp_path: Path) -> None:
             expected = [[tuple(one.values()) for one in row] for row in expected]
         assert cut(array.tolist(), np.diff(edges).tolist()) == expected
         assert edges[0] == 0
-    said = json.loads((folder / "packer.json").read_text())
-    assert said == json.loads(shards.schema.metadata[b"packer"])
+    description = json.loads((folder / "packer.json").read_text())
+    assert description == json.loads(shards.schema.metadata[b"packer"])
 
 
 def test_json(small: Path) -> None:

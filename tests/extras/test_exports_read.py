@@ -165,8 +165,8 @@ def test_megatron_indexes_the_documents(packed: Path, tmp_path: Path) -> None:
     documents = list(recover_documents(packed).values())
     assert len(dataset) == len(documents)
     assert dataset.document_indices.tolist() == list(range(len(documents) + 1))
-    for found, expected in zip(dataset, documents, strict=True):
-        assert np.array_equal(found, expected)
+    for document, expected in zip(dataset, documents, strict=True):
+        assert np.array_equal(document, expected)
 
 
 def test_nanotron_reads_tokens_and_positions(packed: Path, tmp_path: Path) -> None:

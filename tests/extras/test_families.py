@@ -87,7 +87,7 @@ def is_found_out(name: str, attention: str, collator: str) -> None:
         assert "packed sequences apart" in str(error) or "batch size" in str(error)  # noqa: PT017
         return
     assert leak > 0.1
-    with pytest.raises(UsageError, match="documents see each other: another one's tokens change"):
+    with pytest.raises(UsageError, match="documents see each other: the tokens of another change"):
         check_isolation(model, batch)
 
 

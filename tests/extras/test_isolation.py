@@ -61,7 +61,7 @@ def test_what_is_right_passes(collate: Any, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("wrong", [with_cache, with_a_mask, with_positions_that_go_on])
-def test_what_is_wrong_is_found(wrong: Any, mode: str) -> None:
+def test_what_is_wrong_is_reported(wrong: Any, mode: str) -> None:
     model = getattr(llama(attention_dropout=0.3), mode)()
     with pytest.raises(UsageError, match=LEAK) as caught:
         check_isolation(model, wrong(padded_collate(rows(), config=None)))
@@ -196,7 +196,7 @@ def test_batches_that_say_nothing() -> None:
     for batch in (padded_collate(alone, config=None), separate_collate(rows())):
         with pytest.raises(UsageError, match="no row of the batch has two documents"):
             check_isolation(llama(), batch)
-    with pytest.raises(UsageError, match="nowhere where documents begin"):
+    with pytest.raises(UsageError, match="nothing in the batch says where documents begin"):
         check_isolation(llama(), {"input_ids": torch.ones(1, 8)})
     same = [{"input_ids": torch.ones(4), "cu_seqlens": torch.tensor([0, 2, 4])}]
     with pytest.raises(UsageError, match="every token of the batch is"):

@@ -58,9 +58,9 @@ def test_labels_and_options_are_those_of_pack_sequences() -> None:
     labels = [[-100, -100, 3], [4, 5], [6, -100, -100, 9], [-100] * 3]
     how: dict[str, Any] = {"strategy": "ff", "seed": 5, "pad_token_id": 99, "overlong": "split"}
     expected = pack_sequences(SEQUENCES, 3, labels=labels, **how)
-    found = pack_dataset(SEQUENCES, 3, labels=labels, **how).with_format("numpy")[:]
+    columns = pack_dataset(SEQUENCES, 3, labels=labels, **how).with_format("numpy")[:]
     for name in COLUMNS:
-        assert np.array_equal(found[name], getattr(expected, name)), name
+        assert np.array_equal(columns[name], getattr(expected, name)), name
 
 
 @pytest.mark.parametrize(

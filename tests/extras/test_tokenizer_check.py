@@ -22,10 +22,10 @@ def test_a_tokenizer_that_is_loaded_as_it_is(folder: Path, make: Callable[[], ti
     Path("data.jsonl").write_bytes(jsonl("the one", "a</s>b"))
     result = packer("tokenizer", "tok", "--check", "data.jsonl", "--json")
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert found["warning"] is None
-    assert [one["different"] for one in found["compared"]] == [0, 0, 0, 0]
-    assert found["compared"][-1]["texts"] == 2
+    report = json.loads(result.stdout)
+    assert report["warning"] is None
+    assert [one["different"] for one in report["compared"]] == [0, 0, 0, 0]
+    assert report["compared"][-1]["texts"] == 2
 
 
 def test_a_tokenizer_that_is_built_otherwise(folder: Path) -> None:
@@ -47,6 +47,6 @@ def test_what_is_known_without_transformers_is_what_it_does(name: str) -> None:
     if not (SHARED / name).is_dir():
         pytest.skip(f"{SHARED / name} is not there")
     result = packer("tokenizer", SHARED / name, "--check", "--json")
-    found = json.loads(result.stdout)
-    assert bool(found["warning"]) == any(one["different"] for one in found["compared"])
-    assert result.exit_code == (1 if found["warning"] else 0)
+    report = json.loads(result.stdout)
+    assert bool(report["warning"]) == any(one["different"] for one in report["compared"])
+    assert result.exit_code == (1 if report["warning"] else 0)

@@ -333,7 +333,7 @@ def test_rows_without_boundaries_have_them_where_positions_restart() -> None:
         for row, places in zip(ROWS, positions, strict=True)
     ]
     for collate in COLLATORS:
-        found, expected = collate(rows), collate(ROWS)
-        assert found.keys() == expected.keys()
+        collated, expected = collate(rows), collate(ROWS)
+        assert collated.keys() == expected.keys()
         for name, value in expected.items():
-            assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name
+            assert torch.equal(torch.as_tensor(collated[name]), torch.as_tensor(value)), name

@@ -72,14 +72,14 @@ def stored(directory: Path) -> dict[str, Any]:
     """Every row, by the reader of packer alone: name -> array, and the rows' boundaries."""
     opened = open_packed(directory)
     batches = [b for shard in opened.manifest["shards"] for b in opened.batches(shard)]
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         name: np.concatenate([rows_of(batch.column(name)) for batch in batches]) for name in FIXED
     }
-    found["cu_seqlens"] = []
+    columns["cu_seqlens"] = []
     for batch in batches:
         values, edges = ragged_of(batch.column("cu_seqlens"))
-        found["cu_seqlens"] += np.split(values[: edges[-1]], edges[1:-1])
-    return found
+        columns["cu_seqlens"] += np.split(values[: edges[-1]], edges[1:-1])
+    return columns
 
 
 def test_rows_are_those_of_the_shards(packed: Path) -> None:
@@ -87,9 +87,9 @@ def test_rows_are_those_of_the_shards(packed: Path) -> None:
     assert len(dataset) == len(expected["input_ids"]) > 500
     assert dataset.max_length == L
     for row in (0, 1, len(dataset) // 2, len(dataset) - 1, -1):
-        found = dataset[row]
-        assert set(found) == {*FIXED, "cu_seqlens"}
-        for name, values in found.items():
+        tensors = dataset[row]
+        assert set(tensors) == {*FIXED, "cu_seqlens"}
+        for name, values in tensors.items():
             assert values.dtype == FIXED.get(name, torch.int32)
             assert values.tolist() == expected[name][row].tolist()
 
@@ -149,8 +149,8 @@ def test_loaders_give_every_row_once_in_order(packed: Path, how: str) -> None:
         )
     )
     for name in ("input_ids", "labels", "position_ids"):
-        found = torch.cat([batch[name] for batch in batches])
-        assert torch.equal(found, torch.from_numpy(expected[name]).long())
+        values = torch.cat([batch[name] for batch in batches])
+        assert torch.equal(values, torch.from_numpy(expected[name]).long())
 
 
 def test_chosen_columns_stack_by_the_default_collator_too(packed: Path) -> None:
@@ -259,7 +259,7 @@ def test_another_tokenizer(folder: Path) -> None:
     assert packer("pack", "data.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "-q").exit_code == 0
     digest = open_packed("out").manifest["tokenizer"]["sha256"]
     assert len(PackedDataset("out", tokenizer_sha256=digest.upper())) == 1
-    with pytest.raises(UsageError, match=r"'tok/tokenizer.json' is no digest"):
+    with pytest.raises(UsageError, match=r"'tok/tokenizer.json' is not a digest"):
         PackedDataset("out", tokenizer_sha256="tok/tokenizer.json")
     error = error_of(Path("out"), tokenizer_sha256="0" * 64)
     assert error.message.startswith(
@@ -268,13 +268,13 @@ def test_another_tokenizer(folder: Path) -> None:
 
 
 def test_token_ids_of_no_tokenizer(packed: Path) -> None:
-    assert "no tokenizer was named" in error_of(packed, tokenizer_sha256="0" * 64).message
+    assert "without a tokenizer" in error_of(packed, tokenizer_sha256="0" * 64).message
 
 
 def test_a_column_that_is_not_there(packed: Path) -> None:
     with pytest.raises(UsageError, match="columns: 'label' is not one of input_ids, labels"):
         PackedDataset(packed, ["label"])
-    with pytest.raises(UsageError, match="columns: none of input_ids, labels"):
+    with pytest.raises(UsageError, match="columns: is empty; the directory has input_ids, labels"):
         PackedDataset(packed, [])
 
 

@@ -33,9 +33,9 @@ def batches(**options: Any) -> list[dict[str, Any]]:
 
 def test_on_a_cpu_nothing_is_copied() -> None:
     given = batches()
-    found = list(to_device(given, "cpu"))
-    assert len(found) == len(given)
-    for before, after in zip(given, found, strict=True):
+    moved = list(to_device(given, "cpu"))
+    assert len(moved) == len(given)
+    for before, after in zip(given, moved, strict=True):
         assert list(before) == list(after)
         for name, value in before.items():
             assert after[name] is value
@@ -71,15 +71,15 @@ def test_packed_batches_stay_what_they_are(where: str) -> None:
 def test_depth_less_one_batches_are_on_their_way(
     monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
-    """With a GPU that is pretended: what it is told, in which order."""
-    told: list[str] = []
+    """With a GPU that is pretended: what it is events, in which order."""
+    events: list[str] = []
 
     def event() -> Any:
         return SimpleNamespace(
-            synchronize=lambda: told.append("waited"), record=lambda: told.append("sent")
+            synchronize=lambda: events.append("waited"), record=lambda: events.append("sent")
         )
 
-    stream = SimpleNamespace(wait_event=lambda event: told.append("step"))
+    stream = SimpleNamespace(wait_event=lambda event: events.append("step"))
     pretended = {
         "device": nullcontext, "Stream": object, "Event": event, "stream": nullcontext,
         "current_device": lambda: 0, "current_stream": lambda device: stream,
@@ -90,13 +90,13 @@ def test_depth_less_one_batches_are_on_their_way(
         to=lambda device, non_blocking: value.clone()
     ))  # fmt: skip
     given = batches(dtype=torch.int32)
-    for step, (found, wide) in enumerate(
+    for step, (batch, wide) in enumerate(
         zip(to_device(iter(given), "cuda", depth=depth), batches(), strict=True)
     ):
-        assert all(same(found[name], value) for name, value in wide.items())
-        assert found["cu_seq_lens_q"] is found["cu_seq_lens_k"]
-        assert told.count("step") == step + 1
-        assert told.count("sent") == min(step + depth, len(given))
+        assert all(same(batch[name], value) for name, value in wide.items())
+        assert batch["cu_seq_lens_q"] is batch["cu_seq_lens_k"]
+        assert events.count("step") == step + 1
+        assert events.count("sent") == min(step + depth, len(given))
 
 
 @gpu
@@ -113,10 +113,10 @@ def test_what_is_on_the_gpu_already_is_not_read_before_it_is_written() -> None:
         assert (batch["labels"] == k).all()
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(value: Any, expected: Any) -> bool:
     if not torch.is_tensor(expected):
-        return bool(found == expected)
-    return found.dtype == expected.dtype and torch.equal(found.cpu(), expected)
+        return bool(value == expected)
+    return value.dtype == expected.dtype and torch.equal(value.cpu(), expected)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
@@ -129,8 +129,8 @@ def test_narrow_batches_become_the_wide_ones(device: str, depth: int, pinned: bo
             {name: v.pin_memory() if torch.is_tensor(v) else v for name, v in batch.items()}
             for batch in narrow
         ]
-    found = list(to_device(iter(narrow), torch.device(device), depth=depth))
-    for wide, batch in zip(batches(), found, strict=True):
+    moved = list(to_device(iter(narrow), torch.device(device), depth=depth))
+    for wide, batch in zip(batches(), moved, strict=True):
         assert all(same(batch[name], value) for name, value in wide.items())
         assert batch["cu_seq_lens_q"].device.type == device
 

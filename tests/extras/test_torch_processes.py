@@ -43,7 +43,7 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def found(order: tuple[Path, list[int]]) -> dict[str, list[int]]:
+def rows_by_way(order: tuple[Path, list[int]]) -> dict[str, list[int]]:
     """What two processes have trained on, in the order of steps, by the name of the way."""
     folder, _ = order
     # not the current directory: in a checkout it holds the sources, without their kernels
@@ -61,11 +61,11 @@ def found(order: tuple[Path, list[int]]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("way", ["a loop", "accelerate", "trainer"])
 def test_rows_are_trained_on_in_one_order(
-    order: tuple[Path, list[int]], found: dict[str, list[int]], way: str
+    order: tuple[Path, list[int]], rows_by_way: dict[str, list[int]], way: str
 ) -> None:
     _, expected = order
-    assert found[way] == expected[: len(found[way])]
-    assert len(found[way]) == {"a loop": 152, "accelerate": 160, "trainer": 128}[way]
+    assert rows_by_way[way] == expected[: len(rows_by_way[way])]
+    assert len(rows_by_way[way]) == {"a loop": 152, "accelerate": 160, "trainer": 128}[way]
 
 
 # --- in each of the processes ---

@@ -33,9 +33,9 @@ def ranks(world: int, rows: int = ROWS, **options: Any) -> list[PackedSampler]:
 
 def together(samplers: list[PackedSampler], most: int | None = None) -> list[int]:
     """The rows of one iteration of all ranks in the order of steps; `most` rows of each."""
-    found = [list(islice(sampler, most)) for sampler in samplers]
-    steps = max(map(len, found))
-    return [rows[step] for step in range(steps) for rows in found if step < len(rows)]
+    shares = [list(islice(sampler, most)) for sampler in samplers]
+    steps = max(map(len, shares))
+    return [rows[step] for step in range(steps) for rows in shares if step < len(rows)]
 
 
 def test_an_epoch_is_every_row_once_and_no_epoch_is_like_another() -> None:
@@ -78,16 +78,16 @@ def test_ranks_that_do_not_divide_the_rows(world: int, even: bool) -> None:
     """Nothing is repeated or skipped over the epochs of a run, and no rank waits for another."""
     one = PackedSampler(ROWS, **SMALL)
     endless = list(chain.from_iterable(list(one) for _ in range(4)))
-    samplers, found = ranks(world, even=even), []
+    samplers, taken = ranks(world, even=even), []
     for epoch in range(3):
         assert {sampler.epoch for sampler in samplers} == {epoch}
         lengths = [len(sampler) for sampler in samplers]
         rows = together(samplers)
         assert len(rows) == sum(lengths)
         assert max(lengths) - min(lengths) == (not even)
-        found += rows
-    assert found == endless[: len(found)]
-    assert 3 * ROWS - world < len(found) <= 3 * ROWS
+        taken += rows
+    assert taken == endless[: len(taken)]
+    assert 3 * ROWS - world < len(taken) <= 3 * ROWS
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 3), (3, 8), (1, 5), (8, 1), (2, 2)])
@@ -95,16 +95,16 @@ def test_a_run_resumes_on_another_number_of_ranks(before: int, after: int) -> No
     one = PackedSampler(ROWS, **SMALL)
     endless = [row for _ in range(3) for row in one]
     samplers = ranks(before)
-    found = together(samplers, most=37)
+    taken = together(samplers, most=37)
     state = json.loads(json.dumps(samplers[0].state_dict()))
     assert state["samples"] == 37 * before
     resumed = ranks(after)
     for sampler in resumed:
         sampler.load_state_dict(state)
-    found += together(resumed)
-    found += together(resumed)
-    assert found == endless[: len(found)]
-    assert len(found) > 2 * ROWS - after
+    taken += together(resumed)
+    taken += together(resumed)
+    assert taken == endless[: len(taken)]
+    assert len(taken) > 2 * ROWS - after
 
 
 def test_an_iteration_that_was_left_begins_again() -> None:
@@ -151,7 +151,7 @@ def test_bad_input() -> None:
         PackedSampler(8).load_state_dict(PackedSampler(9).state_dict())
 
 
-def test_several_ranks_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
     with pytest.raises(UsageError, match=r"torch\.distributed runs 2 ranks"):
@@ -159,7 +159,7 @@ def test_several_ranks_must_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(PackedSampler(8, rank=0, world_size=1)) == 8
 
 
-def test_several_ranks_must_be_said_before_they_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_must_be_given_before_they_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under torchrun, above init_process_group, each would take all rows."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match=r"torch\.distributed runs 2 ranks"):
@@ -205,7 +205,7 @@ def test_a_plain_loader_is_resumed_on_more_ranks(dataset: PackedDataset) -> None
     loader = DataLoader(
         dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None)
     )
-    found = [row for batch in islice(loader, 5) for row in rows_of(batch)]
+    taken = [row for batch in islice(loader, 5) for row in rows_of(batch)]
     state = sampler.state_dict()
     assert state["samples"] == 20
     rest = []
@@ -217,8 +217,8 @@ def test_a_plain_loader_is_resumed_on_more_ranks(dataset: PackedDataset) -> None
         )
         rest.append([row for batch in loader for row in rows_of(batch)])
     assert len(rest[0]) == len(rest[1]) == 30
-    found += chain.from_iterable(zip(*rest, strict=True))
-    assert found == expected_rows(dataset)
+    taken += chain.from_iterable(zip(*rest, strict=True))
+    assert taken == expected_rows(dataset)
 
 
 def test_a_plain_loader_that_reads_ahead_is_told_where_it_is(dataset: PackedDataset) -> None:
@@ -226,13 +226,13 @@ def test_a_plain_loader_that_reads_ahead_is_told_where_it_is(dataset: PackedData
     loader = DataLoader(
         dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None), num_workers=2
     )
-    found = [row for batch in islice(loader, 5) for row in rows_of(batch)]
+    taken = [row for batch in islice(loader, 5) for row in rows_of(batch)]
     assert sampler.state_dict()["samples"] > 20
     again = PackedSampler(dataset, **SMALL)
     again.load_state_dict(sampler.state_dict(rows=5 * 4))
     loader = DataLoader(dataset, 4, sampler=again, collate_fn=partial(varlen_collate, config=None))
-    found += [row for batch in loader for row in rows_of(batch)]
-    assert found == expected_rows(dataset)
+    taken += [row for batch in loader for row in rows_of(batch)]
+    assert taken == expected_rows(dataset)
 
 
 @pytest.mark.parametrize(("epoch", "steps"), [(0, 3), (0, 14), (1, 1), (1, 13), (2, 14)])
@@ -244,11 +244,11 @@ def test_rows_are_counted_within_an_epoch(dataset: PackedDataset, epoch: int, st
     loader = DataLoader(
         dataset, 6, sampler=sampler, collate_fn=partial(varlen_collate, config=None), num_workers=1
     )
-    found = [row for batch in islice(loader, steps) for row in rows_of(batch)]
+    taken = [row for batch in islice(loader, steps) for row in rows_of(batch)]
     again.load_state_dict(sampler.state_dict(rows=steps * 6))
-    found += [int(dataset[row]["input_ids"][0]) for row in again]
-    assert found == expected_rows(dataset, epoch + 2)[80 * epoch :][: len(found)]
-    assert len(found) == (80 if steps < 14 else 160)
+    taken += [int(dataset[row]["input_ids"][0]) for row in again]
+    assert taken == expected_rows(dataset, epoch + 2)[80 * epoch :][: len(taken)]
+    assert len(taken) == (80 if steps < 14 else 160)
 
 
 def test_rows_of_one_rank_count_for_all() -> None:
@@ -280,13 +280,13 @@ def test_a_stateful_loader_goes_on_where_it_was(
         )
 
     first = loader()
-    found = [row for batch in islice(first, steps) for row in rows_of(batch)]
+    taken = [row for batch in islice(first, steps) for row in rows_of(batch)]
     again = loader()
     again.load_state_dict(first.state_dict())
     for _ in range(2):
-        found += [row for batch in again for row in rows_of(batch)]
-    assert found == expected_rows(dataset, 3)[: len(found)]
-    assert len(found) in (160, 240)
+        taken += [row for batch in again for row in rows_of(batch)]
+    assert taken == expected_rows(dataset, 3)[: len(taken)]
+    assert len(taken) in (160, 240)
 
 
 @pytest.fixture
@@ -303,8 +303,8 @@ def test_accelerate_gives_each_epoch_its_order(
     loader = accelerator.prepare(
         DataLoader(dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None))
     )
-    found = [row for _ in range(2) for batch in loader for row in rows_of(batch)]
-    assert found == expected_rows(dataset, 2)
+    taken = [row for _ in range(2) for batch in loader for row in rows_of(batch)]
+    assert taken == expected_rows(dataset, 2)
 
 
 def test_accelerate_deals_the_batches_of_one_order_to_processes(dataset: PackedDataset) -> None:
@@ -353,8 +353,8 @@ def train(dataset: PackedDataset, folder: Path, stop: int | None, resume: bool) 
         model=LlamaForCausalLM(config), args=options, train_dataset=dataset,
         data_collator=collate, callbacks=[Reading(stop)],
     )  # fmt: skip
-    found = trainer.train(resume_from_checkpoint=resume)
-    assert torch.isfinite(torch.tensor(found.training_loss))
+    outcome = trainer.train(resume_from_checkpoint=resume)
+    assert torch.isfinite(torch.tensor(outcome.training_loss))
     return seen
 
 

@@ -17,16 +17,16 @@ def test_tensors_give_the_rows_of_lists(kind: torch.dtype) -> None:
     tensors = [torch.tensor(sequence, dtype=kind) for sequence in FOUR]
     masks = [torch.ones(len(sequence), dtype=torch.bool) for sequence in FOUR]
     options = {"strategy": "next-fit", "eos_token_id": 99, "return_spans": True}
-    found = pack_sequences(tensors, 8, labels=tensors, attention_masks=masks, **options)
+    packed = pack_sequences(tensors, 8, labels=tensors, attention_masks=masks, **options)
     expected = pack_sequences(FOUR, 8, labels=FOUR, **options)
     for name in NAMES:
-        tensor = getattr(found, name)
+        tensor = getattr(packed, name)
         assert isinstance(tensor, torch.Tensor)
         assert tensor.tolist() == getattr(expected, name).tolist()
-    assert (found.input_ids.dtype, found.attention_mask.dtype) == (torch.int32, torch.uint8)
-    assert all(isinstance(part, torch.Tensor) for part in found.cu_seqlens)
-    assert [p.tolist() for p in found.cu_seqlens] == [p.tolist() for p in expected.cu_seqlens]
-    assert found.spans == expected.spans
+    assert (packed.input_ids.dtype, packed.attention_mask.dtype) == (torch.int32, torch.uint8)
+    assert all(isinstance(part, torch.Tensor) for part in packed.cu_seqlens)
+    assert [p.tolist() for p in packed.cu_seqlens] == [p.tolist() for p in expected.cu_seqlens]
+    assert packed.spans == expected.spans
 
 
 def test_a_batch_tensor_is_a_list_of_its_rows() -> None:

@@ -125,11 +125,11 @@ def test_a_stateful_loader_goes_on_where_it_was(workers: int, steps: int) -> Non
 
     whole = [batch["input_ids"] for batch in loader()]
     first = loader()
-    found = [batch["input_ids"] for batch in islice(first, steps)]
+    batches = [batch["input_ids"] for batch in islice(first, steps)]
     again = loader()
     again.load_state_dict(first.state_dict())
-    found += [batch["input_ids"] for batch in again]
-    assert torch.equal(torch.cat(found), torch.cat(whole))
+    batches += [batch["input_ids"] for batch in again]
+    assert torch.equal(torch.cat(batches), torch.cat(whole))
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
@@ -146,10 +146,10 @@ def test_a_worker_that_ended_before_the_other_gives_nothing_again(persistent: bo
 
     first, again = loader(), loader()
     whole = [batch["input_ids"] for batch in first]
-    found = [batch["input_ids"] for batch in islice(first, len(whole) - 1)]
+    batches = [batch["input_ids"] for batch in islice(first, len(whole) - 1)]
     again.load_state_dict(first.state_dict())
-    found += [batch["input_ids"] for batch in again]
-    assert torch.equal(torch.cat(found), torch.cat(whole))
+    batches += [batch["input_ids"] for batch in again]
+    assert torch.equal(torch.cat(batches), torch.cat(whole))
     assert torch.equal(torch.cat([batch["input_ids"] for batch in again]), torch.cat(whole))
 
 

@@ -214,8 +214,8 @@ def change_shard(change: Callable[[dict[str, Any]], None], **metadata: str) -> N
         name: pa.array(values, known.get(name, known["cu_seqlens"]))
         for name, values in columns.items()
     }
-    said = json.loads(table.schema.metadata[b"packer"]) | metadata
-    table = pa.table(arrays).replace_schema_metadata({"packer": json.dumps(said)})
+    description = json.loads(table.schema.metadata[b"packer"]) | metadata
+    table = pa.table(arrays).replace_schema_metadata({"packer": json.dumps(description)})
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
     rewrite(lambda manifest: manifest["shards"][0].update(bytes=path.stat().st_size))
@@ -278,7 +278,7 @@ def test_without_labels_all_is_plain_and_said(folder: Path) -> None:
     result = packer("show", "out")
     assert result.exit_code == 0
     assert result.stderr == (
-        "packer: no labels column was written: not known which tokens are trained on\n"
+        "packer: the labels column was not written: which tokens are trained on is unknown\n"
     )
     assert result.stdout == (
         "row 0 of 1: 1 segment, 5 tokens; shard-00000-000 row 0\n"

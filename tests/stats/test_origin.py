@@ -32,8 +32,8 @@ def origin(*arguments: object) -> dict[str, str]:
     assert packed.exit_code == 0, packed.stderr
     shown = packer("stats", "out").stdout
     assert shown.startswith(packed.stdout)
-    said, figures = packed.stdout.split("\n\n", 1)
-    directory, *lines = said.splitlines()
+    origin_text, figures = packed.stdout.split("\n\n", 1)
+    directory, *lines = origin_text.splitlines()
     assert directory == "out"
     assert figures.startswith("utilization ")
     return {line[:13].strip(): line[13:] for line in lines}
@@ -47,10 +47,10 @@ def test_text_with_a_tokenizer() -> None:
     Path("a.jsonl").write_bytes(jsonl("one", "two"))
     Path("b.jsonl").write_bytes(jsonl("three" * 1000))
     folder = tokenizer()
-    found = origin("a.jsonl", "b.jsonl", "-l", 32, "-t", folder)
-    said = as_json()
-    digest = said["tokenizer"]["sha256"]
-    assert found == {
+    lines = origin("a.jsonl", "b.jsonl", "-l", 32, "-t", folder)
+    report = as_json()
+    digest = report["tokenizer"]["sha256"]
+    assert lines == {
         "made from": "2 inputs, 5.0 kB",
         "tokenizer": f"my-model, sha256 {digest[:12]}; 400 ids",
         "EOS": "</s> (1), after every document",
@@ -58,58 +58,58 @@ def test_text_with_a_tokenizer() -> None:
         "records": "text; trained on: all",
         "options": "--max-length 32 --strategy best-fit --overlong split",
     }
-    assert list(said)[:5] == ["directory", "inputs", "tokenizer", "chat_template", "config"]
+    assert list(report)[:5] == ["directory", "inputs", "tokenizer", "chat_template", "config"]
     size = Path("a.jsonl").stat().st_size + Path("b.jsonl").stat().st_size
-    assert said["inputs"] == {"count": 2, "bytes": size}
-    assert said["chat_template"] is None
-    assert said["config"] == json.loads(Path("out/manifest.json").read_bytes())["config"]
-    assert (said["tokenizer"]["eos_token"], said["tokenizer"]["suffix"]) == ("</s>", [1])
+    assert report["inputs"] == {"count": 2, "bytes": size}
+    assert report["chat_template"] is None
+    assert report["config"] == json.loads(Path("out/manifest.json").read_bytes())["config"]
+    assert (report["tokenizer"]["eos_token"], report["tokenizer"]["suffix"]) == ("</s>", [1])
 
 
 def test_special_tokens_as_they_are_added() -> None:
     Path("a.jsonl").write_bytes(jsonl("one", "two"))
-    found = origin("a.jsonl", "-l", 32, "-t", tokenizer(), "--bos", "--no-eos")
-    assert (found["BOS"], found["EOS"]) == (
+    lines = origin("a.jsonl", "-l", 32, "-t", tokenizer(), "--bos", "--no-eos")
+    assert (lines["BOS"], lines["EOS"]) == (
         "<s> (0), before every document",
         "</s> (1), not added",
     )
-    found = origin("a.jsonl", "-l", 32, "-t", tokenizer(), "--eos-token", "<s>")
-    assert found["EOS"] == "<s> (0), after every document"
-    assert found["options"].endswith(" --eos-token '<s>'")
+    lines = origin("a.jsonl", "-l", 32, "-t", tokenizer(), "--eos-token", "<s>")
+    assert lines["EOS"] == "<s> (0), after every document"
+    assert lines["options"].endswith(" --eos-token '<s>'")
 
 
 def test_the_built_in_tokenizer() -> None:
     Path("a.jsonl").write_bytes(jsonl("one"))
-    found = origin("a.jsonl", "-l", 32)
-    assert found["tokenizer"] == "built-in bytes, as when no --tokenizer is given; 258 ids"
-    assert (found["EOS"], found["BOS"]) == ("<eos> (256), after every document", "none")
-    assert origin("a.jsonl", "-l", 32, "-t", "bytes") == found
+    lines = origin("a.jsonl", "-l", 32)
+    assert lines["tokenizer"] == "built-in bytes, as when no --tokenizer is given; 258 ids"
+    assert (lines["EOS"], lines["BOS"]) == ("<eos> (256), after every document", "none")
+    assert origin("a.jsonl", "-l", 32, "-t", "bytes") == lines
 
 
 def test_token_ids_that_come_without_a_tokenizer() -> None:
     Path("a.jsonl").write_text('{"input_ids": [1, 2]}\n')
-    found = origin("a.jsonl", "-l", 32)
-    assert found["tokenizer"] == "none: the inputs hold token ids"
-    assert found.keys().isdisjoint({"EOS", "BOS"})
+    lines = origin("a.jsonl", "-l", 32)
+    assert lines["tokenizer"] == "none: the inputs hold token ids"
+    assert lines.keys().isdisjoint({"EOS", "BOS"})
     assert as_json()["tokenizer"] is None
 
 
 def test_chats_with_their_template() -> None:
     write([chat(user("hello"), assistant("hi"))])
-    found = origin("data.jsonl", "-l", 64, "-t", tokenizer(chat_template=TAGS))
+    lines = origin("data.jsonl", "-l", 64, "-t", tokenizer(chat_template=TAGS))
     digest = as_json()["chat_template"]["sha256"]
-    assert found["records"] == "messages; trained on: assistant"
-    assert found["options"] == "--max-length 64 --strategy best-fit --overlong drop"
-    assert found["template"] == f"of the tokenizer, sha256 {digest[:12]}"
-    assert found["EOS"] == "</s> (1), left to the chat template"
+    assert lines["records"] == "messages; trained on: assistant"
+    assert lines["options"] == "--max-length 64 --strategy best-fit --overlong drop"
+    assert lines["template"] == f"of the tokenizer, sha256 {digest[:12]}"
+    assert lines["EOS"] == "</s> (1), left to the chat template"
     Path("other.jinja").write_text(TAGS)
-    found = origin(
+    lines = origin(
         "data.jsonl", "-l", 64, "-t", tokenizer(), "--chat-template", "other.jinja",
         "--train-on", "last-assistant", "--turn-end", "<s>", "--turn-end", "</s>",
     )  # fmt: skip
-    assert found["options"].endswith(" --turn-end '<s>' --turn-end '</s>'")
-    assert found["template"] == f"other.jinja, sha256 {digest[:12]}"
-    assert found["records"] == "messages; trained on: last-assistant"
+    assert lines["options"].endswith(" --turn-end '<s>' --turn-end '</s>'")
+    assert lines["template"] == f"other.jinja, sha256 {digest[:12]}"
+    assert lines["records"] == "messages; trained on: last-assistant"
     assert as_json()["chat_template"] == {"source": "other.jinja", "sha256": digest}
 
 
@@ -146,8 +146,8 @@ def test_options_that_are_not_as_by_default(given: list[object], shown: str) -> 
 
 def test_alpaca_prompts() -> None:
     write([{"instruction": "say", "input": "", "output": "yes"}])
-    found = origin("data.jsonl", "-l", 512, "-t", "bytes")
-    assert found["records"] == "alpaca, prompts as alpaca; trained on: completion"
+    lines = origin("data.jsonl", "-l", 512, "-t", "bytes")
+    assert lines["records"] == "alpaca, prompts as alpaca; trained on: completion"
 
 
 def test_inputs_that_were_dropped_are_not_counted() -> None:

@@ -44,9 +44,9 @@ def test_a_flipped_bit_in_every_column(packed: Path, column: str) -> None:
         data = bytearray(good)
         data[position_in(whole, buffer)] ^= 1
         shard.write_bytes(data)
-        found = problems()
+        lines = problems()
         assert any(
-            re.match(f"out: {first()}: its sha256 is \\w+, the manifest", one) for one in found
+            re.match(f"out: {first()}: its sha256 is \\w+, the manifest", one) for one in lines
         )
         if column not in ("input_ids", "segments"):  # only --against-inputs sees those
             forge(shard, bytes(data))
@@ -90,8 +90,8 @@ def test_every_rule_names_the_value(packed: Path, case: str) -> None:
         batch = next(iter(pa.ipc.open_stream(shard.read_bytes())))
         value = batch.column("input_ids").values[index].as_py()
     forge(shard, changed(shard, column, index, value, child))
-    found = problems()
-    assert any(one.startswith(f"out: {first()}: ") and message in one for one in found), found
+    lines = problems()
+    assert any(one.startswith(f"out: {first()}: ") and message in one for one in lines), lines
 
 
 def test_damaged_metadata(packed: Path) -> None:
@@ -111,9 +111,9 @@ def test_trained_tokens_that_were_untrained(packed: Path) -> None:
     batch = next(iter(pa.ipc.open_stream(shard.read_bytes())))
     at = int(np.argmax(batch.column("labels").values.to_numpy() >= 0))
     forge(shard, changed(shard, "labels", at, -100))
-    said = json.loads(Path("out/manifest.json").read_bytes())["trained_tokens"]
+    listed = json.loads(Path("out/manifest.json").read_bytes())["trained_tokens"]
     assert problems() == [
-        f"out: {first()}: holds {said - 1} trained_tokens, the manifest says {said}"
+        f"out: {first()}: holds {listed - 1} trained_tokens, the manifest says {listed}"
     ]
 
 
@@ -129,13 +129,13 @@ def test_a_shard_cut_at_every_message_boundary(folder: Path, forged: bool) -> No
     for size in (0, *edges, len(data) - 8, len(data) - 1, 100, 3):
         if forged and size:
             forge(shard, data[:size])
-            found = problems()
+            lines = problems()
         else:
             shard.write_bytes(data[:size])
-            found = problems()
+            lines = problems()
             message = f"has {size} bytes, the manifest says {len(data)}"
-            assert found == [f"out: {first()}: {message}"]
-        assert all(f"out: {first()}: " in one for one in found[:1])
+            assert lines == [f"out: {first()}: {message}"]
+        assert all(f"out: {first()}: " in one for one in lines[:1])
 
 
 def test_a_missing_shard(many_shards: Path) -> None:
@@ -149,8 +149,8 @@ def test_swapped_shards(many_shards: Path) -> None:
     first = one.read_bytes()
     one.write_bytes(two.read_bytes())
     two.write_bytes(first)
-    found = problems()
-    assert {line.split(": ")[1] for line in found} == {one.name, two.name}
+    lines = problems()
+    assert {line.split(": ")[1] for line in lines} == {one.name, two.name}
 
 
 def test_things_in_the_place_of_a_shard(packed: Path) -> None:
@@ -209,5 +209,5 @@ def test_columns_of_another_type(packed: Path) -> None:
         with pa.ipc.new_stream(sink, changed_table.schema) as writer:
             writer.write_table(changed_table)
         forge(packed / first(), sink.getvalue().to_pybytes())
-        found = problems()
-        assert any(f"out: {first()}: " in one and message in one for one in found), found
+        lines = problems()
+        assert any(f"out: {first()}: " in one and message in one for one in lines), lines

@@ -37,13 +37,13 @@ def test_an_edited_total(packed: Path, name: str) -> None:
     edit = lambda manifest: manifest.update({name: manifest[name] + 1})  # noqa: E731
     before = Path("out/manifest.json").read_bytes()
     rewrite(edit, signed=False)
-    found = problems()
-    assert any(line.startswith("out: manifest.json: was edited: ") for line in found)
+    lines = problems()
+    assert any(line.startswith("out: manifest.json: was edited: ") for line in lines)
     if name in TOTALS:  # the others show in the checksum only
         Path("out/manifest.json").write_bytes(before)
         rewrite(edit)
-        found = problems()
-        assert any(re.match(f"out: manifest.json: {name}( is|:) ", line) for line in found), found
+        lines = problems()
+        assert any(re.match(f"out: manifest.json: {name}( is|:) ", line) for line in lines), lines
 
 
 @pytest.mark.parametrize("name", ["rows", "segments", "tokens", "trained_tokens", "bytes"])

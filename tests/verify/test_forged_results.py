@@ -192,8 +192,8 @@ CHANGES: dict[str, tuple[str, Change]] = {
 }  # fmt: skip
 
 
-# By what they are found, so that it is not by a slip in forging them.
-FOUND_BY = {
+# How each is exposed, so that it is not by a slip in forging them.
+EXPOSED_BY = {
     **dict.fromkeys(
         ("the option strategy", "the option seed", "the option shuffle", "the strategy harmonic",
          "the option window_tokens", "the option balance", "rows in another order"),
@@ -217,11 +217,11 @@ def test_a_consistent_change_is_found(name: str, copied: Callable[[str], Result]
     result = copied(which)
     change(result)
     result.save()
-    found = packer(*ALL, "-q")
-    assert found.exit_code == 1, found.stdout
-    assert found.stdout.startswith("out: "), (found.stdout, found.stderr)
-    assert FOUND_BY.get(name, "") in found.stdout
-    assert found.stderr.splitlines()[1].startswith("tip: ")
+    checked = packer(*ALL, "-q")
+    assert checked.exit_code == 1, checked.stdout
+    assert checked.stdout.startswith("out: "), (checked.stdout, checked.stderr)
+    assert EXPOSED_BY.get(name, "") in checked.stdout
+    assert checked.stderr.splitlines()[1].startswith("tip: ")
 
 
 # What cannot be told from the inputs, and does no harm: the rows and all figures are as they were.
@@ -250,8 +250,8 @@ def test_a_change_that_harms_nobody(name: str, copied: Callable[[str], Result]) 
     result = copied(which)
     change(result)
     result.save()
-    found = packer(*ALL, "-q")
-    assert found.exit_code == 0, found.stdout
+    checked = packer(*ALL, "-q")
+    assert checked.exit_code == 0, checked.stdout
 
 
 def test_every_option_and_total_is_among_the_changes() -> None:
@@ -271,8 +271,8 @@ def test_unchanged_they_are_sound(name: str, copied: Callable[[str], Result]) ->
         if once_more:
             result.save()
         for sample in ("all", 5):
-            found = packer("verify", "out", "--against-inputs", "--sample", sample)
-            assert found.exit_code == 0, found.stdout
-            assert ": sound; " in found.stdout
-            marked = "packer: out is marked incomplete: " in found.stderr
+            checked = packer("verify", "out", "--against-inputs", "--sample", sample)
+            assert checked.exit_code == 0, checked.stdout
+            assert ": sound; " in checked.stdout
+            marked = "packer: out is marked incomplete: " in checked.stderr
             assert marked == (name == "lossy")

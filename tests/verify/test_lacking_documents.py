@@ -57,9 +57,9 @@ def test_a_sample_notices_documents_that_rows_lack(folder: Path, name: str) -> N
     result.manifest["inputs"][0].update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
     result.save()
     for sample in (40, "all"):
-        found = packer("verify", "out", "--against-inputs", "--sample", sample, "-q")
-        assert found.exit_code == 1
-        assert "is packed as none of its tokens, 0-" in found.stdout
+        checked = packer("verify", "out", "--against-inputs", "--sample", sample, "-q")
+        assert checked.exit_code == 1
+        assert "is packed as none of its tokens, 0-" in checked.stdout
 
 
 def test_a_sample_notices_an_input_all_of_whose_documents_are_gone(folder: Path) -> None:
@@ -73,5 +73,6 @@ def test_a_sample_notices_an_input_all_of_whose_documents_are_gone(folder: Path)
     result = Result("out")
     result.manifest["inputs"][1].update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
     result.save()
-    found = packer("verify", "out", "--against-inputs", "--sample", 5, "-q")
-    assert found.stdout.startswith("out: b.jsonl: line 1 (byte 0): is packed as none of its tokens")
+    checked = packer("verify", "out", "--against-inputs", "--sample", 5, "-q")
+    problem = "out: b.jsonl: line 1 (byte 0): is packed as none of its tokens"
+    assert checked.stdout.startswith(problem)

@@ -101,23 +101,23 @@ def test_inputs_that_cannot_be_read_again_beside_others(folder: Path) -> None:
     ]
     tip = result.stderr.splitlines()[1]
     assert tip == (
-        "tip: put them back as they were, or run packer pack --update on what there is now; its "
-        "--prune drops what is gone"
+        "tip: restore them, or run packer pack --update on the inputs as they are now; its --prune "
+        "removes documents of inputs that are gone"
     )
 
 
 def test_each_kind_of_problem_has_its_tip(copied: Callable[[str], Result]) -> None:
     result = copied("mixed")
     (result.path / "notes.txt").write_text("mine")
-    found = packer("verify", "out", "-q")
-    assert found.stderr.splitlines()[1] == (
+    checked = packer("verify", "out", "-q")
+    assert checked.stderr.splitlines()[1] == (
         "tip: move them elsewhere: trainers may take them for a part of the result"
     )
     (result.path / "state.json").unlink()
-    found = packer("verify", "out", "-q", "--json")
-    assert json.loads(found.stderr)["tip"].startswith("a damaged result: copy the directory")
-    assert "; foreign files: move them elsewhere" in found.stderr
-    tips = {one["file"]: one["tip"] for one in json.loads(found.stdout)["problems"]}
+    checked = packer("verify", "out", "-q", "--json")
+    assert json.loads(checked.stderr)["tip"].startswith("a damaged result: copy the directory")
+    assert "; foreign files: move them elsewhere" in checked.stderr
+    tips = {one["file"]: one["tip"] for one in json.loads(checked.stdout)["problems"]}
     assert tips["state.json"].startswith("copy the directory again")
     assert tips["notes.txt"].startswith("move them elsewhere")
 
@@ -129,7 +129,7 @@ def test_rows_that_do_not_say_where_they_come_from(folder: Path, columns: str) -
     result = packer(*ALL)
     assert result.exit_code == 0, result.stdout
     assert "units packed again: the same rows" in result.stdout
-    for change, found in (
+    for change, problem in (
         (set_config("seed", 1), "expected by the options of the manifest"),
         (set_config("seed", 0), ""),
         (swap_rows, "expected by the options of the manifest"),
@@ -141,7 +141,7 @@ def test_rows_that_do_not_say_where_they_come_from(folder: Path, columns: str) -
         change(forged)
         forged.save()
         result = packer(*ALL, "-q")
-        assert (result.exit_code, found in result.stdout) == (1 if found else 0, True), found
+        assert (result.exit_code, problem in result.stdout) == (1 if problem else 0, True), problem
 
 
 def test_results_of_an_older_packer_are_read(folder: Path) -> None:

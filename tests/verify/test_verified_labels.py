@@ -33,9 +33,9 @@ def test_labels_are_those_of_the_reference_and_not_of_the_code_that_made_them(
     monkeypatch.setattr(tokenization, "mark_trained", wrong)
     assert packer("pack", *write_chat(folder), "-q", "-o", "out").exit_code == 0
     for sample in ("all", 50):
-        found = packer("verify", "out", "--against-inputs", "--sample", sample, "-q")
-        assert found.exit_code == 1, found.stdout
-        assert "labels has -100 at place " in found.stdout
+        checked = packer("verify", "out", "--against-inputs", "--sample", sample, "-q")
+        assert checked.exit_code == 1, checked.stdout
+        assert "labels has -100 at place " in checked.stdout
 
 
 TURNS = (
@@ -100,12 +100,12 @@ def test_conversations_of_every_kind_are_sound_and_a_lost_label_is_found(
         )  # fmt: skip
         assert packed.exit_code == 0, packed.stderr
     for sample in ("all", 20):
-        found = packer("verify", "out", "--against-inputs", "--sample", sample)
-        assert found.exit_code == 0, found.stdout + found.stderr
+        checked = packer("verify", "out", "--against-inputs", "--sample", sample)
+        assert checked.exit_code == 0, checked.stdout + checked.stderr
     result = Result("out")
     untrain(result)
     result.save()
     for sample in ("all", 50):
-        found = packer("verify", "out", "--against-inputs", "--sample", sample, "-q")
-        assert found.exit_code == 1, found.stdout
-        assert "labels has -100 at place " in found.stdout
+        checked = packer("verify", "out", "--against-inputs", "--sample", sample, "-q")
+        assert checked.exit_code == 1, checked.stdout
+        assert "labels has -100 at place " in checked.stdout

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 def test_a_sound_result(packed: Path) -> None:
     assert assert_sound() == "out: 1 shard, 7 rows: sound\n"
-    found = json.loads(packer("verify", "out", "--json").stdout)
-    assert found == {
+    report = json.loads(packer("verify", "out", "--json").stdout)
+    assert report == {
         "directory": "out", "ok": True, "problems": [], "shards": 1, "rows": 7, "tokens": 99,
         "bytes": (packed / first()).stat().st_size,
         "documents_compared": None, "inputs_compared": None,
@@ -77,8 +77,10 @@ def test_a_work_folder_that_was_left(packed: Path) -> None:
     (packed / ".packer").mkdir()
     result = packer("verify", "out")
     assert (result.exit_code, result.stdout) == (0, "out: 1 shard, 7 rows: sound\n")
-    assert result.stderr.startswith("packer: out/.packer: of a run that is writing here, or that")
-    assert "the next packer pack to this directory does" in result.stderr
+    assert result.stderr.startswith(
+        "packer: out/.packer: belongs to a run that is writing here, or"
+    )
+    assert "the next packer pack to this directory removes it" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -121,7 +123,13 @@ def test_a_tampered_rejected_file(folder: Path) -> None:
 
 
 def test_options_that_cannot_be(packed: Path) -> None:
-    assert_error(packer("verify", "out", "--sample", "0"), 2, "--sample: '0' is not a positive")
-    assert_error(packer("verify", "out", "--sample", "some"), 2, "--sample: 'some' is not")
+    assert_error(
+        packer("verify", "out", "--sample", "0"),
+        2,
+        "--sample: '0' is neither a positive number nor all",
+    )
+    assert_error(
+        packer("verify", "out", "--sample", "some"), 2, "--sample: 'some' is not a whole number"
+    )
     assert_error(packer("verify", "out", "--seed", "-1"), 2, "--seed: -1 is negative")
     assert_error(packer("verify", "elsewhere"), 2, "elsewhere: no such directory")

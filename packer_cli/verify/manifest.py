@@ -1,4 +1,4 @@
-"""What a manifest says, held against itself: checksum, figures, options, slices of the inputs."""
+"""A manifest checked against itself: checksum, figures, options, slices of the inputs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from packer_cli.verify.reading import is_file
 def check_manifest(packed: PackedDirectory, config: PackConfig, findings: Findings) -> None:
     """Add what cannot be true, whatever the shards hold."""
     manifest = packed.facts
-    found = checksum(manifest.document)
-    if found != manifest.sha256:
+    digest = checksum(manifest.document)
+    if digest != manifest.sha256:
         findings.add(
             MANIFEST,
-            f"was edited: its contents have the sha256 {found}, it says {manifest.sha256}",
+            f"was edited: its contents have the sha256 {digest}, it says {manifest.sha256}",
         )
     findings.add(MANIFEST, *disagreements(manifest))
     findings.add(MANIFEST, *_impossible_options(manifest, config))
@@ -34,22 +34,22 @@ def check_manifest(packed: PackedDirectory, config: PackConfig, findings: Findin
 
 
 def _marked(packed: PackedDirectory, config: PackConfig) -> list[str]:
-    """Whether a result that lost too much is marked so, and no other."""
+    """Results that lost too much must be marked as incomplete, and no others."""
     facts = packed.facts
     lost = facts.truncated_tokens, facts.dropped_tokens
-    found, expected = facts.incomplete, why_incomplete(config.max_loss, facts.tokens, *lost)
-    if found != expected:
-        return [f"incomplete is {found!r}, by --max-loss and the tokens lost it is {expected!r}"]
+    marked, expected = facts.incomplete, why_incomplete(config.max_loss, facts.tokens, *lost)
+    if marked != expected:
+        return [f"incomplete is {marked!r}, by --max-loss and the tokens lost it is {expected!r}"]
     if (expected is not None) == is_file(packed, MANIFEST):  # the other name is not listed
         return [f"is not named {MANIFEST if expected is None else INCOMPLETE}"]
     return []
 
 
 def _impossible_options(manifest: Manifest, config: PackConfig) -> list[str]:
-    """Options that no run with such records, or with as many bad ones, ends with."""
+    """Options that no finished run with such records, or so many bad ones, can have."""
     wrong = []
     try:
-        # of messages or not: only the inputs tell
+        # only the inputs show whether the prompts are messages
         shape = Shape(config.shape or "text", of_messages=config.prompt_template == "chat")
         made = for_shape(config, shape)
         wrong += [
@@ -70,9 +70,9 @@ def _impossible_options(manifest: Manifest, config: PackConfig) -> list[str]:
 
 
 def uncovered(manifest: Manifest) -> list[str]:
-    """Inputs that the slices of all units do not cover once, from their beginning to their end.
+    """Inputs that the slices of all units do not cover exactly once, from beginning to end.
 
-    Where row groups end is not known here, see `row_groups_left`.
+    Where row groups end is not known here: see `row_groups_left`.
     """
     slices: dict[int, list[tuple[int, float]]] = {}
     for unit in manifest.units:
@@ -83,7 +83,7 @@ def uncovered(manifest: Manifest) -> list[str]:
         parts = sorted(slices.get(index, []))
         if one.removed:
             if parts:
-                wrong.append(f"a unit reads {one.path}, which is said to be removed")
+                wrong.append(f"a unit reads {one.path}, which is marked as removed")
             continue
         cut_by = format_named(file_format(manifest, index) or "jsonl").cut_by or "byte"
         end = one.size if cut_by == "byte" else inf
@@ -93,31 +93,31 @@ def uncovered(manifest: Manifest) -> list[str]:
 
 
 def file_format(manifest: Manifest, index: int) -> str | None:
-    """Of an input, as the run told it."""
+    """The format in which the run read an input; None if unknown."""
     return manifest.config.input_format or format_of(manifest.inputs[index].path)[0]
 
 
 def _not_once(parts: list[tuple[int, float]], end: float) -> str:
-    """How slices [start, stop) miss being all once; "" for not at all. `end` inf: not known."""
+    """How slices [start, stop) fail to cover all of it once; "" if they do. `end` inf: unknown."""
     if not parts:
-        return "are none: no unit reads it"
+        return "are missing: no unit reads it"
     reached: float = 0
     for start, stop in parts:
         if start != reached:
             what = "leave out what begins" if start > reached else "read twice what begins"
             return f"{what} at {{}} {min(start, reached):.0f}"
         if stop <= start:
-            return f"hold one from {{}} {start} to {stop:.0f}"
+            return f"include one from {{}} {start} to {stop:.0f}"
         reached = stop
     if reached < end < inf:
         return f"leave out what begins at {{}} {reached:.0f}"
     if inf > reached > end:
-        return f"go on to {{}} {reached:.0f}, beyond its end"
+        return f"go on to {{}} {reached:.0f}, past its end"
     return ""
 
 
 def row_groups_left(manifest: Manifest, index: int, groups: int) -> str:
-    """What the slices of a Parquet file with so many row groups leave out; "" for nothing."""
+    """What the slices of a Parquet file with so many row groups leave out, or ""."""
     stops = [stop for unit in manifest.units for file, _, stop in unit.slices if file == index]
     last = max((stop for stop in stops if stop is not None), default=groups)
     if None in stops or last == groups:
@@ -126,7 +126,7 @@ def row_groups_left(manifest: Manifest, index: int, groups: int) -> str:
 
 
 def unshaped(config: PackConfig, shape: Shape) -> list[str]:
-    """Options that a run with records of this shape would have had otherwise."""
+    """Options that a run with records of this shape would have set differently."""
     try:
         made = replace(for_shape(config, shape), shape=shape.kind)
     except UsageError as error:
