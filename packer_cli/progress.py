@@ -34,7 +34,7 @@ class Progress:
         self._lock = threading.Lock()
         self._documents = self._tokens = self._slots = self._bytes = 0
         self._total = total
-        self._begun = self._said = time.monotonic()
+        self._begun = self._reported = time.monotonic()
         self._show = show = show and sys.stderr is not None  # closed: print would take stdout
         self._bar, self._narrow = None, False
         if show and sys.stderr.isatty():
@@ -86,8 +86,8 @@ class Progress:
     def _say(self) -> None:
         if self._bar is not None:
             self._bar.set_postfix_str(self._figures(), refresh=False)
-        elif self._show and time.monotonic() - self._said >= _EVERY_SECONDS:
-            self._said = time.monotonic()
+        elif self._show and time.monotonic() - self._reported >= _EVERY_SECONDS:
+            self._reported = time.monotonic()
             share = f" of {_size(self._total)}" if self._total else ""
             print(f"{self._doing}: {_size(self._bytes)}{share}, {self._figures()}", file=sys.stderr)  # noqa: T201
 

@@ -390,8 +390,8 @@ def _asking(url: str, doing: str = "read") -> Iterator[None]:
 
 def _explained(error: Exception, url: str, doing: str) -> DataError:
     protocol, name = url.partition("://")[0], type(error).__name__
-    said = getattr(error, "strerror", None) or str(error) or name
-    reason, reading = said.splitlines()[0], doing == "read"
+    text = getattr(error, "strerror", None) or str(error) or name
+    reason, reading = text.splitlines()[0], doing == "read"
     if isinstance(error, FileNotFoundError) and reading:
         reason, tip = "no such file", "check the spelling, and that nothing removes it meanwhile"
     elif isinstance(error, FileNotFoundError):

@@ -106,22 +106,22 @@ class _DelimitedReader(LinePositions):
             header = self._header(rows, lines) or []
             columns = _columns(file, header, shape)
             positions: list[int] = []
-            found: list[list[str]] = []
+            cells: list[list[str]] = []
             bad: list[BadRecord] = []
             size = 0
 
             def taken() -> Records:
                 """What was read, which is not held here any longer."""
-                nonlocal positions, found, bad, size
+                nonlocal positions, cells, bad, size
                 texts, fields = None, None
                 if shape.kind == "text":
-                    texts = [values[0] for values in found]
+                    texts = [values[0] for values in cells]
                 else:
-                    fields = [dict(zip(columns, values, strict=True)) for values in found]
+                    fields = [dict(zip(columns, values, strict=True)) for values in cells]
                 where = np.array(positions, np.int64)
                 consumed = source.consumed()
                 records = Records(where, texts=texts, fields=fields, bad=bad, consumed=consumed)
-                positions, found, bad, size = [], [], [], 0
+                positions, cells, bad, size = [], [], [], 0
                 return records
 
             while True:
@@ -137,8 +137,8 @@ class _DelimitedReader(LinePositions):
                     continue
                 if row is not None and len(row) == len(header):
                     positions.append(begin)
-                    found.append([row[column] for column in columns.values()])
-                    size += sum(map(len, found[-1])) + _PER_RECORD
+                    cells.append([row[column] for column in columns.values()])
+                    size += sum(map(len, cells[-1])) + _PER_RECORD
                 elif row:
                     size += _PER_RECORD
                     plural = "s" * (len(row) != 1)

@@ -128,7 +128,7 @@ class Counts:
 
     def as_json(self) -> dict[str, Any]:
         """For a unit's record; what is nothing is left out."""
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name == "files":
@@ -140,14 +140,14 @@ class Counts:
             elif isinstance(value, AttentionCost):
                 value = list(asdict(value).values()) if value.rows else []
             if value:
-                found[item.name] = value
-        return found
+                figures[item.name] = value
+        return figures
 
     @classmethod
-    def from_json(cls, said: dict[str, Any]) -> Counts:
+    def from_json(cls, recorded: dict[str, Any]) -> Counts:
         """Of what `as_json` gave. Raises ValueError or TypeError for anything else."""
         counts, known = cls(), {item.name for item in fields(cls)}
-        for name, value in said.items():
+        for name, value in recorded.items():
             if name not in known:
                 raise ValueError(f"{name} is no count")
             mine = getattr(counts, name)

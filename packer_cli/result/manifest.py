@@ -244,10 +244,10 @@ def parse(data: bytes) -> Manifest:
         document = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
         raise DataError(f"not valid JSON: {error}", _ANEW) from error
-    found = document.get("format_version") if isinstance(document, dict) else None
-    if found != FORMAT_VERSION:
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if version != FORMAT_VERSION:
         raise DataError(
-            f"format version {found!r}, this packer reads {FORMAT_VERSION}",
+            f"format version {version!r}, this packer reads {FORMAT_VERSION}",
             f"use the packer that wrote it, or {_ANEW}",
         )
     try:

@@ -167,12 +167,12 @@ class PackedDirectory:
 def metadata_of(schema: Any) -> dict[str, Any]:
     """What a shard says of itself. Raises ArrowInvalid when it cannot be read."""
     try:
-        said = json.loads((schema.metadata or {}).get(b"packer", b"{}"))
+        metadata = json.loads((schema.metadata or {}).get(b"packer", b"{}"))
     except (ValueError, RecursionError) as error:
         raise pa.ArrowInvalid(f"metadata that is not JSON: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(metadata, dict):
         raise pa.ArrowInvalid("metadata that is not a JSON object")
-    return said
+    return metadata
 
 
 def _has_nulls(array: Any) -> bool:

@@ -35,11 +35,11 @@ class Broken(NamedTuple):
 
     row: int
     rule: str
-    found: str
+    detail: str
     rows: int
 
     def __str__(self) -> str:
-        return f"row {self.row}: {self.rule}{self.found} ({self.rows} rows)"
+        return f"row {self.row}: {self.rule}{self.detail} ({self.rows} rows)"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def broken_sources(batch: Any, files: Int64) -> list[Broken]:
         for broken in _broken(
             f"segments: {name}",
             np.logical_and.reduceat(holds, first),
-            found=values[np.argmin(holds)],
+            example=values[np.argmin(holds)],
         )
     ]
 
@@ -123,7 +123,7 @@ def broken_last_labels(batch: Any, limits: RowLimits) -> list[Broken]:
 
 
 def _broken(
-    name: str, holds: _Flags, values: Any = None, expected: Any = None, found: Any = None
+    name: str, holds: _Flags, values: Any = None, expected: Any = None, example: Any = None
 ) -> list[Broken]:
     """`holds` bool[rows], or bool[rows, max_length]; `values` and `expected` like it."""
     of_row = holds if holds.ndim == 1 else holds.all(1)
@@ -131,7 +131,7 @@ def _broken(
     if not len(wrong):
         return []
     row = int(wrong[0])
-    text = "" if found is None else f": {found}"
+    text = "" if example is None else f": {example}"
     if holds.ndim == 2:
         place = int(np.argmin(holds[row]))
         text = f": place {place} has {values[row, place]}"
@@ -260,6 +260,6 @@ def _labels(batch: Any, places: _Places, limits: RowLimits) -> list[Broken]:
 
 
 def _position_ids(batch: Any, places: _Places) -> list[Broken]:
-    found, position = rows_of(batch.column("position_ids")), places.position
+    ids, position = rows_of(batch.column("position_ids")), places.position
     name = "position_ids does not restart in every segment"
-    return _broken(name, found == position, found, position)
+    return _broken(name, ids == position, ids, position)

@@ -195,10 +195,14 @@ def _digest(
         return stdin_digest()
     read = [(stretch.offset, stretch.size) for stretch in stretches]
     whole = read == [(0, file.size)]
-    found = (file.size, stretches[0].sha256) if whole else digest_of(file.path, stretches, stopped)
-    if found is None or not (check_unchanged(file) or digest(file.path, stopped) == found):
+    bytes_digest = (
+        (file.size, stretches[0].sha256) if whole else digest_of(file.path, stretches, stopped)
+    )
+    if bytes_digest is None or not (
+        check_unchanged(file) or digest(file.path, stopped) == bytes_digest
+    ):
         raise changed(file, _OTHER_BYTES)
-    return found
+    return bytes_digest
 
 
 def _hold(file: InputFile, stretches: Sequence[Stretch], stopped: Callable[[], bool]) -> None:

@@ -290,9 +290,9 @@ class ChatTemplate:
             for block in self._template.root_render_func(context):
                 blocks.append(block)
         except jinja2.TemplateError as error:
-            if found := _NO_TOKEN.search(str(error)):
+            if missing := _NO_TOKEN.search(str(error)):
                 raise UsageError(
-                    f"the chat template needs {found[1]}, and the tokenizer names none",
+                    f"the chat template needs {missing[1]}, and the tokenizer names none",
                     "name the model's own with --tokenizer, or another --chat-template",
                 ) from error
             raise RefusedError(f"the chat template refuses it: {error}") from error

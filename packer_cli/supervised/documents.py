@@ -89,10 +89,10 @@ class Composer:
             try:
                 begin(int(records.positions[i]))
                 content, render = self._parsed(fields)
-                found = self.specials.in_record(content)
-                specials += len(found)
-                if found and self.specials.policy == "error":
-                    raise SpelledOutError(spelled_out(found[0]))
+                spelled = self.specials.in_record(content)
+                specials += len(spelled)
+                if spelled and self.specials.policy == "error":
+                    raise SpelledOutError(spelled_out(spelled[0]))
                 documents.append(render())
             except SpelledOutError as error:
                 kept[i] = False
@@ -265,10 +265,10 @@ def make_composer(
 
 def _content(conversation: Conversation) -> list[Any]:
     """What the record itself says, without the second names that parsing gives to some of it."""
-    return [*map(_said_once, conversation.messages), conversation.tools]
+    return [*map(_without_second_names, conversation.messages), conversation.tools]
 
 
-def _said_once(message: _Message) -> _Message:
+def _without_second_names(message: _Message) -> _Message:
     calls = message.get("tool_calls") or [{}]
     message = message | {"content": _joined(message.get("content"))}
     first = {
@@ -343,11 +343,11 @@ def byte_spans(documents: list[Document]) -> Spans | None:
 
 
 def _in_bytes(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found, done, size = [], 0, 0
+    converted, done, size = [], 0, 0
     length: Callable[[str], int] = lambda part: len(part.encode("utf-8", "surrogatepass"))  # noqa: E731
     for start, stop in spans:
         size += length(text[done:start])
         end = size + length(text[start:stop])
-        found.append((size, end))
+        converted.append((size, end))
         done, size = stop, end
-    return found
+    return converted

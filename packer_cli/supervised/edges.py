@@ -179,16 +179,16 @@ class Learner:
 
     def _check(self, number: int, turn: Turn, spans: list[Span]) -> None:
         """All words of the message that the text has are in the spans, and no others."""
-        said = " ".join(self._text[start:stop] for start, stop in spans)
+        inside = " ".join(self._text[start:stop] for start, stop in spans)
         for i, marks in enumerate(self._probe.marks):
-            if i != number and any(mark in said for mark in marks):
+            if i != number and any(mark in inside for mark in marks):
                 role = self._probe.messages[i].get("role")
                 raise DisagreementError(
-                    f"its turn holds words of another message, of role {role}: {said!r}"
+                    f"its turn holds words of another message, of role {role}: {inside!r}"
                 )
         whole = self._text[turn.start : turn.stop]
-        if any(mark in whole and mark not in said for mark in self._probe.marks[number]):
-            raise DisagreementError(f"its turn {whole!r} has words of its own outside {said!r}")
+        if any(mark in whole and mark not in inside for mark in self._probe.marks[number]):
+            raise DisagreementError(f"its turn {whole!r} has words of its own outside {inside!r}")
 
     def _render(
         self, count: int, *, add_generation_prompt: bool = False, followed: bool = False
@@ -210,8 +210,8 @@ class Learner:
 
     def _place(self, mark: str, limit: int) -> int | None:
         """Where the last such mark before `limit` ends in the whole text."""
-        found = self._text.rfind(mark, 0, limit)
-        return None if found < 0 else found + len(mark)
+        begin = self._text.rfind(mark, 0, limit)
+        return None if begin < 0 else begin + len(mark)
 
 
 def _shared(a: str, b: str) -> int:

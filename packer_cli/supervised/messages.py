@@ -76,8 +76,8 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     reasoning = next((message[key] for key in REASONING if key in message), None)
     if reasoning is not None:  # even "": a template may ask whether there is any
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    said = ("content", "tool_calls", *REASONING)
-    if role == "assistant" and is_trained(message) and not any(key in message for key in said):
+    contents = ("content", "tool_calls", *REASONING)
+    if role == "assistant" and is_trained(message) and not any(key in message for key in contents):
         # rendered, it would be an answer that ends where it begins, and be learned
         raise MalformedError(
             f"{where} is the assistant's and has neither content nor tool calls: an empty answer"
@@ -126,10 +126,10 @@ def _listed(value: Any, where: str) -> list[dict[str, Any]]:
     """Objects, of a list, of one object, or of JSON text of either."""
     if isinstance(value, str):
         value = _parse_json(value, where) if value.strip() else []
-    found = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, dict) for item in found):
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, dict) for item in items):
         raise MalformedError(f"{where} is no call: expected a JSON object, or a list of them")
-    return found
+    return items
 
 
 def _part(part: Any, where: str) -> str:

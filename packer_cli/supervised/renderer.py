@@ -85,13 +85,13 @@ class Renderer:
 
 def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, list[Span]]:
     """With the tokens that end turns in their spans, and after the last one if nothing follows."""
-    found = []
+    ended = []
     for start, stop in spans:
         end = next((end for end in ends if text.startswith(end, stop)), "")
         if start < stop == len(text) and not text.endswith(ends):
             text, end = text + ends[0], ends[0]
-        found.append((start, stop + len(end) if start < stop else stop))
-    return text, found
+        ended.append((start, stop + len(end) if start < stop else stop))
+    return text, ended
 
 
 def _refuse_open_turns(
@@ -126,10 +126,10 @@ def _open_turn(template: ChatTemplate, assistant: AssistantSpans, ends: tuple[st
         except (RefusedError, UndecidableError):
             continue
         text, spans = _ended(rendering.text, spans, ends) if ends else (rendering.text, spans)
-        said = [text[start:stop].partition(PROBE) for start, stop in spans]
-        for number, (_, mark, end) in enumerate(said, 1):
+        turns = [text[start:stop].partition(PROBE) for start, stop in spans]
+        for number, (_, mark, end) in enumerate(turns, 1):
             if mark and not end.strip():
-                return "the last one" if number == len(said) else "where another turn follows"
+                return "the last one" if number == len(turns) else "where another turn follows"
         return ""
     return ""
 

@@ -33,8 +33,7 @@ def shorten(
     """
     max_length = config.max_length
     overlong = np.flatnonzero(np.diff(batch.offsets) > max_length).tolist()
-    found = {i: conversations[i] for i in overlong}
-    searches = {i: _Search(talk) for i, talk in found.items() if talk is not None}
+    searches = {i: _Search(talk) for i in overlong if (talk := conversations[i]) is not None}
     fitted: dict[int, _Tokens] = {}
     while searches:
         tried: dict[int, Document] = {}

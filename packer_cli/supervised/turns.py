@@ -105,7 +105,7 @@ class AssistantSpans:
         """The spans of each turn, by what was learned of others like it."""
         text, around = rendering.text, contexts(messages, tools)
         inner = _inner(rendering.turns, turns)
-        found: list[list[Span]] = []
+        parts: list[list[Span]] = []
         fresh: Callable[[int], Edges | str] | None = None
         for number, turn in turns.items():
             edges, within = self._learned.get(around[number]), inner.get(number, [])
@@ -120,8 +120,8 @@ class AssistantSpans:
                 spans = told.spans(text, turn, within)
             if spans is None:
                 raise _undecidable(f"message {number} is not rendered as others like it are")
-            found.append(spans)
-        return found
+            parts.append(spans)
+        return parts
 
     def _spans(
         self, edges: Edges | None, text: str, turn: Turn, inner: list[Turn]
@@ -154,13 +154,13 @@ class AssistantSpans:
             if number not in numbered:
                 return f"no loop of the template shows the turn of message {number}"
             try:
-                found = learner.edges(number, numbered[number], inner.get(number, []))
+                learned = learner.edges(number, numbered[number], inner.get(number, []))
             except DisagreementError as error:
                 return str(error)
-            if found is None:
+            if learned is None:
                 return f"message {number} does not begin as the template's prompt ends"
-            self._headers |= {found.header}
-            return found
+            self._headers |= {learned.header}
+            return learned
 
         return edges
 
@@ -196,9 +196,9 @@ class AssistantSpans:
             rendering = self._template.render(probe.messages, tools)
         except RefusedError as error:
             return str(error)
-        said = " ".join(rendering.text[start:stop] for start, stop in rendering.generated)
+        tagged = " ".join(rendering.text[start:stop] for start, stop in rendering.generated)
         for message, marks in zip(probe.messages, probe.marks, strict=True):
-            if message.get("role") != ASSISTANT and any(mark in said for mark in marks):
+            if message.get("role") != ASSISTANT and any(mark in tagged for mark in marks):
                 return f"its {{% generation %}} tags hold words of role {message.get('role')}"
         return None
 
@@ -219,14 +219,14 @@ def _numbered(turns: list[Turn], messages: list[_Message]) -> _Turns | None:
     speakers = [i for i, message in enumerate(messages) if message.get("role") == ASSISTANT]
     if len(turns) != len(speakers):
         numbers = {id(messages[i]): i for i in speakers}
-        found = {numbers.get(id(turn.message), -1): turn for turn in turns}
-        return found if turns and -1 not in found and len(found) == len(turns) else None
-    found = dict(zip(speakers, turns, strict=True))
-    if any(turn.message is not messages[i] for i, turn in found.items()) and _are_messages(
+        numbered = {numbers.get(id(turn.message), -1): turn for turn in turns}
+        return numbered if turns and -1 not in numbered and len(numbered) == len(turns) else None
+    numbered = dict(zip(speakers, turns, strict=True))
+    if any(turn.message is not messages[i] for i, turn in numbered.items()) and _are_messages(
         turns, messages
     ):
         return None  # in another order, or one of them twice
-    return found
+    return numbered
 
 
 def _inner(turns: list[Turn], outer: _Turns) -> dict[int, list[Turn]]:

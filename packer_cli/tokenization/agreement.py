@@ -55,13 +55,13 @@ def differs_at_start(
         room -= len(texts[-1])
         if room <= 0:
             break
-    texts = [text for text, found in zip(texts, with_unsettled(texts), strict=True) if not found]
+    texts = [text for text, flag in zip(texts, with_unsettled(texts), strict=True) if not flag]
     try:
         encoded = fast.encode(texts)
     except Exception as error:  # whatever it raises, it is not usable
         return str(error)
-    found = differing(texts, encoded, reference.encode(texts))
-    return repr(texts[found[0]][:80]) if found else None
+    numbers = differing(texts, encoded, reference.encode(texts))
+    return repr(texts[numbers[0]][:80]) if numbers else None
 
 
 def differing(

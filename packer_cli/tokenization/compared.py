@@ -45,18 +45,18 @@ class ComparedCharacters:
 
     def untrusted(self, texts: list[str]) -> list[int]:
         """Which texts only the reference is to encode, ascending."""
-        found = np.flatnonzero(self._search(texts))
-        if not len(found):
+        numbers = np.flatnonzero(self._search(texts))
+        if not len(numbers):
             return []
-        doubtful = [texts[i] for i in found]
+        doubtful = [texts[i] for i in numbers]
         self._compare("".join(doubtful))
-        untrusted: list[int] = found[self._search(doubtful) > 0].tolist()
+        untrusted: list[int] = numbers[self._search(doubtful) > 0].tolist()
         return untrusted
 
     def _search(self, texts: list[str]) -> UInt8:
-        found = np.zeros(len(texts), np.uint8)
-        characters.find_in_texts(texts, self._states, found)
-        return found
+        flags = np.zeros(len(texts), np.uint8)
+        characters.find_in_texts(texts, self._states, flags)
+        return flags
 
     def _compare(self, text: str) -> None:
         """Let no character of the text be new."""
@@ -82,13 +82,13 @@ class ComparedCharacters:
     def _differing(self, new: str) -> str:
         """Those characters on which the engines differ, among some that differ at least."""
         groups = [new[i : i + _AT_A_TIME] for i in range(0, len(new), _AT_A_TIME)]
-        found = self._different(groups)
-        alone = self._different([one for group in found for one in group]) if found else []
-        together = [group for group in found if not set(group) & set(alone)]  # none of it alone
+        different = self._different(groups)
+        alone = self._different([one for group in different for one in group]) if different else []
+        together = [one for one in different if not set(one) & set(alone)]  # none of it alone
         return "".join([*alone, *together])
 
     def _different(self, groups: list[str]) -> list[str]:
         """Those in whose contexts the engines differ."""
         texts = [in_contexts(group) for group in groups]
-        found = differing(texts, self._fast.encode(texts), self._reference.encode(texts))
-        return [groups[i] for i in found]
+        numbers = differing(texts, self._fast.encode(texts), self._reference.encode(texts))
+        return [groups[i] for i in numbers]

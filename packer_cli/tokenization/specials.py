@@ -57,22 +57,22 @@ class Specials:
 
     def in_text(self, text: str) -> str | None:
         """The first one in a text."""
-        found = self._contents.search(text) if self.tokens else None
-        return found and found.group()
+        match = self._contents.search(text) if self.tokens else None
+        return match and match.group()
 
     def in_record(self, value: Any) -> list[str]:
         """All of them in the strings of a record's fields, but for names of fields."""
-        found: list[str] = []
+        spelled: list[str] = []
         if self.tokens:
-            self._gather(value, found)
-        return found
+            self._gather(value, spelled)
+        return spelled
 
-    def _gather(self, value: Any, found: list[str]) -> None:
+    def _gather(self, value: Any, spelled: list[str]) -> None:
         if isinstance(value, str):
-            found += self._contents.findall(value)
+            spelled += self._contents.findall(value)
         elif isinstance(value, dict | list | tuple):
             for item in value.values() if isinstance(value, dict) else value:
-                self._gather(item, found)
+                self._gather(item, spelled)
 
     def marked(self, value: Any) -> Any:
         """The same fields, with a mark after the first character of each."""
