@@ -131,13 +131,18 @@ def claimed(
                 yield Claim(output, own.inside.path, folder, own, notify, ended, shared, no_lock)
             finally:
                 if not (shared or is_begun(own.inside.path) or own.inside.status(REPLACING)):
-                    own.remove(_WORK_FILES)
-                    remove_leftovers(folder, WORK, _WORK_FILES)
-                    if created:
-                        with suppress(OSError):  # it holds a result
-                            output.rmdir()
+                    _leave(folder, own, output, created)
     except OSError as error:
         raise from_os_error(error, _place(error, output), "write") from error
+
+
+def _leave(folder: Folder, own: OwnFolder, output: Path, created: bool) -> None:
+    """Remove our folder, and the output directory if we made it and it holds nothing."""
+    own.remove(_WORK_FILES)
+    remove_leftovers(folder, WORK, _WORK_FILES)
+    if created:
+        with suppress(OSError):  # it holds a result
+            output.rmdir()
 
 
 def _place(error: OSError, output: Path) -> Path:
