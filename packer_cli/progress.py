@@ -1,4 +1,4 @@
-"""How far a run is, on stderr: a tqdm bar on a terminal, one line every 30 seconds otherwise."""
+"""The progress of a run, on stderr: a bar on a terminal, one line every 30 seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NARROW_COLUMNS = 100  # with fewer, a bar has no room beside all figures
 _NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
-bars: list[tqdm[None]] = []  # on the screen, where what is printed must not go on in their line
+bars: list[tqdm[None]] = []  # on the screen: what is printed must not continue their line
 
 
 def print_above(line: str) -> None:
@@ -94,7 +94,7 @@ class Progress:
     def _figures(self) -> str:
         seconds = max(time.monotonic() - self._begun, 1e-9)
         documents = f"{self._documents:,} docs, " if self._documents and not self._narrow else ""
-        if not self._tokens:  # none of what reads or uploads whole files
+        if not self._tokens:  # whoever only reads or uploads files has none
             return f"{documents}{_size(self._bytes / seconds)}/s"
         figures = f"{documents}{_count(self._tokens / seconds)} tokens/s"
         if self._slots and not self._narrow:

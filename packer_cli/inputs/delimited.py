@@ -59,7 +59,7 @@ class _Lines:
             raise self.refused(BadRecord(begin, reason, tip)) from None
 
     def refused(self, bad: BadRecord) -> DataError:
-        """Always the end: where the record ends is unknown, so it cannot be passed over."""
+        """The error that ends the run: where the record ends is unknown, so no run can skip it."""
         place = LinePositions().describe(self._file, bad.position)
         return DataError(f"{self._file.path}, {place}: {bad.reason}", bad.tip)
 
@@ -89,7 +89,7 @@ class _Batch:
         self.size += _PER_RECORD
 
     def taken(self, shape: Shape, consumed: int) -> Records:
-        """What was read, which is not held here any longer."""
+        """The records, which are not held here any longer."""
         texts, fields = None, None
         if shape.kind == "text":
             texts = [values[0] for values in self._cells]

@@ -1,4 +1,4 @@
-"""What is wrong with a line of JSON, in words for the person who has to mend it."""
+"""What is wrong with a line of JSON, in words for the person who must mend it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _refuse(constant: str) -> None:
 
 
 def _in_words(error: str, parsed: Any) -> str:
-    """What msgspec says of a record: "Expected `str`, got `int` - at `$.text`", and the like."""
+    """The reason for an error of msgspec, such as "Expected `str`, got `int` - at `$.text`"."""
     if not isinstance(parsed, dict):
         return f"{_KINDS.get(type(parsed).__name__, 'a value')}, expected one object per line"
     missing = re.fullmatch(r"Object missing required field `(.*)`", error)

@@ -47,7 +47,7 @@ def _decoded(
             bad.append(too_long(position, limit, what))
             continue
         try:
-            # a byte order mark at the beginning is no text
+            # a byte order mark at the beginning is not text
             texts.append(data.decode("utf-8" if position else "utf-8-sig"))
             positions.append(position)
         except UnicodeDecodeError as error:

@@ -165,7 +165,7 @@ class PackedDirectory:
 
 
 def metadata_of(schema: Any) -> dict[str, Any]:
-    """What a shard says of itself. Raises ArrowInvalid when it cannot be read."""
+    """The metadata of a shard. Raises ArrowInvalid when it cannot be read."""
     try:
         metadata = json.loads((schema.metadata or {}).get(b"packer", b"{}"))
     except (ValueError, RecursionError) as error:
@@ -228,7 +228,7 @@ def open_packed(path: str | os.PathLike[str]) -> PackedDirectory:
         except DataError:
             if packed.replaced() is None:
                 raise
-            continue  # by now there is another result, whole
+            continue  # another, complete result is there by now
         return packed
 
 

@@ -44,7 +44,7 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What the rules depend on. `highest_id`: of the tokenizer, None when it is not known."""
+    """The values that rules depend on. `highest_id`: the tokenizer's, None when not known."""
 
     max_length: int
     pad_token_id: int
@@ -63,9 +63,9 @@ class RowLimits:
 
 
 def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
-    """All but those of where segments come from, see `broken_sources`."""
+    """All rules but those of where segments come from: see `broken_sources`."""
     broken = _cu_seqlens(batch, limits) or _cu_seqlens_padded(batch, limits)
-    if broken:  # nobody knows where segments are
+    if broken:  # segments cannot be located
         return broken
     places = _places(batch, limits)
     names = batch.schema.names
@@ -79,7 +79,7 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
 
 
 def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
-    """What keeps segments from being taken out of the rows; much faster than all rules."""
+    """The broken rules that prevent taking segments out of rows; much faster than all rules."""
     return (
         _cu_seqlens(batch, limits)
         or _cu_seqlens_padded(batch, limits)
@@ -88,7 +88,7 @@ def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
 
 
 def broken_sources(batch: Any, files: Int64) -> list[Broken]:
-    """Where segments say that they come from. `files`: the inputs that it may be.
+    """The broken rules of where segments come from. `files`: the inputs that are possible.
 
     `segments` must match `cu_seqlens`.
     """
@@ -112,7 +112,7 @@ def broken_sources(batch: Any, files: Int64) -> list[Broken]:
 
 
 def broken_last_labels(batch: Any, limits: RowLimits) -> list[Broken]:
-    """With labels that are shifted, no segment's last place has one: it would be another's."""
+    """The rule of shifted labels: none in a segment's last place, where it would be another's."""
     if limits.label_shift != "pre" or "labels" not in batch.schema.names:
         return []
     begin, length, of_row = segments_of(batch)
@@ -200,7 +200,7 @@ def _segments(batch: Any) -> list[Broken]:
 
 
 class _Places(NamedTuple):
-    """What the boundaries say of each place, [rows, max_length].
+    """What the boundaries say about each place, [rows, max_length].
 
     restarts  bool, where a segment or the row's padding begins
     position  since then, in tokens

@@ -1,7 +1,7 @@
 """Results at a URL: packed in a local directory with all its guarantees, then uploaded.
 
     URL/shard-..., side files     a shard that is there already is not uploaded again
-    URL/manifest.json             with it the result is complete; then the earlier one's files go
+    URL/manifest.json             completes the result; then the files of the earlier one go
 
 Stores have no locks, but they replace an object in one step, and shards are named by their content.
 So an earlier result stays whole while shards are uploaded; the few side files follow, and at once

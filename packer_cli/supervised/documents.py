@@ -121,7 +121,7 @@ class Composer:
         )
 
     def _parsed(self, fields: dict[str, Any]) -> tuple[Any, Callable[[], Document]]:
-        """What a record says, and what makes its document.
+        """The content of a record, and a function that makes its document.
 
         It is parsed and put together first: JSON text may escape anything, and special tokens may
         begin in a prompt and end in what follows it.
@@ -133,7 +133,7 @@ class Composer:
         return document.text, lambda: document
 
     def _of_fields(self, fields: dict[str, Any]) -> Document:
-        """Of a prompt and what follows it, without a template. Raises MalformedError."""
+        """The document of a prompt and completion, without a template. Raises MalformedError."""
         if self.shape.kind == "alpaca":
             prompt, completion = _alpaca(fields, self.shape), self._text(fields, "output")
         else:
@@ -204,7 +204,7 @@ class Composer:
         if self.shape.of_messages:
             prompt = self._side(fields, "prompt", "user")
             completion = self._side(fields, "completion", ASSISTANT)
-            # what the prompt holds of the assistant is context
+            # the assistant's turns in the prompt are context
             silent = [m | {"train": 0} if m["role"] == ASSISTANT else m for m in prompt]
             return Conversation([*silent, *completion], self._tools(fields))
         if self.config.prompt_template == "chat":
@@ -226,7 +226,7 @@ class Composer:
 
 
 def placed(error: UndecidableError, file: InputFile) -> DataError:
-    """The same, with the name of its record."""
+    """The same error, with the place of its record."""
     place = reader_for(file.format).describe(file, error.position)
     return DataError(f"{file.path}, {place}: {error.message}", error.tip)
 
@@ -252,7 +252,7 @@ def make_composer(
     end_tokens: tuple[str, ...],
     specials: Specials = NO_SPECIALS,
 ) -> Composer:
-    """A composer, here or in a child: all of it can be pickled but the compiled template."""
+    """A composer, here or in a child: its arguments can be pickled, a compiled template cannot."""
     sources = [] if template is None else [template.source, template.tool_use]
     renders = shape.is_chat or config.prompt_template == "chat"
     renderers = tuple(
@@ -264,7 +264,7 @@ def make_composer(
 
 
 def _content(conversation: Conversation) -> list[Any]:
-    """What the record itself says, without the second names that parsing gives to some of it."""
+    """The record's own content, without the second names that parsing gives to parts of it."""
     return [*map(_without_second_names, conversation.messages), conversation.tools]
 
 
@@ -323,7 +323,7 @@ def _alpaca(fields: dict[str, Any], shape: Shape) -> str:
 
 
 def controls_of(documents: list[Document]) -> dict[int, list[Span]]:
-    """Of the documents that have `controls`."""
+    """The `controls` of the documents that have any, by index."""
     return {i: d.controls for i, d in enumerate(documents) if d.controls is not None}
 
 

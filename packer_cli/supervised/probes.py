@@ -1,7 +1,7 @@
-"""Conversations as their structure alone: what matters to a template besides the words.
+"""Conversations reduced to their structure: what matters to a template besides the words.
 
-A probe is a conversation of the same structure with marks, numbers found nowhere else, in the
-place of all words, so that a text that a template makes of it tells whose words lie where.
+A probe is a conversation of the same structure with marks (numbers found nowhere else) in the
+place of all words, so that the text that a template makes of it shows whose words are where.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conversations to documents: a text through a chat template, and what of it is trained on."""
+"""Conversations to documents: a text made by a chat template, and the spans to train on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Renderer:
         try:
             rendering = self._template.render(messages, tools)
         except RefusedError:
-            # many templates cannot do without content, which APIs leave out beside tool calls
+            # many templates need content, which APIs leave out of messages with tool calls
             filled = [m if "content" in m else m | {"content": ""} for m in messages]
             if filled == messages:
                 raise
@@ -76,7 +76,7 @@ class Renderer:
         return Document(text, spans, conversation)
 
     def leaves_out_tools(self, conversation: Conversation) -> bool:
-        """Whether the template never looks at the tools or tool calls that there are."""
+        """Whether the conversation has tools or tool calls that the template never looks at."""
         if conversation.tools and "tools" not in self._template.source:
             return True
         called = any(message.get("tool_calls") for message in conversation.messages)
@@ -116,7 +116,7 @@ def _refuse_open_turns(
 def _open_turn(template: ChatTemplate, assistant: AssistantSpans, ends: tuple[str, ...]) -> str:
     """Where a turn of the assistant ends in nothing, for people; "" for nowhere.
 
-    `{% generation %}` tags say what they say.
+    Of templates with `{% generation %}` tags, "": the tags decide.
     """
     for messages in ([*assistant.talk, *assistant.talk], list(assistant.talk)):
         talk = [dict(message) for message in messages]

@@ -1,4 +1,4 @@
-"""Conversations that are too long: whole oldest turns leave until the rest fits."""
+"""Conversations that are too long: the oldest turns are left out until the rest fits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def shorten(
                 if config.on_error == "fail":
                     error.position = int(batch.position[i])
                     raise
-                document = None  # it stays too long, and is counted as that
+                document = None  # it stays too long, and is counted as such
             if document is not None:
                 tried[i] = document
         searches = {i: searches[i] for i in tried}
@@ -72,7 +72,7 @@ class _Search:
         self._asked = self._tried = 0
 
     def next(self, render: _Render) -> Document | None:
-        """What is to be tried next; None when the search is over."""
+        """The next document to try; None when the search is over."""
         while self._low < self._high:
             middle = (self._low + self._high) // 2
             self._asked = min(self._low + self._step - 1, middle)
@@ -86,7 +86,7 @@ class _Search:
         return None
 
     def tell(self, fits: bool) -> None:
-        """Whether that was short enough."""
+        """Say whether the last document was short enough."""
         if fits:
             self._high = self._asked
         else:

@@ -1,4 +1,4 @@
-"""Which chat template: the one named, or the tokenizer's own, as transformers chooses it."""
+"""Choosing a chat template: the one named, or the tokenizer's own, as transformers does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TemplateChoice:
 
 
 def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateChoice | None:
-    """--chat-template, or what the tokenizer has; None: there is none.
+    """The template of --chat-template, or the tokenizer's; None when there is none.
 
     The option is a file, or the name of one of several templates that the tokenizer has.
     """

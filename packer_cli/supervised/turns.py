@@ -4,7 +4,7 @@ With `{% generation %}` in the template: what is inside the tags, as in transfor
 as in most templates, the loop over the messages tells where each turn begins and ends, and what of
 it is the assistant's is learned from probes (edges.py): once for every context of a message, so
 that a conversation takes one rendering. Where no loop shows the turns, the conversation is rendered
-up to and without the message, and the texts are compared. Where that does not tell either, or the
+up to and without the message, and the texts are compared. Where that is not clear either, or the
 two disagree, it is an error: never a guess.
 """
 
@@ -48,7 +48,7 @@ class AssistantSpans:
         if not template.marks_generation:
             self.talk, question = _question(template)
             self._prompt, self._prompted = _generation_prompt(*question)
-        # never what could not be told: that may be for what else is in the conversation
+        # failures are not kept: their cause may be elsewhere in the conversation
         self._learned: dict[tuple[Any, ...], Edges] = {}
         self._headers: frozenset[str] = frozenset()
 
@@ -86,7 +86,7 @@ class AssistantSpans:
             begin = turns[-1].start
             spans = [span for span in spans if span[0] >= begin]
         elif last_only:
-            if len(spans) != len(speakers):  # whose they are, nothing tells
+            if len(spans) != len(speakers):  # nothing shows whose they are
                 raise _undecidable("no loop of the template shows which of its tags are the last")
             spans = spans[-1:]
         if not any(has_flags(message) for message in speakers):
@@ -102,7 +102,7 @@ class AssistantSpans:
         self, rendering: Rendering, turns: _Turns, messages: list[_Message],
         tools: list[Any] | None,
     ) -> list[list[Span]]:  # fmt: skip
-        """The spans of each turn, by what was learned of others like it."""
+        """The spans of each turn, from what was learned about others like it."""
         text, around = rendering.text, contexts(messages, tools)
         inner = _inner(rendering.turns, turns)
         parts: list[list[Span]] = []
@@ -138,7 +138,7 @@ class AssistantSpans:
     def _learn(
         self, messages: list[_Message], tools: list[Any] | None
     ) -> Callable[[int], Edges | str]:
-        """What gives the edges of a turn in a conversation like this one, or why it has none."""
+        """A function from a message's number to the edges of its turn, or why it has none."""
         probe = probe_of(messages)
         try:
             rendering = self._template.render(probe.messages, tools)
@@ -204,7 +204,7 @@ class AssistantSpans:
 
 
 def _undecidable(why: str) -> UndecidableError:
-    """Not a constructor of the class: that one must take what pickle gives it again."""
+    """The error. No constructor of the class: pickle calls that with the whole message."""
     return UndecidableError(
         f"the assistant's part of the text cannot be told: {why}",
         "use a template with {% generation %} tags (--chat-template), or --train-on all",

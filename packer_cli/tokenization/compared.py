@@ -1,4 +1,4 @@
-"""On which characters the fast engine has been held to the reference: all that it is trusted with.
+"""The characters on which the fast engine has been compared with the reference, and is trusted.
 
 Before the first text with a character is trusted, both engines encode that character in the
 contexts that split words. Where they differ, its texts go to the reference for ever, as do those
@@ -29,10 +29,10 @@ _SCANNED = 1 << 18  # characters of a text at a time: each takes 14 bytes, and a
 
 
 class ComparedCharacters:
-    """Of a pair of engines that agree on Latin-1. Safe to share between threads."""
+    """The characters of a pair of engines that agree on Latin-1. Safe to share between threads."""
 
     def __init__(self, fast: Engine, reference: Engine, notify: Callable[[str], None]) -> None:
-        """`notify` hears of the first characters on which the engines differ."""
+        """`notify` gets a line about the first characters on which the engines differ."""
         self._fast = fast
         self._reference = reference
         self._notify = notify
@@ -59,7 +59,7 @@ class ComparedCharacters:
         return flags
 
     def _compare(self, text: str) -> None:
-        """Let no character of the text be new."""
+        """Compare the engines on all characters of the text that are new."""
         present = np.zeros(len(self._states), bool)
         for begin in range(0, len(text), _SCANNED):
             part = text[begin : begin + _SCANNED].encode("utf-32-le", "surrogatepass")

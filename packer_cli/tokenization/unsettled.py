@@ -1,4 +1,4 @@
-"""Characters that not every Unicode version says the same of, so that engines may differ on them.
+"""Characters whose class differs between Unicode versions, so that engines may differ on them.
 
 Tokenizers cut texts by the classes of characters, and every engine has those of one Unicode version
 built in. What Unicode 14 (2021, the oldest one inside any version of the engines that packer works
