@@ -1,6 +1,6 @@
 """`python -m packer_cli`, and the `packer` command.
 
-Next to nothing is imported before Ctrl-C has a handler: without, it ends in a traceback.
+Next to nothing is imported before Ctrl-C has a handler: without one, it ends in a traceback.
 """
 
 import os

@@ -6,7 +6,7 @@
                                           `items` what a generator method gives, computed ahead
 
 Spawned, not forked, by ourselves: multiprocessing's `Process` would import the caller's script
-once more. Messages are its `Connection`'s, through pipes that nobody else has an end of: what is
+once more. Messages go over its `Connection`s, through pipes that nobody else has an end of: what is
 unpickled is what our other end has pickled.
 
 The kernel kills a child when the process that made it ends, however that ends, and whatever the
@@ -85,8 +85,8 @@ class Child:
         return self.answer()
 
     def begin(self, method: str, *arguments: Any) -> None:
-        """Ask without waiting; every `begin` needs one `answer`, or one `items`."""
-        with contextlib.suppress(OSError):  # who waits for the answer notices that it has ended
+        """Ask without waiting; each `begin` needs one `answer` or one `items`."""
+        with contextlib.suppress(OSError):  # `answer` notices that it has ended
             self._requests.send((method, arguments))
 
     def answer(self) -> Any:
@@ -108,11 +108,11 @@ class Child:
 
     @property
     def noted(self) -> int:
-        """The number that the child has noted last; it can be asked after its end, too."""
+        """The number that the child noted last; it can be read after the child's end, too."""
         return int.from_bytes(self._noted[:], sys.byteorder, signed=True)
 
     def kill(self) -> None:
-        """End it; who waits for an answer gets LostChildError."""
+        """End it; a thread that waits for an answer gets LostChildError."""
         self._process.kill()
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Child:
             self._process.wait(_LAST_BREATH)
         code = self._process.returncode
         how = f"ended, code {code}"
-        if code is not None and code < 0:  # nothing in here does that to itself
+        if code is not None and code < 0:  # no code in here does that to itself
             how = f"was ended from outside, by signal {-code}"
         lost = LostChildError(
             f"the process of {self._name} {how}",
@@ -159,7 +159,7 @@ def _beginning(what: Any) -> tuple[int, mmap.mmap]:
 def _pipe() -> tuple[int, int]:
     """(end to read from, end to write to) of a large pipe: each piece needs the GIL anew."""
     reading, writing = map(_high, os.pipe())
-    with contextlib.suppress(OSError):  # not everybody may have as much
+    with contextlib.suppress(OSError):  # not every user may have as much
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return reading, writing
 
@@ -184,7 +184,7 @@ def serve(begin: int, requests: int, answers: int, lifeline: int) -> None:
     """The child: make what that file says, then answer until there are no more requests."""
     global _note  # noqa: PLW0603 a process has one
     _die_with(lifeline)
-    sys.stdout = sys.stderr  # what a library prints is to be seen
+    sys.stdout = sys.stderr  # so that what a library prints is seen
     made: Any = None
     problem: Exception | None = None
     asked, answering = Connection(requests, writable=False), Connection(answers, readable=False)
@@ -258,7 +258,7 @@ def _ahead(items: Iterator[Any]) -> Iterator[_Answer]:
 
 
 def _sendable(error: BaseException) -> Exception:
-    """What went wrong, as something that can be pickled."""
+    """The error, in a form that can be pickled."""
     if isinstance(error, PackerError | MemoryError):
         return error
     return InternalError(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power loss."""
+"""Files that exist whole or not at all, also after a power loss."""
 
 from __future__ import annotations
 

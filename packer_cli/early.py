@@ -1,6 +1,6 @@
 """Starts the reference engine on another core before anything heavy is imported.
 
-It takes a third of a second to be ready, most of which the imports of this process take too.
+It takes a third of a second to be ready, about as long as the imports of this process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors, by whose fault they are. The library raises them; only `cli/` prints.
+"""Errors, by who can mend them. The library raises them; only `cli/` prints.
 
 Every error carries one line that names the place, the value found and the expectation,
 and one line (`tip`) that says what to do. The class decides the exit code.

@@ -1,11 +1,11 @@
 """Ctrl-C and SIGTERM: an exception while the main thread works alone, a flag while others work.
 
 An exception out of a signal's handler may come between any two steps of what the main thread does,
-and leave a lock taken for which another thread then waits for ever. So who waits for threads does
-so inside `as_flag`, and looks at the flag. Of a destructor Python drops it: see `sent_again`.
+and leave a lock taken for which another thread then waits for ever. Code that waits for threads
+does so inside `as_flag`, and looks at the flag. Of a destructor Python drops it: see `sent_again`.
 
-A flag waits for what threads are amid, and a tokenizer may be amid one text for minutes. A process
-that is all ours ends without them soon, by `end_late`: a run may be killed at any moment.
+A flag waits until threads look at it, and a tokenizer may work on one text for minutes. A process
+that is all ours soon ends without them, by `end_late`: a run may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _may_end_late = False
 
 
 def end_late(end: Handler) -> None:
-    """Have `end` called when threads still work a while after a signal, instead of waiting."""
+    """Call `end` when threads still work a while after a signal, instead of waiting."""
     global _may_end_late  # noqa: PLW0603 a process has one such timer
     signal.signal(signal.SIGALRM, end)
     _may_end_late = True
@@ -34,7 +34,7 @@ def end_late(end: Handler) -> None:
 
 @contextmanager
 def handled(handle: Handler) -> Iterator[None]:
-    """Have both handled so; one that is ignored (nohup, `&` in a script) stays ignored."""
+    """Handle both signals so; one that is ignored (nohup, `&` in a script) stays ignored."""
     with ExitStack() as stack:
         for number in NUMBERS:
             before = signal.getsignal(number)
@@ -46,7 +46,7 @@ def handled(handle: Handler) -> Iterator[None]:
 
 @contextmanager
 def sent_again() -> Iterator[None]:
-    """Have an interrupt that came inside of a destructor, where it raises nothing, come again."""
+    """Send an interrupt again that came inside a destructor, where it raises nothing."""
     before = sys.unraisablehook
 
     def look(dropped: sys.UnraisableHookArgs) -> None:
@@ -120,6 +120,6 @@ def as_flag() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, both raise KeyboardInterrupt, those that come inside of a destructor, too."""
+    """Inside, both raise KeyboardInterrupt, even one that comes inside a destructor."""
     with handled(signal.default_int_handler), sent_again():
         yield

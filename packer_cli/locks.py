@@ -1,7 +1,7 @@
 """Locks that end with the process that holds them (flock).
 
-Where there are none to be had, as on some network file systems, nothing is locked unless that is
-asked for: two runs in one directory give wrong data in silence.
+Where the file system has none, as some network file systems, going on without them must be
+asked for: two runs in one directory silently give wrong data.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def locked_folder(
     tries: int = 1,
     without: bool = False,
 ) -> Iterator[OwnFolder]:
-    """The folder of packer's of that name, claimed and locked; the options are those of `locked`.
+    """The folder of packer of that name, claimed and locked; the options are those of `locked`.
 
-    Whoever holds the lock may remove it at the end, which another may be about to lock just then.
+    The process that holds the lock may remove it at the end, just when another is about to lock it.
     """
     for _ in range(_TRIES):
         with ExitStack() as stack:

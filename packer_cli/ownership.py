@@ -34,7 +34,7 @@ _ID = re.compile("[0-9a-f]{32}")
 _HASH_BYTES = 1 << 20
 _MOST_NAMED = 5
 _TRIES = 100
-_PUT_NS = 60_000_000_000  # from the writing of a record to its rename; longer, and files are read
+_PUT_NS = 60_000_000_000  # from the writing of a record to its rename; after longer, files are read
 
 
 class Folder:
@@ -106,14 +106,14 @@ class Folder:
 
 
 def _plain(name: str) -> str:
-    """Every name of a call: of something in the folder itself. Raises ValueError."""
+    """Check that the names of a call name something in the folder itself. Raises ValueError."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"{name!r} is not a file name")
     return name
 
 
 class Listed(NamedTuple):
-    """A file as packer's record says it was written. `size` None: not in the record."""
+    """A file as packer's record lists it. `size` None: not in the record."""
 
     size: int | None
     sha256: str
@@ -163,7 +163,7 @@ class OwnFolder:
     def __init__(self, parent: Folder, name: str, identity: str) -> None:
         self.parent, self.name, self.identity = parent, name, identity
         with Folder(parent.path / name, parent) as outer:
-            with suppress(FileExistsError):  # else a copy, or a cleaner, has left it out
+            with suppress(FileExistsError):  # it may be missing from a copy, or after a cleaner
                 outer.mkdir(identity)
             self.inside = Folder(outer.path / identity, outer)
 
@@ -171,7 +171,7 @@ class OwnFolder:
         os.close(self.inside.descriptor)
 
     def is_in_place(self) -> bool:
-        """Whether it still has its name: who ends a run takes it away."""
+        """Whether it still has its name: the end of a run takes it away."""
         return _is_at(self.parent, f"{self.name}/{self.identity}", self.inside)
 
     def strangers(self, own: re.Pattern[str]) -> list[str]:
@@ -199,13 +199,13 @@ class OwnFolder:
             return
         aside = f"{self.name}-{self.identity}"  # nobody else gets at half of it
         self.parent.rename(self.name, self.parent, aside)
-        with suppress(OSError):  # the next run does it, or did it just now
+        with suppress(OSError):  # the next run does this, or has just done it
             _remove(self.parent, aside, own)
         self.parent.sync()  # or a power loss brings it back
 
 
 def claim(parent: Folder, name: str) -> OwnFolder:
-    """The folder of packer's of that name, made now if there is none.
+    """The folder of packer of that name, made now if there is none.
 
     Raises UsageError when it is somebody else's.
     """
@@ -221,7 +221,7 @@ def claim(parent: Folder, name: str) -> OwnFolder:
 
 
 def identity_of(parent: Folder, name: str) -> str | None:
-    """The id of the folder of packer's of that name; None when there is none.
+    """The id of packer's folder of that name; None when there is none.
 
     Raises UsageError when it is somebody else's.
     """
@@ -289,7 +289,7 @@ def remove_leftovers(parent: Folder, name: str, own: re.Pattern[str]) -> None:
     """Remove half-made or half-removed folders of packer, left by a kill or a power loss.
 
     Another run may be bringing one in or out just now. So one with a marker gets another name
-    first, by which nobody puts it in its place; one without only loses what is empty.
+    first, under which nobody puts it in place; of one without, only empty folders go.
     """
     for entry in parent.names():
         if is_leftover(entry, name):
@@ -310,7 +310,7 @@ def _remove_leftover(parent: Folder, entry: str, name: str, own: re.Pattern[str]
 
 
 def is_leftover(entry: str, name: str) -> bool:
-    """Whether it is called as the folder `name` is on its way in or out."""
+    """Whether the name is one that the folder `name` has on its way in or out."""
     return entry.startswith(f"{name}-") and bool(_ID.fullmatch(entry.removeprefix(f"{name}-")))
 
 

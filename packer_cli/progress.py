@@ -1,4 +1,4 @@
-"""How far a run is, on stderr: a tqdm bar on a terminal, one line every 30 seconds otherwise."""
+"""The progress of a run, on stderr: a bar on a terminal, one line every 30 seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NARROW_COLUMNS = 100  # with fewer, a bar has no room beside all figures
 _NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
-bars: list[tqdm[None]] = []  # on the screen, where what is printed must not go on in their line
+bars: list[tqdm[None]] = []  # on the screen: what is printed must not continue their line
 
 
 def print_above(line: str) -> None:
@@ -34,7 +34,7 @@ class Progress:
         self._lock = threading.Lock()
         self._documents = self._tokens = self._slots = self._bytes = 0
         self._total = total
-        self._begun = self._said = time.monotonic()
+        self._begun = self._reported = time.monotonic()
         self._show = show = show and sys.stderr is not None  # closed: print would take stdout
         self._bar, self._narrow = None, False
         if show and sys.stderr.isatty():
@@ -86,15 +86,15 @@ class Progress:
     def _say(self) -> None:
         if self._bar is not None:
             self._bar.set_postfix_str(self._figures(), refresh=False)
-        elif self._show and time.monotonic() - self._said >= _EVERY_SECONDS:
-            self._said = time.monotonic()
+        elif self._show and time.monotonic() - self._reported >= _EVERY_SECONDS:
+            self._reported = time.monotonic()
             share = f" of {_size(self._total)}" if self._total else ""
             print(f"{self._doing}: {_size(self._bytes)}{share}, {self._figures()}", file=sys.stderr)  # noqa: T201
 
     def _figures(self) -> str:
         seconds = max(time.monotonic() - self._begun, 1e-9)
         documents = f"{self._documents:,} docs, " if self._documents and not self._narrow else ""
-        if not self._tokens:  # none of what reads or uploads whole files
+        if not self._tokens:  # whoever only reads or uploads files has none
             return f"{documents}{_size(self._bytes / seconds)}/s"
         figures = f"{documents}{_count(self._tokens / seconds)} tokens/s"
         if self._slots and not self._narrow:

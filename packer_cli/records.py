@@ -1,4 +1,4 @@
-"""The things that flow through the pipeline, one frozen dataclass each.
+"""What flows through the pipeline, one frozen dataclass each.
 
 InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces
     Pieces of a window make a Stock, from which planned rows are filled.
@@ -31,7 +31,7 @@ def wrong_ids(ids: Int64) -> npt.NDArray[np.bool_]:
 class InputFile:
     """One input. `path` is as given by the user ("-" for stdin), or a URL; `size` as stored.
 
-    What tells a change: size and `mtime_ns` for sure (for a URL `mtime_ns` is a number made of the
+    What shows a change: size and `mtime_ns` for sure (for a URL `mtime_ns` is a number made of the
     version that its store names); where only the others differ, the contents decide. `racy`: it was
     written just before it was looked at, so that it may be written to once more in the same tick of
     the clock, and none of these would tell.
@@ -49,16 +49,16 @@ class InputFile:
     racy: bool = False
 
     def has_changed(self, now: InputFile) -> bool:
-        """Whether it is another one `now`, whatever it holds."""
+        """Whether it counts as another file `now`, whatever its content."""
         return (self.size, self.mtime_ns) != (now.size, now.mtime_ns)
 
     def looks_like(self, now: InputFile) -> bool:
-        """Whether nothing tells it from what it is `now`."""
+        """Whether nothing shows a difference to what it is `now`."""
         rest = (self.ctime_ns, self.device, self.inode) == (now.ctime_ns, now.device, now.inode)
         return rest and not self.has_changed(now)
 
     def is_surely(self, now: InputFile) -> bool:
-        """Whether it is the same `now`, whatever it holds."""
+        """Whether it is surely the same `now`; where False, the contents decide."""
         return not self.racy and self.looks_like(now)
 
 
@@ -184,7 +184,7 @@ class Records:
         return cls(np.empty(0, np.int64), texts=[], consumed=consumed, stretches=stretches)
 
     def take(self, wanted: Int64) -> Records:
-        """Those of the given indices, ascending; none of the bad ones."""
+        """The records of the given indices, ascending, without the bad ones."""
 
         def of(values: list[Any] | None) -> list[Any] | None:
             return None if values is None else [values[i] for i in wanted.tolist()]
@@ -222,7 +222,7 @@ class Pieces:
         return len(self.length)
 
     def take(self, wanted: npt.NDArray[np.bool_]) -> Pieces:
-        """Those where bool[p] `wanted` is set."""
+        """The pieces where bool[p] `wanted` is set."""
         return Pieces(
             self.document[wanted], self.begin[wanted], self.length[wanted], self.start[wanted]
         )

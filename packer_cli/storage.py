@@ -2,7 +2,7 @@
 
 The only module that tells the two apart. Local paths go straight to the operating system and fail
 with OSError, as its functions do. For URLs fsspec is imported, at the first one; whatever a store
-raises becomes a DataError that says what to do, and what is not installed a UsageError.
+raises becomes a DataError that says what to do, and a missing package a UsageError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from packer_cli.errors import DataError, PackerError, UsageError
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-# A request takes tens of milliseconds whatever its size, and what was not needed is in vain.
+# A request takes tens of milliseconds whatever its size, and bytes that nobody needs are wasted.
 AHEAD_BYTES = 1 << 20
 # Of what is written at a time. S3 takes at least 5 MiB, and at most 10,000 parts of an object;
 # others want multiples of 256 KiB.
@@ -74,7 +74,7 @@ def join(folder: str, name: str) -> str:
 
 
 def identity(path: str) -> str:
-    """One name for a local file, whatever names it has; the file can be opened by it."""
+    """One name for a local file, however many it has; the file can be opened by it."""
     if not is_url(path):
         return os.path.realpath(path)
     return os.path.realpath(_store(path)[1]) if path.partition("://")[0] in _LOCAL else path
@@ -117,7 +117,7 @@ def kind(path: str) -> Literal["file", "folder"] | None:
 
 
 def stat(path: str, *, again: bool = False) -> Stat:
-    """What is known of a file; for URLs from its folder's listing, unless asked `again`.
+    """The status of a file; for URLs from its folder's listing, unless asked `again`.
 
     Raises OSError, for URLs PackerError.
     """
@@ -181,7 +181,7 @@ def part_bytes(size: int) -> int:
 
 
 def is_put_whole(url: str) -> bool:
-    """Whether `write` surely never leaves the beginning of an object."""
+    """Whether `write` never leaves an object half-written."""
     return url.partition("://")[0] in _LOCAL
 
 
@@ -252,7 +252,7 @@ def remove_folder(url: str) -> None:
 
 
 def glob(pattern: str) -> list[str]:
-    """What matches and is no folder, sorted, be it a file or not. Raises OSError for a folder that
+    """What matches and is no folder, sorted, of whatever kind. Raises OSError for a folder that
     cannot be listed, for URLs PackerError.
     """
     if not is_url(pattern):
@@ -296,7 +296,7 @@ def open_arrow(path: str) -> Any:
 
 
 class _Remote(io.RawIOBase):
-    """An object of a store; each read is one request. Opened by the first, as that asks, too."""
+    """An object of a store; each read is one request. The first also opens it: one more."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -390,8 +390,8 @@ def _asking(url: str, doing: str = "read") -> Iterator[None]:
 
 def _explained(error: Exception, url: str, doing: str) -> DataError:
     protocol, name = url.partition("://")[0], type(error).__name__
-    said = getattr(error, "strerror", None) or str(error) or name
-    reason, reading = said.splitlines()[0], doing == "read"
+    text = getattr(error, "strerror", None) or str(error) or name
+    reason, reading = text.splitlines()[0], doing == "read"
     if isinstance(error, FileNotFoundError) and reading:
         reason, tip = "no such file", "check the spelling, and that nothing removes it meanwhile"
     elif isinstance(error, FileNotFoundError):

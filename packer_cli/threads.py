@@ -10,7 +10,7 @@ from typing import Any
 from packer_cli.errors import Interrupted
 from packer_cli.interrupts import as_flag
 
-# What a task leaves to other threads must end, too, before all is done.
+# Work that a task leaves to other threads must end, too, before all is done.
 Task = Callable[[], Iterable[Future[Any]] | None]
 _LOOK_SECONDS = 0.2  # between two looks for Ctrl-C
 
@@ -23,7 +23,7 @@ def run_all(
 ) -> None:
     """Run the tasks on threads; on the first failure or Ctrl-C set `stop` and raise.
 
-    The tasks that still run then are waited for, so they must look at `stop`; `end_waits` is
+    It waits for the tasks that still run then, so they must look at `stop`; `end_waits` is
     called to end what they may be waiting for.
     """
     queue = iter(tasks)

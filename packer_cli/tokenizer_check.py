@@ -1,6 +1,6 @@
 """packer tokenizer --check: a folder's tokenizer.json against AutoTokenizer of transformers.
 
-Training and inference must see the same tokens, and most of the latter begins with AutoTokenizer,
+Training and inference must see the same tokens, and most inference begins with AutoTokenizer,
 which does not always load tokenizer.json as it is.
 """
 

@@ -155,7 +155,7 @@ def marked(directory: str) -> list[str]:
 
 def marked_pieces(directory: str) -> list[str]:
     """Of the bytes tokenizer: pieces of documents, which may have lost tokens, in input order."""
-    packed, found = open_packed(directory), {}
+    packed, texts = open_packed(directory), {}
     for shard in packed.manifest["shards"]:
         for batch in packed.batches(shard):
             ids, labels = rows_of(batch.column("input_ids")), rows_of(batch.column("labels"))
@@ -164,8 +164,8 @@ def marked_pieces(directory: str) -> list[str]:
                 for source, k in zip(sources, range(of_row[row], of_row[row + 1]), strict=True):
                     place = slice(begins[k], begins[k] + lengths[k])
                     text = marked_text(ids[row, place], labels[row, place], None)
-                    found[source["position"], source["start"]] = text
-    return [text for _, text in sorted(found.items())]
+                    texts[source["position"], source["start"]] = text
+    return [text for _, text in sorted(texts.items())]
 
 
 def marked_text(tokens: Any, labels: Any, tokenizer: Tokenizer | None) -> str:

@@ -44,19 +44,19 @@ class _Talk:
         """`kind`: a letter of `STRUCTURES`."""
         i = len(self.messages)
         role = {"s": "system", "u": "user", "p": "user", "t": "tool"}.get(kind, "assistant")
-        said = words(role, i)
-        message: Json = {"role": role, "content": said}
+        text = words(role, i)
+        message: Json = {"role": role, "content": text}
         if kind in "pP":
-            message["content"] = [{"type": "text", "text": said}]
+            message["content"] = [{"type": "text", "text": text}]
         if kind in "cdC":
-            calls = [_call(said, 10 * i + k) for k in range(2 if kind == "d" else 1)]
-            message |= {"content": said if kind == "C" else "", "tool_calls": calls}
+            calls = [_call(text, 10 * i + k) for k in range(2 if kind == "d" else 1)]
+            message |= {"content": text if kind == "C" else "", "tool_calls": calls}
         if kind in "rR":
-            message["reasoning_content"] = f"thought {said}"
+            message["reasoning_content"] = f"thought {text}"
         if kind == "R":
-            message |= {"content": "", "tool_calls": [_call(said, 10 * i)]}
+            message |= {"content": "", "tool_calls": [_call(text, 10 * i)]}
         if kind == "h":
-            message["content"] = f"<think>\nthought {said}\n</think>\n\n{said}"
+            message["content"] = f"<think>\nthought {text}\n</think>\n\n{text}"
         if kind == "e":
             message["content"] = ""
         if kind == "t":
@@ -71,8 +71,8 @@ class _Talk:
         self.messages.append(message)
 
 
-def _call(said: str, number: int) -> Json:
-    function = {"name": "get_weather", "arguments": {"city": said}}
+def _call(city: str, number: int) -> Json:
+    function = {"name": "get_weather", "arguments": {"city": city}}
     return {"id": f"call{number:05d}", "type": "function", "function": function}
 
 

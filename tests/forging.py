@@ -47,8 +47,8 @@ class Result:
                 shard.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def record(self, unit: int) -> dict[str, Any]:
-        (found,) = (record for record in self.records if record["unit"] == unit)
-        return found
+        (record,) = (one for one in self.records if one["unit"] == unit)
+        return record
 
     def add(self, name: str, more: int, unit: int = 0) -> None:
         """To a figure, of the whole and of one unit."""
@@ -103,8 +103,8 @@ class Result:
             own = [shard for shard in shards if shard["unit"] == record["unit"]]
             record["shards"] = own
             for index, one in enumerate(record.get("inputs", [])):
-                said = manifest["inputs"][one[0]]
-                record["inputs"][index] = [one[0], said["size"], said["sha256"]]
+                source = manifest["inputs"][one[0]]
+                record["inputs"][index] = [one[0], source["size"], source["sha256"]]
         made = {UNITS: b"".join(json.dumps(record).encode() + b"\n" for record in self.records)}
         identity = "".join(shard["sha256"] for shard in shards)
         made |= saved_dataset((shard["file"] for shard in shards), identity)

@@ -54,12 +54,12 @@ PROCESSOR_SECONDS = 60  # for a mutation; then SIGPROF ends this process
 
 def messages(data: bytes) -> list[tuple[int, int, int]]:
     """(begin, end of the header, end) of every message of a sound stream."""
-    source, found, begin = pa.BufferReader(data), [], 0
+    source, edges, begin = pa.BufferReader(data), [], 0
     for message in pa.ipc.MessageReader.open_stream(source):
         end = source.tell()
-        found.append((begin, end - (len(message.body) if message.body else 0), end))
+        edges.append((begin, end - (len(message.body) if message.body else 0), end))
         begin = end
-    return found
+    return edges
 
 
 def mutate_shard(data: bytes, parts: list[tuple[int, int, int]], rng: random.Random) -> bytes:
@@ -211,8 +211,8 @@ def main(directory: Path, first: int, count: int) -> None:
                 )
                 unseen = command == "verify" and visible and result.exit_code != 1
                 if wrong or unseen or "out of memory" in result.stderr:
-                    said = (result.stderr or repr(result.exception))[:500]
-                    print("failed", number, name, command, *options, repr(said), flush=True)
+                    output = (result.stderr or repr(result.exception))[:500]
+                    print("failed", number, name, command, *options, repr(output), flush=True)
         used = peak_kb()
         if used > RESIDENT_KB:
             print("failed", number, name, f"used {used} kB of memory", flush=True)

@@ -48,8 +48,8 @@ class Shop(AbstractFileSystem):
         if self.info(path)["type"] == "file":
             return [self.info(path)]
         rest = (name[len(path) + 1 :] for name in (*Shop.objects,) if name.startswith(f"{path}/"))
-        found = [self.info(f"{path}/{n}") for n in sorted({n.partition("/")[0] for n in rest})]
-        return found if detail else [one["name"] for one in found]
+        entries = [self.info(f"{path}/{n}") for n in sorted({n.partition("/")[0] for n in rest})]
+        return entries if detail else [one["name"] for one in entries]
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if mode == "rb":
@@ -109,8 +109,8 @@ def local(source: str = "a.jsonl") -> dict[str, bytes]:
 def there(url: str = OUT) -> dict[str, bytes]:
     """All objects below a URL."""
     store, root = url_to_fs(url)
-    found = {name.removeprefix(root).lstrip("/"): store.cat_file(name) for name in store.find(root)}
-    return at_any_moment(found)
+    files = {name.removeprefix(root).lstrip("/"): store.cat_file(name) for name in store.find(root)}
+    return at_any_moment(files)
 
 
 def fail_at(number: int, error: BaseException) -> None:

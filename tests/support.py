@@ -67,9 +67,9 @@ def packer(*arguments: object) -> Result:
 def packer_script() -> str:
     """The installed `packer`: of the environment that runs the tests."""
     beside = Path(sys.executable).with_name("packer")
-    found = str(beside) if beside.exists() else shutil.which("packer")
-    assert found, "packer is not installed"
-    return found
+    command = str(beside) if beside.exists() else shutil.which("packer")
+    assert command, "packer is not installed"
+    return command
 
 
 def packer_process(
@@ -103,12 +103,12 @@ def work_folder(directory: Path | str = "out") -> Path:
 
 def contents(directory: Path | str) -> dict[str, bytes]:
     """Every file below a directory, as `at_any_moment`."""
-    found = {
+    files = {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(Path(directory).rglob("*"))
         if path.is_file()
     }
-    return at_any_moment(found)
+    return at_any_moment(files)
 
 
 def at_any_moment(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -199,8 +199,8 @@ def recover_documents(
             for row, begin, length in zip(rows, begins, lengths, strict=True):
                 pieces.append(values[row, begin : begin + length].copy())
             segments.append(segments_in(batch))
-    order, (file, position, start, _), first = found = documents_of(np.concatenate(segments, 1))
-    assert np.array_equal(start, found.expected_starts(whole=True)), "pieces do not join up"
+    order, (file, position, start, _), first = documents = documents_of(np.concatenate(segments, 1))
+    assert np.array_equal(start, documents.expected_starts(whole=True)), "pieces do not join up"
     return {
         (int(file[begin]), int(position[begin])): np.concatenate(
             [pieces[number] for number in order[begin:end]]
@@ -236,9 +236,9 @@ def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
 def wait_for(what: Callable[[], object], seconds: float = 300) -> bool:
     """Whether it comes true. Machines are busy: only what hangs takes all of these seconds."""
     give_up = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < give_up:
+    while not (value := what()) and time.monotonic() < give_up:
         time.sleep(0.01)
-    return bool(found)
+    return bool(value)
 
 
 def processor_seconds(process: int) -> float:

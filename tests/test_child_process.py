@@ -28,11 +28,11 @@ SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8
 
 def descendants(process: int) -> set[int]:
     """Children of all its threads, and theirs."""
-    found = set[int]()
+    numbers = set[int]()
     for path in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended
-            found |= set(map(int, path.read_text().split()))
-    return found.union(*map(descendants, found))
+            numbers |= set(map(int, path.read_text().split()))
+    return numbers.union(*map(descendants, numbers))
 
 
 def is_alive(process: int) -> bool:

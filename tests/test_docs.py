@@ -281,8 +281,8 @@ def test_the_examples_of_supervised_data(folder: Path, number: int) -> None:
         return
     assert result.exit_code == 0, result.stderr
     shown = [piece.replace("\\n", "\n") for piece in re.findall("`(.*?)`", document)]
-    found = marked_pieces("out")
-    for text, piece in zip(found, shown, strict=True):
+    pieces = marked_pieces("out")
+    for text, piece in zip(pieces, shown, strict=True):
         begin, *rest = piece.split(" … ")
         assert text.startswith(begin)
         assert text.endswith(rest[0]) if rest else text == begin
@@ -305,8 +305,8 @@ def test_the_examples_of_supervised_data_have_every_shape_and_option() -> None:
 
 def test_the_options_that_the_page_on_supervised_data_names_exist() -> None:
     help_text = packer("pack", "--help").stdout
-    found = set(re.findall(r"--[a-z][a-z-]+", SUPERVISED)) - {"--no-eos"}
-    assert [option for option in found if option not in help_text] == []
+    named = set(re.findall(r"--[a-z][a-z-]+", SUPERVISED)) - {"--no-eos"}
+    assert [option for option in named if option not in help_text] == []
 
 
 def test_every_path_that_a_page_names_exists() -> None:

@@ -86,13 +86,13 @@ except SystemExit as end:
 
 def _modules() -> dict[str, Path]:
     """packer_cli.a.b -> its file."""
-    found = {}
+    modules = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         if "_kernels" in parts:  # in there when installed, beside the package in a checkout
             continue
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return modules
 
 
 MODULES = _modules()

@@ -100,8 +100,8 @@ def recovered(directory: Path) -> tuple[Array, Tokens]:
             ids.append(rows_of(batch.column("input_ids"))[real])
             segments.append(segments_in(batch))
     lengths = np.concatenate(segments, axis=1)[3]
-    order, (file, position, start, length), first = found = documents_of(np.hstack(segments))
-    assert np.array_equal(start, found.expected_starts(whole=True)), "pieces do not join up"
+    order, (file, position, start, length), first = documents = documents_of(np.hstack(segments))
+    assert np.array_equal(start, documents.expected_starts(whole=True)), "pieces do not join up"
     begin, end = (np.cumsum(lengths) - lengths)[order], np.cumsum(length)
     place = np.repeat(begin - (end - length), length) + np.arange(end[-1])
     offsets = np.append(0, end[first[1:] - 1])
@@ -117,10 +117,10 @@ def assert_recovered(directory: Path, files: list[Path], encode: Callable[..., T
     full = np.diff(offsets) > 0
     assert manifest["rejected_records"] == len(records) - len(places)
     assert manifest["empty_documents"] == len(places) - full.sum()
-    documents, (found, found_offsets) = recovered(directory)
+    documents, (packed_ids, packed_offsets) = recovered(directory)
     assert np.array_equal(documents, np.array(places)[full].T)
-    assert np.array_equal(found_offsets, offsets[np.append(True, full)])
-    assert np.array_equal(found, ids)
+    assert np.array_equal(packed_offsets, offsets[np.append(True, full)])
+    assert np.array_equal(packed_ids, ids)
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)

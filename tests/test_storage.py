@@ -148,8 +148,8 @@ def test_folders_and_globs(protocol: str) -> None:
         result = packer("pack", url, "-l", 8, "-t", "bytes", "-o", out)
         assert result.exit_code == 0, result.stderr
         assert "".join(recover_texts(out)) == texts, url
-        said = "d/packed: left out: it holds a result of packer" in result.stderr
-        assert said == (name.rstrip("/") in ("bucket", "bucket/d"))
+        warned = "d/packed: left out: it holds a result of packer" in result.stderr
+        assert warned == (name.rstrip("/") in ("bucket", "bucket/d"))
 
 
 def test_a_dataset_folder_gives_the_files_it_names_in_order() -> None:
@@ -160,8 +160,8 @@ def test_a_dataset_folder_gives_the_files_it_names_in_order() -> None:
     Path("dataset_info.json").write_text("{}")
     upload()
     manifest = pack("memory://bucket", "-l", 64)
-    found = [one["path"] for one in manifest["inputs"]]
-    assert found == ["memory://bucket/b.arrow", "memory://bucket/a.arrow"]
+    paths = [one["path"] for one in manifest["inputs"]]
+    assert paths == ["memory://bucket/b.arrow", "memory://bucket/a.arrow"]
 
 
 def test_a_name_with_colons_is_a_name() -> None:
@@ -332,10 +332,10 @@ def test_seeking_in_an_object() -> None:
 
 def test_versions_tell_states_apart() -> None:
     store = fsspec.filesystem("shelf")
-    found = []
+    stats = []
     for _ in range(3):
         store.pipe_file("shelf://bucket/a.jsonl", b"x")
-        found.append(storage.stat("shelf://bucket/a.jsonl", again=True))
-        assert storage.stat("shelf://bucket/a.jsonl") == found[-1]
-    assert all(a.version != b.version for a, b in pairwise(found))
-    assert all(one.size == 1 and one.regular for one in found)
+        stats.append(storage.stat("shelf://bucket/a.jsonl", again=True))
+        assert storage.stat("shelf://bucket/a.jsonl") == stats[-1]
+    assert all(a.version != b.version for a, b in pairwise(stats))
+    assert all(one.size == 1 and one.regular for one in stats)

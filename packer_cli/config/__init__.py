@@ -1,1 +1,1 @@
-"""What can be asked for: options, shapes of records, strategies."""
+"""What users choose: options, shapes of records, strategies."""

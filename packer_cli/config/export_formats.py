@@ -1,4 +1,4 @@
-"""What the formats of `packer export` are called; `export/` has a file for each."""
+"""The names of the formats of `packer export`; `export/` has a file for each."""
 
 EXPORT_FORMATS = (
     "trl",

@@ -1,7 +1,7 @@
 """The formats of input files by name. Adding one: CONTRIBUTING.md.
 
-Whoever handles input files asks this table what their format is like, and
-`inputs.formats.reader_for` for what reads it.
+All code that handles input files looks up their format in this table, and finds the reader with
+`inputs.formats.reader_for`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from packer_cli.errors import one_of
 
 
 class Format(NamedTuple):
-    """What is known of a format without reading a file.
+    """What is known about a format without reading a file.
 
     suffixes    of file names, lower case, with their dot
     reader      "module.Class" in packer_cli.inputs

@@ -2,7 +2,7 @@
 
     sample_by: Annotated[str, Option("What a document is:", INPUT, choices=PARTS)] = "line"
 
-The command line, its help and its completion are made of that, and so is what is allowed. A field
+The command line, its help, its completion and its checks are made from that. A field
 without an `Option` is not on the command line.
 """
 
@@ -31,7 +31,7 @@ class Option:
 
     help        one or two sentences; choices and the default are added to them
     group       the section of --help
-    first       its place in the first section, with those that people use most; 0: not there
+    first       its place in the first section, with the options used most; 0: not there
     flag        "--name", or "--name/--no-name"; "": made of the field's name
     short       "-n", or ""
     metavar     what stands for the value in --help; "": by the kind of value
@@ -40,7 +40,7 @@ class Option:
     unset       what None means, where the help does not say
     value       how a number is written: "count" (4096, 4k), "size" (64M), "share" (0.01, 1%), or
                 "count or share"; or "list": names with commas, "fields": NAME=COLUMN
-    least, most of a number, both allowed
+    least, most  limits of a number, both allowed
     needs       what the records must be for the option to mean anything; see `Need`
     elsewhere   names of the option in other tools, to suggest this one
     """
@@ -103,7 +103,7 @@ def as_option(name: str) -> str:
 
 
 def _as_share(value: float) -> str:
-    """How a share is written, of one that was given without its percent sign."""
+    """A tip on writing shares, for one that was given without its percent sign."""
     return f"did you mean {value:g}%?" if 1 < value <= 100 else "1% is 0.01"
 
 
@@ -139,7 +139,7 @@ def declared_in(hint: Any) -> Option:
 
 
 def settle(configuration: Any) -> None:
-    """Put the names of choices in the place of aliases. UsageError for what is not allowed."""
+    """Replace aliases by the names of choices. UsageError for a value that is not allowed."""
     for name, option in options_of(type(configuration)).items():
         value, spelled = getattr(configuration, name), option.name(name)
         if option.choices and isinstance(value, str):

@@ -38,7 +38,7 @@ class PackConfig(DocumentConfig):
 
     Raises UsageError from the constructor when a value cannot work.
 
-    Beyond what --help says of them:
+    Beyond what --help says:
 
     shuffle           None: on, except for strategies that keep the input order
     overlong          None: "split" for text and tokens, "drop" for supervised shapes

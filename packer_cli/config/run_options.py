@@ -17,12 +17,12 @@ _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
 class RunOptions:
     """Options that change how a run goes, never what it writes.
 
-    Beyond what --help says of them:
+    Beyond what --help says:
 
     max_seconds_per_record  longer may find fewer bad records, and changes no other
     add                an update that keeps the inputs which are not named, as they are packed
     progress           show progress on stderr
-    rank, world_size   pack every world_size-th unit only, as one of so many processes
+    rank, world_size   pack only every world_size-th unit, as one of that many processes
     """
 
     workers: Annotated[
@@ -158,12 +158,12 @@ class RunOptions:
         """
         if self.add:
             return "kept"
-        # ranks only ask whether they are at work on what is finished already
+        # ranks only check whether their result is finished already
         return "dropped" if self.prune or self.as_rank else "refused"
 
     @property
     def as_rank(self) -> tuple[int, int] | None:
-        """(rank, world_size) of one of several processes, None to the only one."""
+        """(rank, world_size) of one of several processes, None of a single one."""
         if self.rank is None or self.world_size is None:
             return None
         return self.rank, self.world_size

@@ -1,7 +1,7 @@
-"""The shapes of records, and which fields make them up. Adding one: CONTRIBUTING.md.
+"""The shapes of records, and the fields of each. Adding one: CONTRIBUTING.md.
 
-A shape is told from the names of the first record's fields, unless --shape names it. `--field
-NAME=COLUMN` says where a field is found under another name, such as messages=chosen.
+The names of the first record's fields give the shape, unless --shape names it. `--field
+NAME=COLUMN` says that a field has another name in the input, such as messages=chosen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether the records say what of them is trained on, so that most must stay whole."""
+        """Whether the records show what to train on, so that most must stay whole."""
         return self.kind not in ("text", "tokens")
 
     @property
@@ -68,13 +68,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Fields that must be there, each under one of some names in step, and those that may be."""
+    """The required fields, each with its possible names in step, and the optional ones."""
 
     required: tuple[tuple[str, ...], ...]
     optional: tuple[str, ...] = ()
 
 
-# In the order in which they are tried: what says most about a record comes first.
+# In the order in which they are tried: the most specific shape comes first.
 KINDS = {
     "messages": _Kind((("messages",),), ("tools",)),
     "conversations": _Kind((("conversations", "conversation"),), ("tools", "system")),
@@ -151,7 +151,7 @@ def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[st
         if column is None or column not in fields:
             return None
         columns[own] = column
-    # the first record need not have what others do
+    # other records may have fields that the first one lacks
     return columns | {own: renamed.get(own, own) for own in kind.optional}
 
 

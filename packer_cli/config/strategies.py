@@ -1,4 +1,4 @@
-"""The packing strategies by name: what each is called and whether it keeps the input order.
+"""The packing strategies: their names and aliases, and whether they keep the input order.
 
 The loops are in `_kernels/`; `packing/planning.py` calls them. Adding one: CONTRIBUTING.md.
 """

@@ -1,4 +1,4 @@
-"""Columns of Arrow: which are read, and what of a record batch is records."""
+"""Columns of Arrow: which ones are read, and how a record batch becomes records."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def fields_of(batch: Any, shape: Shape, first_row: int, consumed: int) -> Record
 
 
 def _without_nulls(value: Any) -> Any:
-    """Arrow gives every struct of a column all the fields that any of them has."""
+    """Without the nulls: Arrow gives every struct all the fields that any in its column has."""
     if isinstance(value, dict):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -115,7 +115,7 @@ def tokens_of(batch: Any, first_row: int, consumed: int) -> Records:
     bad: dict[int, str] = {}
     columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
     ids = columns["input_ids"]
-    if ids.null_count:  # of labels and attention_mask a null is as if they were not there
+    if ids.null_count:  # a null in labels or attention_mask counts as a missing field
         nulls = np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))
         bad.update({int(i): "input_ids is null" for i in nulls})
     for name, column in columns.items():

@@ -20,7 +20,7 @@ STDIN = "-"
 BLOCK_BYTES = 4 << 20
 _OVERRUN_BYTES = 64 << 10
 _STORED_BYTES = 1 << 16
-_STDIN_SECONDS = 0.5  # how long a wait for stdin goes on after the run was stopped
+_STDIN_SECONDS = 0.5  # between two looks, while waiting for stdin, whether the run has stopped
 _TESTERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "xz": "xz", "lz4": "lz4"}
 
 
@@ -46,7 +46,7 @@ class Source:
         return new
 
     def end(self) -> Records:
-        """No records, but what was read of the file, for the end of a slice."""
+        """The end of a slice: no records, but the stretches that were read of the file."""
         stretches = [self._raw.stretch()] if isinstance(self._raw, _Hashed) else []
         return Records.end(stretches, self.consumed())
 
@@ -72,12 +72,12 @@ class _Hashed(io.RawIOBase):
         return self._position
 
     def stretch(self) -> Stretch:
-        """All that was read."""
+        """All that was read, as one stretch."""
         return Stretch(self._begin, self._position - self._begin, self._sha.hexdigest())
 
 
 class HashedFile(io.RawIOBase):
-    """A file that is read here and there, in runs whose bytes are hashed as they are read."""
+    """A file that is read in several places, whose bytes are hashed as they are read."""
 
     def __init__(self, path: str) -> None:
         """Raises OSError, for URLs PackerError."""
@@ -111,7 +111,7 @@ class HashedFile(io.RawIOBase):
         return data
 
     def stretches(self) -> list[Stretch]:
-        """All that was read; what was read twice is there twice."""
+        """All that was read; stretches that were read twice are there twice."""
         return self._ended + self._stretches()
 
     def _stretches(self) -> list[Stretch]:
@@ -199,11 +199,11 @@ def open_source(file: InputFile, start: int = 0, *, peek: bool = False) -> Itera
             _stdin.remember = peek
             yield Source(_stdin, _stdin)  # type: ignore[arg-type]
             return
-        # decompressors take little at a time, and all of it in the end
+        # decompressors read little at a time, and everything in the end
         ahead = BLOCK_BYTES if file.compression else storage.AHEAD_BYTES
         with storage.open_bytes(file.path, ahead) as raw:
             if file.compression and not file.size:
-                raise EOFError  # no bytes at all are not the compressed form of an empty file
+                raise EOFError  # not even an empty file compresses to no bytes
             raw.seek(start)
             hashed = _Hashed(raw)
             yield Source(hashed, _decompressed(file.compression, hashed))
@@ -290,7 +290,7 @@ class _Streams:
 class Lines(NamedTuple):
     """Whole lines: `data` begins at byte `offset` of the uncompressed file.
 
-    `data` None: one line longer than the limit, passed over.
+    `data` None: one line longer than the limit, skipped.
     """
 
     offset: int
@@ -341,7 +341,7 @@ def read_lines(
 
 
 def taken(held: bytearray, more: bytes = b"") -> bytes:
-    """All that is held, and more; it is not held any longer."""
+    """The bytes of `held`, which is empty afterwards, and `more`."""
     whole = b"".join((held, more))
     held.clear()
     return whole

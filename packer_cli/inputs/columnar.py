@@ -33,12 +33,12 @@ from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slic
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 4 << 20
-# What the cells of a batch may take once each has its own copy of what a dictionary holds.
+# The memory that cells of a batch may take once each has its own copy of its dictionary entry.
 _DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
 _BUFFER_BYTES = 1 << 20
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _OVERLONG = "raise --max-line-bytes, or use --on-error skip"
-# What a page may take whatever --max-line-bytes is: others take as much.
+# The memory that a page may take whatever --max-line-bytes is: other formats take as much.
 _LEAST_REFUSED = 64 << 20
 
 
@@ -63,7 +63,7 @@ def _reading(file: InputFile) -> Iterator[None]:
 
 
 class _ColumnarReader:
-    """What Parquet and Arrow share once there are record batches."""
+    """The parts of reading that Parquet and Arrow share, from record batches on."""
 
     holds_tokens = True
 
@@ -113,7 +113,7 @@ def _sizes(column: Any) -> Int64:
         sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
         sizes = pc.binary_length(column)
-    elif is_text_type(kind):  # no function gives the lengths of views
+    elif is_text_type(kind):  # Arrow has no function for the lengths of views
         sizes = pa.array([len(cell.as_buffer() or b"") for cell in column], pa.int64())
     else:
         sizes = pa.array([column.slice(i, 1).nbytes for i in range(len(column))], pa.int64())

@@ -59,13 +59,46 @@ class _Lines:
             raise self.refused(BadRecord(begin, reason, tip)) from None
 
     def refused(self, bad: BadRecord) -> DataError:
-        """Always the end: where the record ends is unknown, so it cannot be passed over."""
+        """The error that ends the run: where the record ends is unknown, so no run can skip it."""
         place = LinePositions().describe(self._file, bad.position)
         return DataError(f"{self._file.path}, {place}: {bad.reason}", bad.tip)
 
 
 def _invalid(position: int, error: csv.Error, tip: str = _MEND) -> BadRecord:
     return BadRecord(position, f"not valid CSV: {error}", tip)
+
+
+class _Batch:
+    """Records that are read and not yet given out. `columns`: field -> its place in a row."""
+
+    def __init__(self, columns: dict[str, int]) -> None:
+        self._columns = columns
+        self._empty()
+
+    def _empty(self) -> None:
+        self._positions, self._cells, self._bad = list[int](), list[list[str]](), list[BadRecord]()
+        self.size = 0  # in characters, about
+
+    def add(self, position: int, row: list[str]) -> None:
+        self._positions.append(position)
+        self._cells.append([row[column] for column in self._columns.values()])
+        self.size += sum(map(len, self._cells[-1])) + _PER_RECORD
+
+    def reject(self, bad: BadRecord) -> None:
+        self._bad.append(bad)
+        self.size += _PER_RECORD
+
+    def taken(self, shape: Shape, consumed: int) -> Records:
+        """The records, which are not held here any longer."""
+        texts, fields = None, None
+        if shape.kind == "text":
+            texts = [values[0] for values in self._cells]
+        else:
+            fields = [dict(zip(self._columns, values, strict=True)) for values in self._cells]
+        where = np.array(self._positions, np.int64)
+        records = Records(where, texts=texts, fields=fields, bad=self._bad, consumed=consumed)
+        self._empty()
+        return records
 
 
 class _DelimitedReader(LinePositions):
@@ -111,25 +144,7 @@ class _DelimitedReader(LinePositions):
             rows = self._rows(lines, config)
             header = self._header(rows, lines) or []
             columns = _columns(file, header, shape)
-            positions: list[int] = []
-            found: list[list[str]] = []
-            bad: list[BadRecord] = []
-            size = 0
-
-            def taken() -> Records:
-                """What was read, which is not held here any longer."""
-                nonlocal positions, found, bad, size
-                texts, fields = None, None
-                if shape.kind == "text":
-                    texts = [values[0] for values in found]
-                else:
-                    fields = [dict(zip(columns, values, strict=True)) for values in found]
-                where = np.array(positions, np.int64)
-                consumed = source.consumed()
-                records = Records(where, texts=texts, fields=fields, bad=bad, consumed=consumed)
-                positions, found, bad, size = [], [], [], 0
-                return records
-
+            batch = _Batch(columns)
             while True:
                 begin = lines.position
                 try:
@@ -138,22 +153,18 @@ class _DelimitedReader(LinePositions):
                     if lines.ended or "field limit" in str(error):
                         # an open quote has taken in all that follows, good records too
                         raise lines.refused(_invalid(begin, error, _CLOSE)) from error
-                    bad.append(_invalid(begin, error))
-                    size += _PER_RECORD
+                    batch.reject(_invalid(begin, error))
                     continue
                 if row is not None and len(row) == len(header):
-                    positions.append(begin)
-                    found.append([row[column] for column in columns.values()])
-                    size += sum(map(len, found[-1])) + _PER_RECORD
+                    batch.add(begin, row)
                 elif row:
-                    size += _PER_RECORD
                     plural = "s" * (len(row) != 1)
                     reason = f"{len(row)} field{plural}, the header has {len(header)}"
-                    bad.append(BadRecord(begin, reason, _MEND))
+                    batch.reject(BadRecord(begin, reason, _MEND))
                 ended = row is None
                 del row
-                if ended or size > _BATCH_CHARACTERS:
-                    yield taken()
+                if ended or batch.size > _BATCH_CHARACTERS:
+                    yield batch.taken(shape, source.consumed())
                 if ended:
                     yield source.end()
                     return

@@ -32,7 +32,7 @@ _Key = TypeVar("_Key")
 # About how much text a compressed file holds; only the sizes of work units depend on it.
 _COMPRESSION_RATIO = 4
 _BYTES_PER_TOKEN = 4
-# The coarsest clock of a file system that is in use, FAT's.
+# The coarsest clock of any file system in use: FAT's.
 _TICK_NS = 2_000_000_000
 
 
@@ -99,7 +99,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _without_results(pattern: str, matches: list[str], notify: Callable[[str], None]) -> list[str]:
-    """Those that are no part of a result of ours, which has JSON lines of its own, too."""
+    """The files that are no part of a result of ours, which has JSON lines of its own, too."""
     ours: dict[str, bool] = {}
     left = []
     for path in matches:
@@ -205,7 +205,7 @@ def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
 
 
 def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
-    """What is to be known of an input. UsageError or DataError when it cannot be read."""
+    """The description of an input. UsageError or DataError when it cannot be read."""
     if path == STDIN:
         if sys.stdin is None:
             raise UsageError("-: stdin is closed", "pipe data to it, or name a file")
@@ -255,7 +255,7 @@ def _identified(file: InputFile, status: storage.Stat) -> InputFile:
 
 
 def check_unchanged(file: InputFile) -> bool:
-    """Whether nothing tells a file from what it was when the run began; False where its contents
+    """Whether a file is surely what it was when the run began; False where its contents
     must tell. Raises InputChangedError when it is surely another.
     """
     if file.path == STDIN:

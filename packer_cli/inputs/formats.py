@@ -71,7 +71,7 @@ def beginning(file: InputFile, size: int) -> Slice:
 
 
 def detect_shape(files: list[InputFile], config: DocumentConfig) -> Shape:
-    """What the records hold, from the first record there is. DataError when it is unknown."""
+    """The shape of the records, from the first one. DataError when it is unknown."""
     for file in files:
         reader = reader_for(file.format)
         fields = reader.fields(file, config)

@@ -1,4 +1,4 @@
-"""What is wrong with a line of JSON, in words for the person who has to mend it."""
+"""What is wrong with a line of JSON, in words for the person who must mend it."""
 
 from __future__ import annotations
 
@@ -25,57 +25,50 @@ _KINDS = {
 
 def explain(line: bytes, position: int, decode: Callable[[bytes], Any]) -> BadRecord:
     """Why `decode` refuses the line that begins at `position`."""
+    return BadRecord(position, *(_other_format(line) or _mistake(line, decode)))
+
+
+def _other_format(line: bytes) -> tuple[str, str] | None:
+    """What the file is instead of JSON lines, and a tip."""
     if line.startswith(b"\xef\xbb\xbf"):
-        return BadRecord(
-            position, "a UTF-8 byte order mark", "remove it: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"
-        )
+        return "a UTF-8 byte order mark", "remove it: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE"
     if line.lstrip()[:1] == b"[":
-        return BadRecord(
-            position, "a JSON array, expected one object per line", "convert it: jq -c '.[]' FILE"
-        )
+        return "a JSON array, expected one object per line", "convert it: jq -c '.[]' FILE"
     if line.strip() == b"{":
-        return BadRecord(
-            position,
-            "an object over several lines, expected one object per line",
-            "convert it: jq -c . FILE",
-        )
+        what = "an object over several lines, expected one object per line"
+        return what, "convert it: jq -c . FILE"
     if line.startswith(_COMPRESSED):
-        return BadRecord(
-            position,
-            "compressed data, not JSON",
+        return "compressed data, not JSON", (
             "name the file by its compression, as FILE.jsonl.gz or FILE.jsonl.zst; stdin must not "
-            "be compressed",
+            "be compressed"
         )
+    return None
+
+
+def _mistake(line: bytes, decode: Callable[[bytes], Any]) -> tuple[str, str]:
+    """What is wrong in a line that should be JSON, and a tip."""
     try:
         parsed = json.loads(line.decode(), parse_constant=_refuse)
         surrogate = _LONE_SURROGATE.search(json.dumps(parsed, ensure_ascii=False))
     except UnicodeDecodeError as error:
-        return BadRecord(
-            position,
-            f"invalid UTF-8 at byte {error.start} of the line: 0x{line[error.start]:02x}",
-            "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
-        )
+        what = f"invalid UTF-8 at byte {error.start} of the line: 0x{line[error.start]:02x}"
+        return what, "convert it: iconv -f ORIGINAL_ENCODING -t utf-8"
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at").removesuffix(" starting")
-        return BadRecord(
-            position, f"not valid JSON: {what} at character {error.pos + 1} of the line", MEND
-        )
+        return f"not valid JSON: {what} at character {error.pos + 1} of the line", MEND
     except ValueError as error:  # NaN, or a number of thousands of digits
-        return BadRecord(position, f"not valid JSON: {error}", MEND)
+        return f"not valid JSON: {error}", MEND
     except RecursionError:
-        return BadRecord(position, "JSON nested too deeply", MEND)
+        return "JSON nested too deeply", MEND
     if surrogate:
-        return BadRecord(
-            position,
-            f"the lone surrogate \\u{ord(surrogate.group()):04x} in a string is not valid Unicode",
-            MEND,
-        )
+        code = ord(surrogate.group())
+        return f"the lone surrogate \\u{code:04x} in a string is not valid Unicode", MEND
     try:
         decode(line)
     except DECODE_ERRORS as error:
-        return BadRecord(position, _in_words(str(error), parsed), MEND)
+        return _in_words(str(error), parsed), MEND
     # It failed and now does not: how deep is too deep depends on the calls above.
-    return BadRecord(position, "JSON nested too deeply", MEND)
+    return "JSON nested too deeply", MEND
 
 
 def _refuse(constant: str) -> None:
@@ -83,7 +76,7 @@ def _refuse(constant: str) -> None:
 
 
 def _in_words(error: str, parsed: Any) -> str:
-    """What msgspec says of a record: "Expected `str`, got `int` - at `$.text`", and the like."""
+    """The reason for an error of msgspec, such as "Expected `str`, got `int` - at `$.text`"."""
     if not isinstance(parsed, dict):
         return f"{_KINDS.get(type(parsed).__name__, 'a value')}, expected one object per line"
     missing = re.fullmatch(r"Object missing required field `(.*)`", error)

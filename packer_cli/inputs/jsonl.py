@@ -1,7 +1,7 @@
 """JSON lines: one object per line, split at "\\n" only (U+2028 lives inside strings).
 
 Lines are decoded by a typed msgspec decoder, which reads nothing but the fields wanted; only
-when a block holds a blank or bad line is it gone through line by line to find the place.
+when a block holds a blank or bad line is it read line by line to find the place.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _decoder(shape: Shape) -> Callable[[bytes], Any]:
     }  # fmt: skip
     required = [(own, kinds.get(own, Any)) for own in shape.required]
     optional = [(own, kinds.get(own, Any), None) for own in shape.optional]
-    # values of other fields refer to each other, as in messages, so the garbage collector
-    # may know of them
+    # values of other fields contain each other, as in messages, so the garbage collector
+    # may track them
     gc = shape.kind != "text"
     try:
         record = msgspec.defstruct("Record", [*required, *optional], rename=shape.columns, gc=gc)

@@ -1,4 +1,4 @@
-"""How large the pages of a Parquet column are once decompressed, told by their headers.
+"""The sizes of the decompressed pages of a Parquet column, from their headers.
 
 A cell of a gigabyte may be a page of a few kilobytes: what would not fit into memory must be known
 before Arrow makes room for it. Arrow itself gives no page headers, so this reads them: Thrift's

@@ -53,7 +53,7 @@ def _decoded(
             bad.append(too_long(position, limit, what))
             continue
         try:
-            # a byte order mark at the beginning is no text
+            # a byte order mark at the beginning is not text
             texts.append(data.decode("utf-8" if position else "utf-8-sig"))
             positions.append(position)
         except UnicodeDecodeError as error:
@@ -76,13 +76,13 @@ def _documents(blocks: Iterator[Lines], limit: int, what: str) -> Iterator[list[
 def _lines(block: Lines) -> list[_Document]:
     if block.data is None:
         return [(block.offset, None)]
-    found: list[_Document] = []
+    documents: list[_Document] = []
     position = block.offset
     lines = block.data.split(b"\n")
     for line in lines if lines[-1] else lines[:-1]:
-        found.append((position, line.removesuffix(b"\r")))
+        documents.append((position, line.removesuffix(b"\r")))
         position += len(line) + 1
-    return found
+    return documents
 
 
 def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:

@@ -67,14 +67,21 @@ def check_tokens(
     trained = None if labels is None else (labels != IGNORED).astype(np.uint8)
     if not bad and mask is None:
         return (ids.astype(np.uint32), offsets, trained), bad
+    return _kept(ids, offsets, trained, mask, list(bad)), bad
+
+
+def _kept(
+    ids: Int64, offsets: Int64, trained: UInt8 | None, mask: Int64 | None, bad: list[int]
+) -> Tokens:
+    """Without the bad records, and without padding."""
     keep = np.ones(len(ids), bool) if mask is None else mask == 1
     lengths = np.diff(np.concatenate([[0], np.cumsum(keep)])[offsets])
     good = np.ones(len(lengths), bool)
-    good[list(bad)] = False
+    good[bad] = False
     keep &= np.repeat(good, np.diff(offsets))
     kept_offsets = np.concatenate([[0], np.cumsum(lengths[good])])
     return (
         ids[keep].astype(np.uint32),
         kept_offsets.astype(np.int64),
         None if trained is None else trained[keep],
-    ), bad
+    )

@@ -20,7 +20,7 @@ MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with in
 
 @dataclass(frozen=True)
 class Loss:
-    """What was left out, in documents and tokens; `..._trained_tokens` are those trained on.
+    """The documents and tokens left out; `..._trained_tokens` count those trained on.
 
     Untrained documents are among the dropped ones.
     """
@@ -81,7 +81,7 @@ def without_untrained(pieces: Pieces, offsets: Int64, trained: UInt8) -> tuple[P
 
 
 def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Loss:
-    """What of the documents is not in the pieces."""
+    """The part of the documents that is not in the pieces."""
     lengths = np.diff(offsets)
     placed = _per_document(pieces, pieces.length, len(lengths))
     dropped = (placed == 0) & (lengths > 0)

@@ -1,4 +1,4 @@
-"""How few rows any packer could need, so that padding can be blamed on the right party."""
+"""The fewest rows that any packer could need: padding beyond these is the plan's."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _check_plan(plan: PackPlan, lengths: Int64) -> None:
             "plan without segment_multiple, or use packer pack --segment-multiple",
         )
     ends, pieces = np.cumsum(lengths), plan.pieces
-    # a last document that grew would otherwise be cut in silence
+    # a last document that grew would otherwise be cut silently
     tokens = pieces.length.sum() + plan.loss.truncated_tokens + plan.loss.dropped_tokens
     if (
         plan.documents != len(lengths)

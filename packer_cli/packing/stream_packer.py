@@ -41,7 +41,7 @@ class StreamPacker:
         check_max_length(max_length)
         self.max_length, self.strategy, self.documents = max_length, name, 0
         self._classes = _CLASSES[name]
-        # class -> documents in its open row, and the tokens that it has room for
+        # class -> documents in its open row, and how many more tokens fit
         self._rows: dict[int, list[int]] = {}
         self._space: dict[int, int] = {}
         self._finished = False

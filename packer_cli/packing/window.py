@@ -23,7 +23,7 @@ from packer_cli.packing.planning import balanced, plan_rows, shuffled
 from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
-# rows are carried: where documents just do not pair up, waiting would not help.
+# rows are carried: where documents do not fit together, waiting does not help.
 _BAD_SPACE = 64
 _MOST_CARRIED = 4
 
@@ -109,7 +109,7 @@ class Window:
         return order[~of_carried], kept_offsets
 
     def _seed(self) -> int:
-        """Differs between windows, depends on nothing but the options and the place."""
+        """A seed that differs between windows, and depends only on the options and the place."""
         name = f"{self._config.seed}/{self._unit}/{self._plans}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 

@@ -1,4 +1,4 @@
-"""What a unit, and by addition a run, read, packed and lost.
+"""The counts of what a unit, and by addition a run, read, packed and lost.
 
 Histograms have fixed buckets, so that those of units add up and those of a recount compare.
 """
@@ -34,7 +34,7 @@ def fill_histogram(row_tokens: Int64, max_length: int) -> Int64:
 
 
 def _packed(counts: Int64) -> str:
-    """Mostly zeros, as long as a row: only the others are kept, a byte or two for each."""
+    """As text: the counts are mostly zeros; only the others are kept, in a byte or two each."""
     where = np.flatnonzero(counts)
     pairs = np.stack([np.diff(where, prepend=0), counts[where]]).astype("<i8")
     return base64.b64encode(zlib.compress(pairs.tobytes())).decode() if len(where) else ""
@@ -58,7 +58,7 @@ def _powers() -> Int64:
 
 @dataclass
 class FileCounts:
-    """Of one input file: what was packed and what was not."""
+    """What was packed of one input file, and what was not."""
 
     documents: int = 0
     tokens: int = 0
@@ -127,8 +127,8 @@ class Counts:
                 setattr(self, item.name, mine + theirs)
 
     def as_json(self) -> dict[str, Any]:
-        """For a unit's record; what is nothing is left out."""
-        found: dict[str, Any] = {}
+        """For a unit's record; zeros are left out."""
+        figures: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name == "files":
@@ -140,14 +140,14 @@ class Counts:
             elif isinstance(value, AttentionCost):
                 value = list(asdict(value).values()) if value.rows else []
             if value:
-                found[item.name] = value
-        return found
+                figures[item.name] = value
+        return figures
 
     @classmethod
-    def from_json(cls, said: dict[str, Any]) -> Counts:
-        """Of what `as_json` gave. Raises ValueError or TypeError for anything else."""
+    def from_json(cls, recorded: dict[str, Any]) -> Counts:
+        """The counts that `as_json` gave. Raises ValueError or TypeError for anything else."""
         counts, known = cls(), {item.name for item in fields(cls)}
-        for name, value in said.items():
+        for name, value in recorded.items():
             if name not in known:
                 raise ValueError(f"{name} is no count")
             mine = getattr(counts, name)

@@ -48,8 +48,8 @@ class Documents(NamedTuple):
         return tokens
 
     def expected_starts(self, *, whole: bool) -> Int64:
-        """int64[segments]: each where the one before it in its document ends. `whole`: the first
-        one at the document's first token; else that is where it is.
+        """int64[segments]: where the segment before it in its document ends. `whole`: the first
+        one starts at the document's first token; else where it does.
         """
         _, _, start, length = self.segments
         first = self.first[:-1]

@@ -1,4 +1,4 @@
-"""What the files of a packed directory are called. Names that come from a file are held to this.
+"""The names of files in a packed directory, against which names in other files are checked.
 
 A shard's name ends in the beginning of its content's digest. So shards of two results never share
 a name unless they share every byte, both can lie in one directory, and a manifest put in the place
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 MANIFEST = "manifest.json"
-# Of a result that missed --max-loss: whole, but nobody is to take it for what was wanted.
+# Of a result that missed --max-loss: whole, but nobody must mistake it for a good one.
 INCOMPLETE = "manifest.incomplete.json"
 WORK = ".packer"  # in the output, while a run writes, and after one that failed
 REJECTED = "rejected.jsonl"
@@ -32,7 +32,7 @@ _SHARD = re.compile(SHARD_PATTERN)
 
 
 def unnamed_shard(unit: int, part: int) -> str:
-    """What a shard is called until it has a digest, and was called before 0.2."""
+    """The name of a shard until it has a digest, and its only name before 0.2."""
     return f"shard-{unit:05d}-{part:03d}.arrow"
 
 
@@ -41,12 +41,12 @@ def shard_name(unit: int, part: int, sha256: str) -> str:
 
 
 def short_name(shard: str) -> str:
-    """For people: what tells it from the other shards of its directory."""
+    """For people: the part of a shard's name that is unique in its directory."""
     return re.sub(r"(-[0-9a-f]{16})?\.arrow\Z", "", shard)
 
 
 def is_shard_of(name: str, unit: int, part: int, sha256: str) -> bool:
-    """Whether a shard may be called so: by this packer, or by one before 0.2."""
+    """Whether this packer, or one before 0.2, may give a shard this name."""
     return name in (shard_name(unit, part, sha256), unnamed_shard(unit, part))
 
 

@@ -54,7 +54,7 @@ class Config(Struct, frozen=True):
 
 class Tokenizer(Struct, frozen=True):
     """What encoded the documents. `sha256` "": the built-in bytes. `prefix` and `suffix`, which
-    are put around every document, are unset where an earlier packer has not said them.
+    are put around every document, are unset where an earlier packer did not record them.
     """
 
     source: str
@@ -94,7 +94,7 @@ class AttentionCosts(Struct, frozen=True):
 
 
 class Input(Struct, frozen=True):
-    """An input, and what came of it. `removed`: an update has dropped it."""
+    """An input, and the counts of its records. `removed`: an update has dropped it."""
 
     path: str
     size: Count
@@ -114,7 +114,7 @@ class Unit(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True, dict=True):
-    """What a result says of itself: whoever has one may rely on the types here.
+    """The description of a result, whose values are checked to have the types here.
 
     Made by `of`, which keeps the whole document, with what newer packers have added to it. The
     totals, from `documents` to the last before `padding_tokens`, are those of the same names in
@@ -173,13 +173,13 @@ class Manifest(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def document(self) -> dict[str, Any]:
-        """All that the file says, as plain JSON values: also what this packer does not know."""
+        """The whole file as plain JSON values, with those that this packer does not know."""
         content: dict[str, Any] = self.__dict__["document"]
         return content
 
     @property
     def pad_token_id(self) -> int:
-        """What rows are padded with: 0 for ids that came without a tokenizer."""
+        """The id in the padding of rows: 0 for ids that came without a tokenizer."""
         return self.tokenizer.pad_token_id if self.tokenizer else 0
 
     @property
@@ -215,7 +215,7 @@ def to_bytes(document: dict[str, Any]) -> bytes:
 
 
 def checksum(document: dict[str, Any]) -> str:
-    """The sha256 of all it says, but for that: of the keys and values as compact JSON."""
+    """The sha256 of its keys and values as compact JSON, without the checksum itself."""
     content = {key: value for key, value in document.items() if key != "sha256"}
     return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
 
@@ -244,10 +244,10 @@ def parse(data: bytes) -> Manifest:
         document = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
         raise DataError(f"not valid JSON: {error}", _ANEW) from error
-    found = document.get("format_version") if isinstance(document, dict) else None
-    if found != FORMAT_VERSION:
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if version != FORMAT_VERSION:
         raise DataError(
-            f"format version {found!r}, this packer reads {FORMAT_VERSION}",
+            f"format version {version!r}, this packer reads {FORMAT_VERSION}",
             f"use the packer that wrote it, or {_ANEW}",
         )
     try:

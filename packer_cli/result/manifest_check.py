@@ -15,7 +15,7 @@ from packer_cli.result.shards import Shard
 
 
 def config_of(manifest: Manifest) -> PackConfig:
-    """The options of the run. Raises ValueError when no run could have had them."""
+    """The options of the run. Raises ValueError when no run can have them."""
     try:
         config = msgspec.convert(manifest.document["config"], PackConfig)
     except OverflowError as error:
@@ -28,7 +28,7 @@ def config_of(manifest: Manifest) -> PackConfig:
 
 
 def why_incomplete(max_loss: float | None, tokens: int, truncated: int, dropped: int) -> str | None:
-    """What marks a result incomplete; None when no more was lost than --max-loss allows.
+    """The reason to mark a result incomplete; None when --max-loss allows what was lost.
 
     Takes the tokens in rows, and those truncated and dropped.
     """

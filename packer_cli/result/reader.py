@@ -165,14 +165,14 @@ class PackedDirectory:
 
 
 def metadata_of(schema: Any) -> dict[str, Any]:
-    """What a shard says of itself. Raises ArrowInvalid when it cannot be read."""
+    """The metadata of a shard. Raises ArrowInvalid when it cannot be read."""
     try:
-        said = json.loads((schema.metadata or {}).get(b"packer", b"{}"))
+        metadata = json.loads((schema.metadata or {}).get(b"packer", b"{}"))
     except (ValueError, RecursionError) as error:
         raise pa.ArrowInvalid(f"metadata that is not JSON: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(metadata, dict):
         raise pa.ArrowInvalid("metadata that is not a JSON object")
-    return said
+    return metadata
 
 
 def _has_nulls(array: Any) -> bool:
@@ -228,7 +228,7 @@ def open_packed(path: str | os.PathLike[str]) -> PackedDirectory:
         except DataError:
             if packed.replaced() is None:
                 raise
-            continue  # by now there is another result, whole
+            continue  # another, complete result is there by now
         return packed
 
 

@@ -51,7 +51,7 @@ def differences(counts: Counts, packed: PackedDirectory) -> list[str]:
     """Every figure in which what was counted and the manifest differ."""
     facts = packed.facts
     names = facts.config.columns
-    found: dict[str, Any] = {
+    counted: dict[str, Any] = {
         "rows": counts.rows,
         "segments": counts.segments,
         "tokens": counts.tokens,
@@ -67,18 +67,18 @@ def differences(counts: Counts, packed: PackedDirectory) -> list[str]:
         "segments_per_row": counts.segments_per_row.tolist(),
     }
     if "labels" in names:
-        found["trained_tokens"] = counts.trained_tokens
+        counted["trained_tokens"] = counts.trained_tokens
     if "segments" in names:
-        found["documents"] = counts.documents
-        found["unpacked_rows"] = counts.unpacked_rows
-        found["document_length"] = counts.document_length.tolist()
+        counted["documents"] = counts.documents
+        counted["unpacked_rows"] = counts.unpacked_rows
+        counted["document_length"] = counts.document_length.tolist()
     expected = asdict(facts) | asdict(facts.histograms)
     if facts.attention_cost is not UNSET:
-        found["attention_cost"] = counts.attention_after.as_json()
+        counted["attention_cost"] = counts.attention_after.as_json()
         expected["attention_cost"] = asdict(facts.attention_cost.after)
     return [
         f"{name}: {value} in the shards, {expected[name]} in the manifest"
-        for name, value in found.items()
+        for name, value in counted.items()
         if expected[name] != value
     ]
 
@@ -121,12 +121,12 @@ def damage(batch: Any, packed: PackedDirectory) -> str:
     if batch.schema.names != names:
         return f"has the columns {', '.join(batch.schema.names)}, not {', '.join(names)}"
     content = metadata_of(batch.schema)
-    found = content.get("label_shift", "none"), content.get("segment_multiple", 1)
-    if found != (packed.label_shift, packed.segment_multiple):
+    stated = content.get("label_shift", "none"), content.get("segment_multiple", 1)
+    if stated != (packed.label_shift, packed.segment_multiple):
         return "says another label_shift or segment_multiple than the manifest"
     limits = RowLimits.of(packed.facts)
     broken = broken_boundaries(batch, limits) or broken_last_labels(batch, limits)
-    return f"is damaged: {broken[0].rule}{broken[0].found}" if broken else ""
+    return f"is damaged: {broken[0].rule}{broken[0].detail}" if broken else ""
 
 
 def count_documents(documents: Documents, counts: Counts, max_length: int) -> None:

@@ -35,16 +35,16 @@ class Broken(NamedTuple):
 
     row: int
     rule: str
-    found: str
+    detail: str
     rows: int
 
     def __str__(self) -> str:
-        return f"row {self.row}: {self.rule}{self.found} ({self.rows} rows)"
+        return f"row {self.row}: {self.rule}{self.detail} ({self.rows} rows)"
 
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What the rules depend on. `highest_id`: of the tokenizer, None when it is not known."""
+    """The values that rules depend on. `highest_id`: the tokenizer's, None when not known."""
 
     max_length: int
     pad_token_id: int
@@ -63,9 +63,9 @@ class RowLimits:
 
 
 def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
-    """All but those of where segments come from, see `broken_sources`."""
+    """All rules but those of where segments come from: see `broken_sources`."""
     broken = _cu_seqlens(batch, limits) or _cu_seqlens_padded(batch, limits)
-    if broken:  # nobody knows where segments are
+    if broken:  # segments cannot be located
         return broken
     places = _places(batch, limits)
     names = batch.schema.names
@@ -79,7 +79,7 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
 
 
 def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
-    """What keeps segments from being taken out of the rows; much faster than all rules."""
+    """The broken rules that prevent taking segments out of rows; much faster than all rules."""
     return (
         _cu_seqlens(batch, limits)
         or _cu_seqlens_padded(batch, limits)
@@ -88,7 +88,7 @@ def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
 
 
 def broken_sources(batch: Any, files: Int64) -> list[Broken]:
-    """Where segments say that they come from. `files`: the inputs that it may be.
+    """The broken rules of where segments come from. `files`: the inputs that are possible.
 
     `segments` must match `cu_seqlens`.
     """
@@ -106,13 +106,13 @@ def broken_sources(batch: Any, files: Int64) -> list[Broken]:
         for broken in _broken(
             f"segments: {name}",
             np.logical_and.reduceat(holds, first),
-            found=values[np.argmin(holds)],
+            example=values[np.argmin(holds)],
         )
     ]
 
 
 def broken_last_labels(batch: Any, limits: RowLimits) -> list[Broken]:
-    """With labels that are shifted, no segment's last place has one: it would be another's."""
+    """The rule of shifted labels: none in a segment's last place, where it would be another's."""
     if limits.label_shift != "pre" or "labels" not in batch.schema.names:
         return []
     begin, length, of_row = segments_of(batch)
@@ -123,7 +123,7 @@ def broken_last_labels(batch: Any, limits: RowLimits) -> list[Broken]:
 
 
 def _broken(
-    name: str, holds: _Flags, values: Any = None, expected: Any = None, found: Any = None
+    name: str, holds: _Flags, values: Any = None, expected: Any = None, example: Any = None
 ) -> list[Broken]:
     """`holds` bool[rows], or bool[rows, max_length]; `values` and `expected` like it."""
     of_row = holds if holds.ndim == 1 else holds.all(1)
@@ -131,7 +131,7 @@ def _broken(
     if not len(wrong):
         return []
     row = int(wrong[0])
-    text = "" if found is None else f": {found}"
+    text = "" if example is None else f": {example}"
     if holds.ndim == 2:
         place = int(np.argmin(holds[row]))
         text = f": place {place} has {values[row, place]}"
@@ -200,7 +200,7 @@ def _segments(batch: Any) -> list[Broken]:
 
 
 class _Places(NamedTuple):
-    """What the boundaries say of each place, [rows, max_length].
+    """What the boundaries say about each place, [rows, max_length].
 
     restarts  bool, where a segment or the row's padding begins
     position  since then, in tokens
@@ -260,6 +260,6 @@ def _labels(batch: Any, places: _Places, limits: RowLimits) -> list[Broken]:
 
 
 def _position_ids(batch: Any, places: _Places) -> list[Broken]:
-    found, position = rows_of(batch.column("position_ids")), places.position
+    ids, position = rows_of(batch.column("position_ids")), places.position
     name = "position_ids does not restart in every segment"
-    return _broken(name, found == position, found, position)
+    return _broken(name, ids == position, ids, position)

@@ -1,4 +1,4 @@
-"""What makes a directory of Arrow streams one that `datasets.load_from_disk` opens."""
+"""The files with which `datasets.load_from_disk` opens a directory of Arrow streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packer_cli.result.layout import INFO, STATE
 def saved_dataset(files: Iterable[str], identity: str) -> dict[str, bytes]:
     """The files to add, by name. `files`: the streams, in their order.
 
-    `identity` tells the data from all other data: `datasets` keeps what it derives from them
+    `identity` distinguishes the data from all others: `datasets` keeps what it derives from them
     under its fingerprint.
     """
     state: dict[str, object] = {

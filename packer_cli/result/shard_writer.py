@@ -147,7 +147,7 @@ class ShardWriter:
             self._sink = self._stream = None
 
     def close(self) -> list[Shard]:
-        """End the last part. Sizes and digests are the caller's to find."""
+        """End the last part. The caller computes sizes and digests."""
         try:
             self._finish_part()
         except OSError as error:

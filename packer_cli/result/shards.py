@@ -1,4 +1,4 @@
-"""What is known of a shard without opening it. Imports no Arrow, so that `stats` is instant."""
+"""What is known about a shard without opening it. Imports no Arrow, so `stats` is instant."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=1 << 53)]
 
 
 class Shard(Struct):
-    """One finished file: what the manifest says of it, and the records of units."""
+    """One finished file, as the manifest and the records of units describe it."""
 
     file: Annotated[str, Meta(pattern=SHARD_PATTERN, max_length=100)]
     unit: Count
@@ -36,7 +36,7 @@ class Shard(Struct):
 
     @classmethod
     def begun(cls, file: str, unit: int) -> Shard:
-        """One that is being written: nothing is counted yet."""
+        """A shard that is being written: nothing is counted yet."""
         return cls(file, unit, 0, 0, 0, 0, 0, "")
 
 

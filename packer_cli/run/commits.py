@@ -31,16 +31,16 @@ Digest = tuple[int, str]  # size in bytes, sha256
 
 
 class UnitRecord(msgspec.Struct, frozen=True):
-    """What became of a unit.
+    """The record of a packed unit.
 
     slices      as in the WorkUnit: [file, start, stop, weight]
     shards      as in the manifest
     counts      `Counts.as_json()`
-    tokenizer   what the manifest says of it
+    tokenizer   what the manifest says about it
     rejected    size in bytes of the unit's part of rejected.jsonl
     inputs      [file, size, sha256] of the inputs that this unit alone has read
     stretches   [file, offset, size, sha256] of what it has read of others; not in units.jsonl
-    reused      the shards are those of the result that is updated, and stay where they are
+    reused      the shards belong to the result being updated, and stay where they are
     rejected_from   where that part begins in the rejected.jsonl of that result
     """
 
@@ -76,7 +76,7 @@ def slices_of(unit: WorkUnit) -> list[tuple[int, int, int | None, int]]:
 
 
 def rejected_name(unit: int) -> str:
-    """Of the file with the unit's rejected records, in the work folder."""
+    """The name, in the work folder, of the file with the unit's rejected records."""
     return f"rejected-{unit:05d}.jsonl"
 
 
@@ -91,7 +91,7 @@ def write_input(folder: Path, file: int, size: int, sha256: str) -> None:
 
 
 def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
-    """The record of a unit whose files are there, as long as they were; None for all others."""
+    """The record of a unit whose files are all there, at their full size; None otherwise."""
     record = read_unit_record(_unit_path(folder, unit.index))
     if record is None or not record.is_of(unit):
         return None
@@ -102,13 +102,13 @@ def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
 
 
 def read_unit_record(path: Path) -> UnitRecord | None:
-    """A unit's record, whatever became of its files; None for what is none."""
+    """A unit's record, whether its files are there or not; None if there is no valid one."""
     record: UnitRecord | None = _decoded(path, UnitRecord)
     return record
 
 
 def files_are_there(record: UnitRecord, folder: Path) -> bool:
-    """Whether the unit's files in `folder` are as long as they were."""
+    """Whether the unit's files in `folder` have the sizes that its record gives."""
     sizes = {shard.file: shard.bytes for shard in record.shards}
     if record.rejected and not record.reused:
         sizes[rejected_name(record.unit)] = record.rejected
@@ -121,7 +121,7 @@ def read_input(folder: Path, file: int) -> Digest | None:
 
 
 def digests_in(folder: Path) -> dict[int, Digest]:
-    """What is known of inputs as a whole, by all records in the folder."""
+    """The digests of whole inputs, collected from all records in the folder."""
     digests = {
         index: (size, sha256)
         for record in _units_in(folder)
@@ -151,7 +151,7 @@ def _units_in(folder: Path) -> Iterator[UnitRecord]:
 
 
 def require_unit(folder: Path, unit: WorkUnit) -> UnitRecord:
-    """The same, where it was found before. Raises InternalError."""
+    """The record of a unit that is known to have one. Raises InternalError if it is gone."""
     record = read_unit(folder, unit)
     if record is None:
         raise InternalError(
@@ -161,7 +161,7 @@ def require_unit(folder: Path, unit: WorkUnit) -> UnitRecord:
 
 
 def counts_of(record: UnitRecord) -> Counts:
-    """Raises DataError when they cannot be counts."""
+    """The counts in a record. Raises DataError when they cannot be counts."""
     try:
         return Counts.from_json(record.counts)
     except (ValueError, TypeError) as error:
@@ -172,12 +172,12 @@ def counts_of(record: UnitRecord) -> Counts:
 
 
 def as_line(record: UnitRecord) -> bytes:
-    """For units.jsonl. What a run has reused must not show in its bytes."""
+    """The record as a line of units.jsonl, which must not show what a run has reused."""
     return msgspec.json.encode(replace(record, reused=False, rejected_from=0, stretches=[])) + b"\n"
 
 
 def read_units(path: Path) -> Iterator[UnitRecord]:
-    """The records of a finished result. Raises ValueError for what is none, or DataError."""
+    """The records of a finished result. Raises ValueError for a line that is none, or DataError."""
     decode = msgspec.json.Decoder(UnitRecord).decode
     try:
         with open(path, "rb") as file:

@@ -1,12 +1,12 @@
-"""Whether an input holds what it held, where size and times cannot tell.
+"""Whether an input still has the same content, where size and times cannot tell.
 
 The bytes of an input are hashed as they are read for packing, as stretches. A unit that reads a
 whole file from one end to the other thereby knows its digest, with no second read. Elsewhere the
-file is read once more for its digest, and what was packed is held against that.
+file is read once more for its digest, and what was packed is compared with that.
 
     digest_of(path, stretches)   the digest of a file that holds these stretches
     holds(path, stretches)       whether it does, without its digest
-    as_packed_in(folder)         whether inputs are what a result, or an unfinished run, came of
+    as_packed_in(folder)         whether inputs are what a result, or an unfinished run, holds
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def holds(
 
 
 class _Active:
-    """The stretches that the place reached in a file lies in."""
+    """The stretches that contain the current place in a file."""
 
     def __init__(self) -> None:
         self._open: list[tuple[Stretch, Any]] = []
@@ -89,14 +89,14 @@ class _Active:
         self._open.append((stretch, hashlib.sha256()))
 
     def end(self, position: int) -> bool:
-        """Whether those that end here are what they were."""
+        """Whether those that end here have their digests."""
         ended = [one for one in self._open if one[0].offset + one[0].size <= position]
         self._open = [one for one in self._open if one[0].offset + one[0].size > position]
         return all(sha.hexdigest() == stretch.sha256 for stretch, sha in ended)
 
 
 def _feed(file: IO[bytes], size: int | None, hashes: list[Any], stopped: Callable[[], bool]) -> int:
-    """How many bytes there were, of `size` or, None, of all."""
+    """Hash `size` bytes, or with None all that are left; returns how many there were."""
     done = 0
     while size is None or done < size:
         data = file.read(_BLOCK_BYTES if size is None else min(size - done, _BLOCK_BYTES))
@@ -109,10 +109,10 @@ def _feed(file: IO[bytes], size: int | None, hashes: list[Any], stopped: Callabl
 
 
 def as_packed_in(folder: Path) -> IsSame:
-    """A function that says whether what was packed of an input is what it holds now.
+    """A function that says whether an input still holds what was packed of it.
 
     `folder`: the directory of a result, or the work folder of a run. Where nothing was packed of
-    an input, it is the same. The function raises DataError for inputs that cannot be read.
+    an input, it counts as the same. The function raises DataError for inputs that cannot be read.
     """
 
     @cache

@@ -1,7 +1,7 @@
-"""The output directory: who may write to it, and what of a run is in it.
+"""The output directory: who may write to it, and how far a run in it has come.
 
 OUT/.packer/<id>/   a run writes everything in here; gone when the result is complete
-run.json        what the run is
+run.json        the run: inputs, options, tokenizer and units
 unit-*.json     one for each unit that is packed: see commits.py
 OUT/manifest.json   with it the result is complete: see replacing.py
 """
@@ -53,7 +53,7 @@ from packer_cli.run.replacing import (
 )
 
 _BEGIN_LOCK, _RANK_LOCK = "begin.lock", "rank-{}-of-{}.lock"
-_TRIES = 100  # to join other ranks: who ends one keeps all out for a moment
+_TRIES = 100  # to join other ranks: one that ends keeps all others out for a moment
 _WORK_FILES = re.compile(
     r"(lock|begin\.lock|rank-[0-9]{1,9}-of-[0-9]{1,9}\.lock|(run|replacing|earlier|manifest)\.json"
     r"|(unit|input)-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl"
@@ -67,7 +67,7 @@ class Claim:
     """An output directory that is ours.
 
     folder, own  the directory and our folder in it, held open; `work` is the path of the latter
-    ended        the run whose result was put in place just now, because whoever packed it was
+    ended        the run whose result has just been put in place, because whoever packed it was
                  interrupted while doing so
     shared       with other ranks of the same run
     no_lock      go on where there are no locks
@@ -93,7 +93,7 @@ def claimed(
     rank: tuple[int, int] | None = None,
     no_lock: bool = False,
 ) -> Iterator[Claim]:
-    """Make `output` ours, with the units that an interrupted run has packed.
+    """Claim `output`, with the units that an interrupted run has packed.
 
     They stay there when this one fails, too, for the next; whatever else is left goes.
     `may_replace`: an earlier result. `rank`: and how many there are: others may pack units of the
@@ -131,13 +131,18 @@ def claimed(
                 yield Claim(output, own.inside.path, folder, own, notify, ended, shared, no_lock)
             finally:
                 if not (shared or is_begun(own.inside.path) or own.inside.status(REPLACING)):
-                    own.remove(_WORK_FILES)
-                    remove_leftovers(folder, WORK, _WORK_FILES)
-                    if created:
-                        with suppress(OSError):  # it holds a result
-                            output.rmdir()
+                    _leave(folder, own, output, created)
     except OSError as error:
         raise from_os_error(error, _place(error, output), "write") from error
+
+
+def _leave(folder: Folder, own: OwnFolder, output: Path, created: bool) -> None:
+    """Remove our folder, and the output directory if we made it and it holds nothing."""
+    own.remove(_WORK_FILES)
+    remove_leftovers(folder, WORK, _WORK_FILES)
+    if created:
+        with suppress(OSError):  # it holds a result
+            output.rmdir()
 
 
 def _place(error: OSError, output: Path) -> Path:
@@ -235,7 +240,7 @@ def _refuse_in_the_way(folder: Folder, run: Run) -> None:
 
 
 def _ended(folder: Folder, own: OwnFolder) -> Run | None:
-    """The run that was interrupted while putting its result in place, which is done now."""
+    """Finish putting a result in place, if its run was interrupted there; returns that run."""
     if own.inside.status(REPLACING) is None:
         return None
     ended = load_run(own.inside.path / REPLACING)
@@ -256,7 +261,7 @@ def _clean(output: Path, no_lock: bool) -> None:
 
 
 def forget(claim: Claim) -> None:
-    """Throw the units of an unfinished run away: nobody is to go on with them."""
+    """Discard the units of an unfinished run, which nobody is to continue."""
     _empty(claim.own.inside)
 
 
@@ -270,7 +275,7 @@ def work_of(output: Path) -> Path | None:
 
 
 def is_begun(work: Path) -> bool:
-    """Whether units are packed that a run can go on with."""
+    """Whether there are packed units that a run can continue from."""
     return (work / RUN).is_file() and any(work.glob(UNIT_RECORDS))
 
 
@@ -318,7 +323,7 @@ def _refuse_foreign(folder: Folder, may_replace: bool) -> None:
 
 
 def _empty(work: Folder) -> None:
-    """Remove all but the locks; what says that a result is being put in place goes last."""
+    """Remove all but the locks; the record of a result that is being put in place goes last."""
     for name in sorted(work.names(), key=lambda name: name == REPLACING):
         if _WORK_FILES.fullmatch(name) and work.is_file(name) and not _is_lock(name):
             work.unlink(name)

@@ -1,7 +1,7 @@
-"""What reads a slice and makes tokens of it: reader, tokenizer, and all between.
+"""From slices to tokens: the reader, the tokenizer, and all between them.
 
-A tokenizer and a template are chosen first (`choose_encoding`): runs are told apart by them.
-Loading them and all else, `prepare`, is left to those who have something to encode.
+A tokenizer and a template are chosen first (`choose_encoding`): they are part of a run's identity.
+`prepare` loads them and all else, and only a run with something to encode calls it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Chosen:
-    """What makes tokens of records, before anything of it is loaded.
+    """The tokenizer and the template of a run, before anything is loaded.
 
     name      of the tokenizer; None where none is needed
     files     of the tokenizer; None for the built-in one
@@ -56,7 +56,7 @@ class Chosen:
 
     @property
     def side_files(self) -> dict[str, bytes]:
-        """What a result keeps of them, so that it explains itself."""
+        """The files that a result keeps of them, so that it explains itself."""
         contents: dict[str, bytes] = {}
         if self.files is not None:
             contents = {TOKENIZER: self.files.json, **self.files.companions}
@@ -103,7 +103,7 @@ class Source:
     processes: ComposingProcesses | None = field(default=None, repr=False)
 
     def stop(self) -> None:
-        """End what others may wait for; `close` is still to be called."""
+        """End the processes that threads may be waiting for; `close` must still be called."""
         if self.processes is not None:
             self.processes.stop()
 
@@ -242,7 +242,7 @@ def _read_here(
     file: InputFile,
     part: Slice,
 ) -> Iterator[Records]:
-    """Rendered elsewhere, but read in this process, whose stdin it is."""
+    """Rendered in other processes, but read in this one, which has the stdin."""
     from packer_cli.supervised.documents import placed  # noqa: PLC0415 jinja2 is slow
     from packer_cli.supervised.turns import UndecidableError  # noqa: PLC0415
 
@@ -306,8 +306,8 @@ def source_again(
 ) -> Source:
     """Makes tokens of records as readers give them, whatever the shape: to compare.
 
-    `tokenizer` stays its caller's to close. `seconds`: what a record may take to render; None: as
-    by default.
+    The caller closes `tokenizer`. `seconds`: what a record may take to render; None: the
+    default.
     """
     read = partial(_plain_read, shape, config)
     if not shape.is_supervised or tokenizer is None:

@@ -69,7 +69,7 @@ def finalize(run: Run, claim: Claim) -> Manifest:
         hashes[REJECTED] = digest(work / REJECTED)[1]
     hashes[UNITS] = digest(work / UNITS)[1]
     manifest = _manifest(run, tokenizer, digests, shards, total, hashes)
-    # not among the result's own bytes: it is only for --update on this machine
+    # not part of the result's content: only --update on this machine reads it
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
     _refuse_incomplete(manifest, claim)
@@ -129,7 +129,7 @@ def _nothing(total: Counts, rejected: list[UnitRecord], claim: Claim) -> str:
 
 @contextmanager
 def _rejected_part(record: UnitRecord, claim: Claim) -> Iterator[IO[bytes]]:
-    """The unit's rejected records, where they begin."""
+    """The file that holds the unit's rejected records, at the first of them."""
     path = claim.work / commits.rejected_name(record.unit)
     if record.reused:
         path = claim.output / REJECTED
@@ -142,7 +142,7 @@ def _rejected_part(record: UnitRecord, claim: Claim) -> Iterator[IO[bytes]]:
 
 
 def _join(rejected: list[UnitRecord], claim: Claim) -> None:
-    """The units' rejected records, which may be many, as one file."""
+    """Write the rejected records of all units, which may be many, as one file."""
     with written(claim.work / REJECTED) as whole:
         for record in rejected:
             with _rejected_part(record, claim) as part:
@@ -165,7 +165,7 @@ def _manifest(
     counts: Counts,
     side_files: dict[str, str],
 ) -> Manifest:
-    """Of a finished run. `side_files`: name -> sha256."""
+    """The manifest of a finished run. `side_files`: name -> sha256."""
     config = run.config
     slots = counts.rows * config.max_length
     content = {

@@ -3,7 +3,7 @@
     Run -> .packer/run.json, before any unit is packed
 
 Whoever packs a unit (this process, a rank, a Ray worker, the same command after a crash) works
-from an equal Run, or is told in which way the two differ.
+from an equal Run, or gets an error that says how the two differ.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Run:
 
 
 def load_run(path: Path) -> Run | None:
-    """What `to_bytes` wrote; None when there is none, or none that this packer can read."""
+    """The run that `to_bytes` wrote; None when there is none that this packer can read."""
     try:
         return msgspec.json.decode(unsealed(path.read_bytes()), type=Run)
     except (OSError, ValueError, TypeError, RecursionError, UsageError):
@@ -69,12 +69,12 @@ def load_run(path: Path) -> Run | None:
 
 
 def sealed(content: bytes) -> bytes:
-    """With a first line that tells whether it is still what was written."""
+    """The content, after a first line that holds its checksum."""
     return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
 
 def unsealed(data: bytes) -> bytes:
-    """What was sealed. Raises ValueError when it is not that any more."""
+    """The data that was sealed. Raises ValueError when it has changed since."""
     seal, _, content = data.partition(b"\n")
     if seal != hashlib.sha256(content).hexdigest().encode():
         raise ValueError("not what was written")
@@ -82,9 +82,9 @@ def unsealed(data: bytes) -> bytes:
 
 
 def differences(old: Run, new: Run, is_same: IsSame) -> list[str]:
-    """In what the runs differ, for people; [] when units of the one are units of the other.
+    """How the runs differ, for people; [] when units of the one are units of the other.
 
-    `is_same`: whether what was packed of an input of the one is what the other would pack.
+    `is_same`: whether the other run would pack the same from an input of the first.
     """
     differing = differing_packers(old.packer_version, new.packer_version)
     differing += differing_options(old.config, new.config)
@@ -98,7 +98,7 @@ def differences(old: Run, new: Run, is_same: IsSame) -> list[str]:
 
 
 def differing_packers(old: str, new: str) -> list[str]:
-    """Another version may pack the same inputs to other bytes."""
+    """How the versions of packer differ, if they do: another one may write other bytes."""
     return [f"packer was {old}, is now {new}"] if old != new else []
 
 
@@ -118,12 +118,12 @@ def differing_options(old: PackConfig, new: PackConfig) -> list[str]:
 def differing_tokenizers(
     old: str | None, old_files: dict[str, str], new: str | None, new_files: dict[str, str]
 ) -> list[str]:
-    """Whether there are others: by the files of tokenizer and template, whatever their names."""
+    """How tokenizer and template differ: by the content of their files, whatever their names."""
     names = old_files.keys() | new_files.keys()
     differ = sorted(name for name in names if old_files.get(name) != new_files.get(name))
     if differ:
         return [f"another tokenizer: {' and '.join(differ)} differ"]
-    # with no files of its own, it is known by its name
+    # it has no files of its own, so its name identifies it
     if old != new and TOKENIZER not in new_files:
         return [f"the tokenizer was {_shown(old)}, is now {_shown(new)}"]
     return []
@@ -140,7 +140,7 @@ def _shown(value: object) -> str:
 
 
 def may_exist(path: str) -> bool:
-    """Whether an input is there; of URLs, which would have to be asked for, it is assumed."""
+    """Whether an input exists; for URLs, which would take a request, this is assumed."""
     return path == STDIN or storage.is_url(path) or storage.kind(path) is not None
 
 

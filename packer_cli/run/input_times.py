@@ -1,4 +1,4 @@
-"""`input_times.json` of a result: what its inputs were, by what their file systems said of them.
+"""`input_times.json` of a result: how file systems identified its inputs when they were packed.
 
     {"inputs": [[mtime_ns, ctime_ns, device, inode], ...], "racy": [index, ...]}
 
@@ -34,11 +34,11 @@ def identities(files: Iterable[InputFile]) -> bytes:
 
 
 def load_identities(directory: Path, inputs: list[Input]) -> list[InputFile]:
-    """The inputs of a result, which the manifest names, as they were. Raises DataError."""
+    """The inputs that a manifest names, as they were when packed. Raises DataError."""
     path = directory / INPUT_TIMES
     try:
         document = msgspec.json.decode(path.read_bytes(), type=_Identities)
-        # an inode of 0 is none that a file has: the contents decide
+        # no file has an inode of 0: the contents decide
         times = document.inputs or [(time, 0, 0, 0) for time in document.mtime_ns or ()]
         if len(times) != len(inputs):
             raise ValueError(f"it holds {len(times)} inputs")

@@ -1,7 +1,7 @@
 """A whole run: discover, pack every unit that is not packed yet, finalize.
 
     find_inputs -> plan_units -> Run      what is to be done
-    output.claimed, begin                 where, and what of it is done already
+    output.claimed, begin                 where, and which units are done already
     Worker, on threads                    the rest
     finalize                              one result of all units' records
     publish                               uploaded, if its place is a URL
@@ -96,7 +96,7 @@ def pack(
 
 @dataclass(frozen=True)
 class _Job:
-    """What is to be packed, and with what."""
+    """What to pack, and with which options and tokenizer."""
 
     config: PackConfig
     shape: Shape
@@ -164,7 +164,7 @@ class _Job:
         )  # fmt: skip
 
     def _update(self, destination: Path, earlier: Manifest) -> Update:
-        """What has changed since an earlier result; says what a user should know of it."""
+        """What has changed since an earlier result; notifies the user of it."""
         update = plan_update(
             destination, earlier, self.files, self.shape, self.config, self.chosen.name,
             self.chosen.hashes, checksum=self.options.checksum, unnamed=self.options.unnamed,
@@ -182,7 +182,7 @@ class _Job:
         self, claim: output.Claim, run: Run, update: Update | None
     ) -> Manifest | None:
         """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
-        # an update of nothing is a run like any other: it throws no other's units away
+        # an update without an earlier result is a plain run: it discards nobody else's units
         may_replace = self.options.overwrite or update is not None
         side_files = self.chosen.side_files
         if not output.begin(claim, run, side_files, may_replace=may_replace):
@@ -239,7 +239,7 @@ def _pack_then_commit(
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
-    """With what is packed already counted as read."""
+    """Progress that counts what is packed already as read."""
     progress = Progress(sum(file.size for file in run.files), show=options.progress)
     weight = {unit.index: sum(part.weight for part in unit.slices) for unit in run.units}
     left = sum(weight[unit.index] for unit in units)
@@ -249,13 +249,13 @@ def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
 
 
 def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) -> PackerError:
-    """The error, with what is kept of the run."""
+    """The error, with a tip that says how much of the run is kept."""
     done = sum(1 for _ in work.glob(UNIT_RECORDS)) if run.resumable else 0
     kept = f"{done} of {len(run.units)} units are packed and kept"
     if isinstance(error, Interrupted):
         tip = f"{kept}; run the same command again to continue"
         tip = tip if done else "run the same command again to start over"
-    elif isinstance(error, InputChangedError):  # the units would be refused as those of others
+    elif isinstance(error, InputChangedError):  # the next run would refuse the units as another's
         tip = error.tip if may_replace or not done else f"{error.tip}, with --overwrite"
     else:
         tip = f"{error.tip}; {kept}" if done else error.tip
@@ -263,7 +263,7 @@ def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) 
 
 
 def _refuse_shared_stdin(files: list[InputFile], options: RunOptions) -> None:
-    """UsageError where others cannot read what we would: each would take the run for its own."""
+    """UsageError for stdin that several processes would share: none can read all of it."""
     if any(file.path == STDIN for file in files):
         for option, given in (
             ("--rank", options.as_rank is not None),

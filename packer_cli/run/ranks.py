@@ -2,7 +2,7 @@
 
     packer pack ... --rank R --world-size W     packs every W-th unit, from the R-th on
 
-They share nothing but the output directory. Whoever ends last finds that all units have a
+They share nothing but the output directory. The last one to end finds that all units have a
 record, and finishes; `packer finalize DIR` does the same by hand.
 """
 
@@ -77,7 +77,7 @@ def finalize_if_last(
 ) -> Manifest | None:
     """The manifest, if no other rank is working and all units are packed."""
     work = output.work_of(destination)
-    # before it is locked, or a rank that begins now would find it locked
+    # checked before locking, or a rank that begins now would find it locked
     if work and (run := load_run(work / RUN)) and (missing := _missing(run, work)):
         notify(f"{destination}: {missing} are still to be packed by other ranks")
         return None
@@ -98,7 +98,7 @@ def finalize_now(destination: Path, *, no_lock: bool = False) -> Manifest:
     """The manifest of what ranks have packed. Raises DataError when units are missing."""
     work = output.work_of(destination)
     if not work or not ((work / RUN).is_file() or (work / REPLACING).is_file()):
-        load(destination, incomplete_too=True)  # says what is wrong, if anything is
+        load(destination, incomplete_too=True)  # raises, if anything is wrong
         raise UsageError(f"{destination}: is already finished", "see packer stats")
     with output.claimed(
         destination, [], may_replace=True, notify=lambda message: None, no_lock=no_lock

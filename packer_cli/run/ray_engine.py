@@ -28,7 +28,7 @@ from packer_cli.run.identity import RUN, Run, load_run
 from packer_cli.run.worker import Worker
 
 _RETRIES = 3
-_AHEAD = 2  # tasks for each core, so that none waits for us
+_AHEAD = 2  # tasks for each core, so that no core is ever idle
 _SECONDS = 0.5
 _CONNECT_SECONDS = 10.0
 
@@ -143,7 +143,7 @@ def _pack_all(
 
 
 class _Told(NamedTuple):
-    """What a worker has to know about a run; `key` is the run's digest."""
+    """What a worker needs to know about a run; `key` is the run's digest."""
 
     key: str
     folder: str

@@ -1,4 +1,4 @@
-"""What lies at the URL of a result: whose it is, and the marker of an upload that is under way.
+"""What is at the URL of a result: whose it is, and the marker of an unfinished upload.
 
     URL/.packer/publishing.json   what is being uploaded: its manifest's sha256, and its files
 
@@ -58,7 +58,7 @@ class Remote(NamedTuple):
         return self.manifest is not None or bool(self.problem)
 
     def listed(self, name: str) -> Iterator[Listed]:
-        """What packer may have written under a name, by its records."""
+        """What packer may have written under a name, according to its records."""
         if name in self.files:
             yield self.files[name]
         for marked in (self.marker.files, self.marker.earlier) if self.marker else ():
@@ -240,7 +240,7 @@ def is_uploaded(name: str, file: Listed, remote: Remote) -> bool:
 
 
 def earlier_files(url: str, remote: Remote) -> dict[str, tuple[int, str]]:
-    """What is there of an earlier result, or upload, by packer's records."""
+    """The files of an earlier result or upload at the URL, according to packer's records."""
     earlier = {
         name: (size, sha256)
         for name, size in sorted(remote.sizes.items())

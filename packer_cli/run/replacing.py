@@ -33,7 +33,7 @@ from packer_cli.run.identity import RUN, sealed, unsealed
 
 REPLACING = "replacing.json"
 _EARLIER = "earlier.json"
-_TICK_SECONDS = 0.01  # what is changed later than this has a later time on every file system
+_TICK_SECONDS = 0.01  # after this long, a change has a later time on every file system
 
 
 class Earlier(NamedTuple):
@@ -69,14 +69,14 @@ def earlier_result(folder: Folder) -> Earlier | None:
 
 
 def listed(manifest: Manifest) -> dict[str, Listed]:
-    """The files that a manifest lists, as it says they were written."""
+    """The files that a manifest lists, with the sizes and digests that it gives."""
     files = {shard.file: Listed(shard.bytes, shard.sha256) for shard in manifest.shards}
     files |= {name: Listed(None, sha256) for name, sha256 in manifest.side_files.items()}
     return {name: file for name, file in files.items() if is_result_file(name)}
 
 
 def is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
-    """Whether a file belongs to the earlier result, and is what it was."""
+    """Whether a file belongs to the earlier result and is unchanged."""
     if earlier is None or name == earlier.name:
         return earlier is not None
     if name == INPUT_TIMES:  # no digest covers it
@@ -89,7 +89,7 @@ def is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
 
 
 def is_input_times(content: bytes) -> bool:
-    """Whether it says nothing but what packer writes there, at this version or an earlier one."""
+    """Whether it holds only what packer writes there, in this version or an earlier one."""
     try:
         document = msgspec.json.decode(content, type=dict[str, list[Any]])
     except (ValueError, RecursionError):
@@ -107,7 +107,7 @@ def replace_earlier(folder: Folder, work: Folder) -> None:
     own = {} if earlier is None else _replaced(folder, work, earlier, new)
     _refuse_blocked(folder, work, new, own)
     put_file(work.path / _EARLIER, sealed(msgspec.json.encode(own)))
-    work.sync()  # first: what is being put in place must be there
+    work.sync()  # first: what is about to be put in place must be there
     work.rename(RUN, work, REPLACING)
     work.sync()
     put_in_place(folder, work)
@@ -183,7 +183,7 @@ def _target(manifest: Manifest) -> str:
 
 
 def put_in_place(folder: Folder, work: Folder) -> bool:
-    """What `replace_earlier` does, from wherever it ended. False when the new manifest is damaged
+    """Do, or continue, what `replace_earlier` does. False when the new manifest is damaged
     or gone: the run is then an unfinished one again.
     """
     content = work.read(MANIFEST)

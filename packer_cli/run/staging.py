@@ -1,4 +1,4 @@
-"""The staging directory of an upload: a local result, and what says whose it is.
+"""The staging directory of an upload: a local result, and a record of whose it is.
 
     STAGING/.packer/<id>/   a lock, and staged.json: the URL's digest, and the run
     STAGING/result/         a local result, finished or not
@@ -86,7 +86,7 @@ def locked_staging(
 
 
 def _make_private(folder: Path) -> None:
-    """Others can write to the temporary directory, and foresee the name."""
+    """Make the folder for this user alone: others can foresee its name in a shared directory."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()

@@ -16,7 +16,7 @@ from packer_cli.progress import Progress
 _THREADS = 8
 _MOST_BYTES = 128 << 20  # of parts in memory, counted once
 _BLOCK_BYTES = 1 << 20
-_WAIT_SECONDS = 1.2  # for threads to take back what they have begun to write
+_WAIT_SECONDS = 1.2  # for threads to undo what they have begun to write
 
 
 def blocks_of(

@@ -47,7 +47,7 @@ from packer_cli.run.commits import rejected_name
 from packer_cli.tokenization.encoding import Encode, Read
 from packer_cli.tokenization.tokenizer import Tokenizer
 
-# What is left to do to documents that are too long, once the others had their turn.
+# What `fit` does where a document of these policies is still too long.
 _POLICIES = {"error": "split", "truncate-turns": "drop"}
 
 
@@ -72,7 +72,7 @@ class Job:
 class UnitResult:
     """A packed unit: its shards in `Job.folder`, and its rejected records' file.
 
-    `stretches`: what it has read of which input, as far as readers know.
+    `stretches`: the parts of inputs that it has read, as far as readers know.
     """
 
     unit: WorkUnit
@@ -113,7 +113,7 @@ def pack_unit(unit: WorkUnit, job: Job, writer: RowWriter | None = None) -> Unit
             counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
             _count_documents(counts, batch, pieces.document, pieces.length, job.config.max_length)
             window.add(batch, pieces)
-            del batch, pieces  # the window has what goes into rows, and frees it when it is written
+            del batch, pieces  # the window holds what goes into rows, and frees it when written
             if window.tokens >= (job.config.window_tokens or 0):
                 _write(writer, counts, job, window.rows())
         if window.tokens:
@@ -127,7 +127,7 @@ def pack_unit(unit: WorkUnit, job: Job, writer: RowWriter | None = None) -> Unit
 
 
 def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Loss]:
-    """What of the documents goes into rows, but for "wrap"; the Loss of untrained ones only."""
+    """The pieces that go into rows, except for "wrap"; the Loss counts only untrained documents."""
     policy = _POLICIES.get(config.overlong or "", config.overlong or "")
     pieces = fit(batch.offsets, config.max_length, policy, config.truncate_side)
     if batch.trained is None or config.keep_untrained:
@@ -163,7 +163,7 @@ def _batches(
                 counts.rejected_records += len(bad)
                 counts.file(file.index).rejected_records += len(bad)
             job.progress.read(records.consumed, len(batch.position))
-            del records  # neither they nor their tokens are held while the next are read
+            del records  # neither these nor their tokens are held while the next are read
             if len(batch.position):
                 yield batch
             del batch

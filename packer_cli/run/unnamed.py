@@ -1,6 +1,6 @@
 """Inputs of an earlier result that an update does not name: refused, kept or dropped.
 
-Most often a user forgot them, or packs what one night has brought. So no document goes unless
+Usually the user forgot them, or packs only one night's new files. So no document goes unless
 `--prune` says so; `--add` keeps them as they are packed, whether their files still exist or not.
 """
 
@@ -65,7 +65,7 @@ def refuse_other_names(unnamed: Unnamed, current: Iterable[InputFile]) -> None:
 
 
 def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
-    """UsageError for an unfinished run with inputs that are not among `files`: nobody would see
+    """UsageError for an unfinished run with inputs that are not among `files`: nobody would notice
     that they were never packed.
     """
     work = work_of(directory)

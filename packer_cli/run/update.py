@@ -2,9 +2,9 @@
 
     plan_update(...) -> Update(files, units, reused)
 
-A unit stands when all inputs that it reads are what they were, or are kept without being named
+A unit stays when all inputs that it reads are unchanged, or are kept without being named
 (`unnamed.py`). Files and units keep their numbers, because rows name them; what is new gets
-numbers that are free. So an update may give other rows than packing everything anew, but holds
+numbers that are free. So an update may give other rows than packing everything again, but holds
 the same documents, each once.
 """
 
@@ -52,13 +52,13 @@ _ANEW = "to pack everything again, use --overwrite"
 class Update:
     """What an update consists of.
 
-    files    by index; what is gone has no format
+    files    by index; those that are gone have no format
     units    all, by index
-    reused   records of those that stand
+    reused   records of those that stay
     digests  of the inputs that these read
-    changed  whether anything is to be done
-    kept     inputs that are not named, and stay as they are
-    dropped  inputs that are not named, and go with their documents
+    changed  whether there is anything to do
+    kept     inputs that are not named and stay as they are
+    dropped  inputs that are not named and go with their documents
     """
 
     files: list[InputFile]
@@ -72,7 +72,7 @@ class Update:
     def keep(self, work: Path) -> None:
         """Record the units that stay, except those that an earlier run packed again.
 
-        Not down to the disk, which would take a million units an hour: the records of the
+        Without a sync, which for a million units would take an hour: the records of the
         result stay where they are, and a record that a power loss has cost counts as none.
         """
         for record in self.reused:
@@ -96,7 +96,7 @@ def plan_update(
 ) -> Update:
     """Compare an earlier result with the `current` inputs.
 
-    An input is what it was when its size and time of change are, or with `checksum` its digest.
+    An input is unchanged when its size and time of change are, or with `checksum` its digest.
     `unnamed`: what becomes of inputs that are not among `current`, as in `RunOptions`. Raises
     UsageError when documents would be lost, or the options or the tokenizer are others; DataError
     when the result lacks what is needed.
@@ -153,7 +153,7 @@ def _kept_files(
 
 
 def _times(directory: Path, inputs: list[Input]) -> list[int]:
-    """When each input was changed; an input of an unknown time, 0, counts as changed later on."""
+    """When each input was last changed; 0 where that is unknown, which later counts as changed."""
     try:
         return [file.mtime_ns for file in load_identities(directory, inputs)]
     except DataError:
@@ -219,8 +219,8 @@ def _numbered(manifest: Manifest, current: list[InputFile]) -> list[InputFile]:
 
 
 def _records(directory: Path, manifest: Manifest) -> Iterator[UnitRecord]:
-    """The records of the result's units, as parts of it."""
-    # a record more or less would be documents twice or never, and nothing else would tell
+    """The records of the result's units."""
+    # with one record more or less, documents would be there twice or never, unnoticed
     if digest(directory / UNITS)[1] != manifest.side_files.get(UNITS):
         raise DataError(f"{directory / UNITS}: damaged: not what the manifest says", _ANEW)
     rejected_from = 0
@@ -233,7 +233,7 @@ def _records(directory: Path, manifest: Manifest) -> Iterator[UnitRecord]:
 
 
 def _reusable(records: Iterable[UnitRecord], directory: Path, same: set[int]) -> list[UnitRecord]:
-    """Those whose files are there, and that read nothing but inputs all of whose units stand."""
+    """Those whose files are there and that only read inputs all of whose units stay."""
     usable, left, stale = set(same), list[UnitRecord](), set[int]()
     units_of = defaultdict[int, list[int]](list)  # input -> places in `left` of those that read it
     for record in records:

@@ -1,7 +1,7 @@
 """Results at a URL: packed in a local directory with all its guarantees, then uploaded.
 
     URL/shard-..., side files     a shard that is there already is not uploaded again
-    URL/manifest.json             with it the result is complete; then the earlier one's files go
+    URL/manifest.json             completes the result; then the files of the earlier one go
 
 Stores have no locks, but they replace an object in one step, and shards are named by their content.
 So an earlier result stays whole while shards are uploaded; the few side files follow, and at once
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from packer_cli import storage
 from packer_cli.config.run_options import RunOptions
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error
+from packer_cli.ownership import Listed
 from packer_cli.progress import Progress
 from packer_cli.result.layout import MANIFEST, SIDE_FILES
 from packer_cli.result.manifest import Manifest
@@ -125,23 +126,40 @@ def _upload(
     """`own`: size and digest of the manifest."""
     files = files_of(result, manifest)
     refuse_in_the_way(url, remote, files)
-    marker = Marker(own[1], {name: (file.size or 0, file.sha256) for name, file in files.items()})
-    if remote.marker is not None and remote.marker == replace(
-        marker, earlier=remote.marker.earlier
-    ):
-        marker = remote.marker
-    else:
-        marker = replace(marker, earlier=earlier_files(url, remote))
+    marker = _marker(url, own[1], files, remote)
     left = [name for name in files if not is_uploaded(name, files[name], remote)]
     if remote.marker != marker:
         mark(url, marker)
     elif len(left) < len(files):
         done = len(files) - len(left)
         notify(f"{url}: continuing: {done} of {len(files)} files are already uploaded")
-    stop, uploaded = threading.Event(), list[str]()
     total, rest = (sum(files[name].size or 0 for name in names) for names in (files, left))
     progress = Progress(total, show=show_progress, doing="uploading")
     progress.skip(1 - rest / total)
+    with progress:
+        _upload_files(url, result, files, left, progress)
+    _check_uploaded(url, files, marker)
+    blocks = blocks_of(result / MANIFEST, own[1], threading.Event(), progress)
+    write(url, MANIFEST, blocks, own[0])
+    if storage.stat(storage.join(url, MANIFEST), again=True).size != own[0]:
+        raise _other_writer(f"{storage.join(url, MANIFEST)}: is not what was uploaded")
+    unmark(url, remote._replace(marker=marker))
+
+
+def _marker(url: str, manifest: str, files: dict[str, Listed], remote: Remote) -> Marker:
+    """The one at the URL if it is of this upload, or else a new one. `manifest`: its digest."""
+    marker = Marker(manifest, {name: (file.size or 0, file.sha256) for name, file in files.items()})
+    there = remote.marker
+    if there is not None and there == replace(marker, earlier=there.earlier):
+        return there
+    return replace(marker, earlier=earlier_files(url, remote))
+
+
+def _upload_files(
+    url: str, result: Path, files: dict[str, Listed], left: list[str], progress: Progress
+) -> None:
+    """Upload those that are `left`, the side files last: an earlier result has the same names."""
+    stop, uploaded = threading.Event(), list[str]()
 
     def put(name: str) -> None:
         blocks = blocks_of(result / name, files[name].sha256, stop, progress)
@@ -149,30 +167,26 @@ def _upload(
         uploaded.append(name)
 
     largest = max(storage.part_bytes(file.size or 0) for file in files.values())
-    with progress:
-        try:
-            for side_files in (False, True):  # an earlier result has some of the same names
-                names = [name for name in left if (name in SIDE_FILES) == side_files]
-                on_threads((partial(put, name) for name in names), stop, largest)
-        except PackerError as error:
-            done = len(files) - len(left) + len(uploaded)
-            kept = (
-                f"{done} of {len(files)} files are uploaded; run the same command again to continue"
-            )
-            again = isinstance(error, Interrupted) or not error.tip
-            tip = kept if again else f"{error.tip}; {kept}"
-            raise type(error)(error.message, tip) from error
+    try:
+        for side_files in (False, True):
+            names = [name for name in left if (name in SIDE_FILES) == side_files]
+            on_threads((partial(put, name) for name in names), stop, largest)
+    except PackerError as error:
+        done = len(files) - len(left) + len(uploaded)
+        kept = f"{done} of {len(files)} files are uploaded; run the same command again to continue"
+        again = isinstance(error, Interrupted) or not error.tip
+        tip = kept if again else f"{error.tip}; {kept}"
+        raise type(error)(error.message, tip) from error
+
+
+def _check_uploaded(url: str, files: dict[str, Listed], marker: Marker) -> None:
+    """Raise DataError when somebody else writes there."""
     there = storage.sizes(url)
     for name, file in files.items():
         if there.get(name) != file.size:
             raise _other_writer(f"{storage.join(url, name)}: is not what was uploaded")
     if marker_at(url) != marker:
         raise _other_writer(f"{url}: another run is writing there")
-    blocks = blocks_of(result / MANIFEST, own[1], stop, progress)
-    write(url, MANIFEST, blocks, own[0])
-    if storage.stat(storage.join(url, MANIFEST), again=True).size != own[0]:
-        raise _other_writer(f"{storage.join(url, MANIFEST)}: is not what was uploaded")
-    unmark(url, remote._replace(marker=marker))
 
 
 def _other_writer(message: str) -> DataError:

@@ -3,7 +3,7 @@
     result = worker.pack(unit)     its shards lie in the work folder
     worker.commit(result)          they are on the disk, hashed, and its record is written
 
-Who calls that, and how often at a time, is the engine's to decide. Nothing else needs to be told
+The engine decides who calls these, and how many at a time. Nothing else is passed on
 between two units, so a run is as safe as its records are.
 """
 
@@ -53,7 +53,7 @@ class Worker:
         progress: Progress,
         early: EarlyReference | None = None,
     ) -> None:
-        """`units`: those that it will be asked for, at least one. Raises UsageError."""
+        """`units`: those that it will pack, at least one. Raises UsageError."""
         self._source = prepare(run, chosen, units, options, early, notify)
         self._rejected, self._counting = 0, threading.Lock()
         self._resumable = run.resumable
@@ -86,7 +86,7 @@ class Worker:
                 self._stop_if_asked()
                 lost += 1
                 what = f"unit {unit.index} ({_place(unit, self._job.files)}): {error.message}"
-                if not self._resumable:  # what was read of stdin is gone
+                if not self._resumable:  # stdin cannot be read a second time
                     raise DataError(what, error.tip) from error
                 if lost == _ATTEMPTS:
                     raise DataError(
@@ -114,7 +114,7 @@ class Worker:
                 _hold(job.files[index], stretches, stopped)
                 shared += [(index, *astuple(stretch)) for stretch in stretches]
         if job.tokenizer is not None:
-            job.tokenizer.finish()  # what the fast engine made is confirmed, or not committed
+            job.tokenizer.finish()  # the fast engine's tokens are confirmed before a commit
         self._stop_if_asked()  # digests end early then
         record = UnitRecord(
             unit.index,
@@ -157,7 +157,7 @@ class Worker:
         self.commit(self.pack(unit))
 
     def stop(self) -> None:
-        """End the processes that `pack` may wait for; `close` is still to be called."""
+        """End the processes that `pack` may be waiting for; `close` must still be called."""
         self._source.stop()
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class Worker:
 def commit_input(file: InputFile, folder: Path, stop: threading.Event) -> None:
     """Record the digest of an input that several units read. Raises InputChangedError.
 
-    Where its identity cannot tell, what was packed of it is held against it: by now units that
+    Where its identity cannot tell, what was packed of it is compared with it: so far by units that
     have a record, by those to come.
     """
 
@@ -195,10 +195,14 @@ def _digest(
         return stdin_digest()
     read = [(stretch.offset, stretch.size) for stretch in stretches]
     whole = read == [(0, file.size)]
-    found = (file.size, stretches[0].sha256) if whole else digest_of(file.path, stretches, stopped)
-    if found is None or not (check_unchanged(file) or digest(file.path, stopped) == found):
+    bytes_digest = (
+        (file.size, stretches[0].sha256) if whole else digest_of(file.path, stretches, stopped)
+    )
+    if bytes_digest is None or not (
+        check_unchanged(file) or digest(file.path, stopped) == bytes_digest
+    ):
         raise changed(file, _OTHER_BYTES)
-    return found
+    return bytes_digest
 
 
 def _hold(file: InputFile, stretches: Sequence[Stretch], stopped: Callable[[], bool]) -> None:

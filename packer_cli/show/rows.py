@@ -140,7 +140,7 @@ def _segments(batch: Any, manifest: Manifest) -> Iterator[Segment]:
     if not broken and has_sources:
         broken = broken_sources(batch, np.arange(len(manifest.inputs)))
     if broken:
-        raise ValueError(f"{broken[0].rule}{broken[0].found}")
+        raise ValueError(f"{broken[0].rule}{broken[0].detail}")
     ids, trained = rows_of(batch.column("input_ids"))[0], _trained(batch)
     shift = metadata_of(batch.schema).get("label_shift")
     begins, lengths, _ = segments_of(batch)

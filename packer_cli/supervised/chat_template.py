@@ -1,4 +1,4 @@
-"""Chat templates: messages to text, and where each message ended up in it.
+"""Chat templates: messages to text, and where in the text each message is.
 
 The environment is the one of transformers (immutable sandbox, trim_blocks, loop controls,
 `{% generation %}`), with two differences: `strftime_now` gives a fixed date, so that the same
@@ -39,7 +39,7 @@ class RefusedError(ValueError):
 class Turn:
     """One turn of a template's loop over messages: characters start..stop of the text.
 
-    `message` is what the loop had in hand: one of the messages, or what the template made of
+    `message` is the value of the loop's variable: one of the messages, or what the template made of
     some of them.
     """
 
@@ -114,7 +114,7 @@ def _call(name: str, line: int, *arguments: nodes.Expr) -> nodes.ExprStmt:
     return statement
 
 
-# What the sandbox allows after a long look: all but private names, and formatting of strings,
+# What the sandbox allows after slow checks: all but private names, and formatting of strings,
 # which it replaces by its own.
 _PLAIN = {
     kind: frozenset(name for name in dir(kind) if not name.startswith(("_", "format")))
@@ -125,9 +125,9 @@ _BUILTIN_METHOD = type("".split)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with short ways for what templates do most: half of the rendering time.
+    """The sandbox, with shortcuts for what templates do most, which halve the rendering time.
 
-    They give what the long way gives: `message.role` of a plain dict whose class has no such
+    They give what the sandbox itself gives: `message.role` of a plain dict whose class has no such
     attribute is its item, methods of plain strings are harmless, and so are our own marks.
     """
 
@@ -246,7 +246,7 @@ class ChatTemplate:
         environment.globals |= {
             "raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": _Dict(),
         }  # fmt: skip
-        # other text every time, and as much as it is asked for
+        # random: other text every time, and as much of it as the template asks for
         del environment.globals["lipsum"], environment.filters["random"]
         self.source = source
         self._special_tokens = special_tokens
@@ -290,9 +290,9 @@ class ChatTemplate:
             for block in self._template.root_render_func(context):
                 blocks.append(block)
         except jinja2.TemplateError as error:
-            if found := _NO_TOKEN.search(str(error)):
+            if missing := _NO_TOKEN.search(str(error)):
                 raise UsageError(
-                    f"the chat template needs {found[1]}, and the tokenizer names none",
+                    f"the chat template needs {missing[1]}, and the tokenizer names none",
                     "name the model's own with --tokenizer, or another --chat-template",
                 ) from error
             raise RefusedError(f"the chat template refuses it: {error}") from error

@@ -89,10 +89,10 @@ class Composer:
             try:
                 begin(int(records.positions[i]))
                 content, render = self._parsed(fields)
-                found = self.specials.in_record(content)
-                specials += len(found)
-                if found and self.specials.policy == "error":
-                    raise SpelledOutError(spelled_out(found[0]))
+                spelled = self.specials.in_record(content)
+                specials += len(spelled)
+                if spelled and self.specials.policy == "error":
+                    raise SpelledOutError(spelled_out(spelled[0]))
                 documents.append(render())
             except SpelledOutError as error:
                 kept[i] = False
@@ -121,7 +121,7 @@ class Composer:
         )
 
     def _parsed(self, fields: dict[str, Any]) -> tuple[Any, Callable[[], Document]]:
-        """What a record says, and what makes its document.
+        """The content of a record, and a function that makes its document.
 
         It is parsed and put together first: JSON text may escape anything, and special tokens may
         begin in a prompt and end in what follows it.
@@ -133,7 +133,7 @@ class Composer:
         return document.text, lambda: document
 
     def _of_fields(self, fields: dict[str, Any]) -> Document:
-        """Of a prompt and what follows it, without a template. Raises MalformedError."""
+        """The document of a prompt and completion, without a template. Raises MalformedError."""
         if self.shape.kind == "alpaca":
             prompt, completion = _alpaca(fields, self.shape), self._text(fields, "output")
         else:
@@ -204,7 +204,7 @@ class Composer:
         if self.shape.of_messages:
             prompt = self._side(fields, "prompt", "user")
             completion = self._side(fields, "completion", ASSISTANT)
-            # what the prompt holds of the assistant is context
+            # the assistant's turns in the prompt are context
             silent = [m | {"train": 0} if m["role"] == ASSISTANT else m for m in prompt]
             return Conversation([*silent, *completion], self._tools(fields))
         if self.config.prompt_template == "chat":
@@ -226,7 +226,7 @@ class Composer:
 
 
 def placed(error: UndecidableError, file: InputFile) -> DataError:
-    """The same, with the name of its record."""
+    """The same error, with the place of its record."""
     place = reader_for(file.format).describe(file, error.position)
     return DataError(f"{file.path}, {place}: {error.message}", error.tip)
 
@@ -252,7 +252,7 @@ def make_composer(
     end_tokens: tuple[str, ...],
     specials: Specials = NO_SPECIALS,
 ) -> Composer:
-    """A composer, here or in a child: all of it can be pickled but the compiled template."""
+    """A composer, here or in a child: its arguments can be pickled, a compiled template cannot."""
     sources = [] if template is None else [template.source, template.tool_use]
     renders = shape.is_chat or config.prompt_template == "chat"
     renderers = tuple(
@@ -264,11 +264,11 @@ def make_composer(
 
 
 def _content(conversation: Conversation) -> list[Any]:
-    """What the record itself says, without the second names that parsing gives to some of it."""
-    return [*map(_said_once, conversation.messages), conversation.tools]
+    """The record's own content, without the second names that parsing gives to parts of it."""
+    return [*map(_without_second_names, conversation.messages), conversation.tools]
 
 
-def _said_once(message: _Message) -> _Message:
+def _without_second_names(message: _Message) -> _Message:
     calls = message.get("tool_calls") or [{}]
     message = message | {"content": _joined(message.get("content"))}
     first = {
@@ -323,7 +323,7 @@ def _alpaca(fields: dict[str, Any], shape: Shape) -> str:
 
 
 def controls_of(documents: list[Document]) -> dict[int, list[Span]]:
-    """Of the documents that have `controls`."""
+    """The `controls` of the documents that have any, by index."""
     return {i: d.controls for i, d in enumerate(documents) if d.controls is not None}
 
 
@@ -343,11 +343,11 @@ def byte_spans(documents: list[Document]) -> Spans | None:
 
 
 def _in_bytes(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found, done, size = [], 0, 0
+    converted, done, size = [], 0, 0
     length: Callable[[str], int] = lambda part: len(part.encode("utf-8", "surrogatepass"))  # noqa: E731
     for start, stop in spans:
         size += length(text[done:start])
         end = size + length(text[start:stop])
-        found.append((size, end))
+        converted.append((size, end))
         done, size = stop, end
-    return found
+    return converted

@@ -1,8 +1,8 @@
 """Where in a turn of the assistant its own words begin and end, learned from a probe.
 
-The turn is what the marks in the template's loops say. It is held against another rule, that of
-prefixes, message by message: what a prompt for the message ends in is not the assistant's, and
-what the conversation up to and with the message ends in, is. Only what follows the last mark before
+The marks in the template's loops give the turn. It is compared with another rule, that of
+prefixes, message by message: the end of a prompt for the message is not the assistant's, and the
+end of the conversation up to and with the message is. Only what follows the last mark before
 is compared, so that a template may render earlier turns in another way.
 """
 
@@ -21,7 +21,7 @@ _FOLLOWING = "7999994951"
 
 
 class DisagreementError(Exception):
-    """The two rules tell different things, or the template mixes words of several speakers."""
+    """The two rules disagree, or the template mixes words of several speakers."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Edges:
     header   what the turn begins with, and is not the assistant's
     ending   what follows the turn, and ends it
     tail     white space that the turn ends in, and is not the assistant's
-    resumes  whether the assistant goes on behind the results of tools that the turn holds
+    resumes  whether the assistant goes on after the results of tools that the turn holds
     """
 
     header: str
@@ -82,7 +82,7 @@ class Learner:
         if start is None:
             start = self._after_prompt(turn, first)
         elif core and self._prompts and text.startswith(core, turn.start):
-            # though no prompt for it would say so
+            # though no prompt for this message shows it
             start = max(start, self._after_prompt(turn, first) or start)
         if start is None:
             return None
@@ -121,7 +121,7 @@ class Learner:
             return None
         if start - here == len(rest):
             return start
-        # the prompt goes on in another way: fine where something else tells the place, too
+        # the prompt goes on differently: fine where something else gives the place, too
         told = start in (first, turn.start) or self._text.startswith(("<", "["), start)
         return start if told and (anchor or self._text[here:start].strip()) else None
 
@@ -170,7 +170,7 @@ class Learner:
                 rests.append(followed[followed.rfind(anchor) + len(anchor) :])
         shared = min(_shared(rest, self._text[here:]) for rest in rests)
         if anchor not in own and (shared < len(rests[0]) and here + shared < until):
-            return None  # where nothing is said, its end and its beginning look alike
+            return None  # in an empty answer, end and beginning look alike
         begin = here if anchor in own else start
         if len(rests) > 1 and here + shared == begin and not self._text[begin:until].strip():
             shared = len(rests[0])  # the end of the text is the only end that the turn has
@@ -179,16 +179,16 @@ class Learner:
 
     def _check(self, number: int, turn: Turn, spans: list[Span]) -> None:
         """All words of the message that the text has are in the spans, and no others."""
-        said = " ".join(self._text[start:stop] for start, stop in spans)
+        inside = " ".join(self._text[start:stop] for start, stop in spans)
         for i, marks in enumerate(self._probe.marks):
-            if i != number and any(mark in said for mark in marks):
+            if i != number and any(mark in inside for mark in marks):
                 role = self._probe.messages[i].get("role")
                 raise DisagreementError(
-                    f"its turn holds words of another message, of role {role}: {said!r}"
+                    f"its turn holds words of another message, of role {role}: {inside!r}"
                 )
         whole = self._text[turn.start : turn.stop]
-        if any(mark in whole and mark not in said for mark in self._probe.marks[number]):
-            raise DisagreementError(f"its turn {whole!r} has words of its own outside {said!r}")
+        if any(mark in whole and mark not in inside for mark in self._probe.marks[number]):
+            raise DisagreementError(f"its turn {whole!r} has words of its own outside {inside!r}")
 
     def _render(
         self, count: int, *, add_generation_prompt: bool = False, followed: bool = False
@@ -210,8 +210,8 @@ class Learner:
 
     def _place(self, mark: str, limit: int) -> int | None:
         """Where the last such mark before `limit` ends in the whole text."""
-        found = self._text.rfind(mark, 0, limit)
-        return None if found < 0 else found + len(mark)
+        begin = self._text.rfind(mark, 0, limit)
+        return None if begin < 0 else begin + len(mark)
 
 
 def _shared(a: str, b: str) -> int:

@@ -1,4 +1,4 @@
-"""Texts with spans to tokens and trained flags; what there is to know of them is counted."""
+"""Texts with spans to tokens and trained flags, with the counts of what they hold."""
 
 from __future__ import annotations
 

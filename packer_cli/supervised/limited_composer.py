@@ -1,4 +1,4 @@
-"""The child's side of `processes.py`: a Composer whose records are held to their limits."""
+"""The child's side of `processes.py`: a Composer with limits for each record."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What rendering a record may take, held by the kernel: no template gets around it.
+"""Limits for rendering a record, which the kernel enforces: no template gets around them.
 
-Processor time: a timer's signal ends this process, amid a power of huge numbers, too, which would
-hold up Python for hours. Who waits for it knows the record by what was noted last. A time in which
+Processor time: a timer's signal ends this process, even amid a power of huge numbers, which would
+hold up Python for hours. The process that waits for it finds the record noted. Time in which
 the process is paused does not count.
 
-Memory: there is no more than the limit to be had, and Python raises MemoryError.
+Memory: beyond the limit there is none, and Python raises MemoryError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packer_cli.child_process import note
 
 TIME_IS_UP = signal.SIGPROF
 TEMPLATE = -1  # noted in the place of a record
-# Text, spans and copies of a record take a few times what it takes itself, which is there already.
+# Text, spans and copies of a record take a few times its own size, which is in memory already.
 _TIMES, _ROOM_BYTES = 4, 1 << 30
 
 

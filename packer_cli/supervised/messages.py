@@ -24,13 +24,13 @@ _ROLES = {
 _CALLS = ("function_call", "tool_call")
 _JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FLAGS = ("weight", "train")
-_ELSEWHERE = ("text", "message", "parts")  # where content may be that no template would show
+_ELSEWHERE = ("text", "message", "parts")  # other names for content, which no template shows
 ASSISTANT = "assistant"
 REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
 
 
 class MalformedError(ValueError):
-    """The record is not what its shape says."""
+    """The record does not fit its shape."""
 
 
 def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str, Any]]:
@@ -76,9 +76,9 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     reasoning = next((message[key] for key in REASONING if key in message), None)
     if reasoning is not None:  # even "": a template may ask whether there is any
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    said = ("content", "tool_calls", *REASONING)
-    if role == "assistant" and is_trained(message) and not any(key in message for key in said):
-        # rendered, it would be an answer that ends where it begins, and be learned
+    contents = ("content", "tool_calls", *REASONING)
+    if role == "assistant" and is_trained(message) and not any(key in message for key in contents):
+        # rendered, it would be an empty answer, and trained on
         raise MalformedError(
             f"{where} is the assistant's and has neither content nor tool calls: an empty answer"
         )
@@ -123,13 +123,13 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _listed(value: Any, where: str) -> list[dict[str, Any]]:
-    """Objects, of a list, of one object, or of JSON text of either."""
+    """A list of objects, from a list, from one object, or from JSON text of either."""
     if isinstance(value, str):
         value = _parse_json(value, where) if value.strip() else []
-    found = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, dict) for item in found):
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, dict) for item in items):
         raise MalformedError(f"{where} is no call: expected a JSON object, or a list of them")
-    return found
+    return items
 
 
 def _part(part: Any, where: str) -> str:

@@ -1,7 +1,7 @@
-"""Conversations as their structure alone: what matters to a template besides the words.
+"""Conversations reduced to their structure: what matters to a template besides the words.
 
-A probe is a conversation of the same structure with marks, numbers found nowhere else, in the
-place of all words, so that a text that a template makes of it tells whose words lie where.
+A probe is a conversation of the same structure with marks (numbers found nowhere else) in the
+place of all words, so that the text that a template makes of it shows whose words are where.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def _marked(message: _Message, number: int, marks: list[list[str]]) -> _Message:
     for key in REASONING:
         if isinstance(message.get(key), str):
             marked[key] = words(message[key].replace(_THOUGHT, ""), reasoning)
-    said = message.get("content")
-    if isinstance(said, str):
-        marked["content"] = words(said, content)
-    elif isinstance(said, list):
-        marked["content"] = [_part(part, words, content) for part in said]
+    value = message.get("content")
+    if isinstance(value, str):
+        marked["content"] = words(value, content)
+    elif isinstance(value, list):
+        marked["content"] = [_part(part, words, content) for part in value]
     if calls := message.get("tool_calls"):
         marked["tool_calls"] = [_call(item, call, used) for item in calls]
     marks.append(sorted(used))
@@ -72,11 +72,11 @@ def _call(call: _Message, mark: str, used: set[str]) -> _Message:
     arguments = call.get("arguments")
     if isinstance(arguments, str):
         try:
-            found = msgspec.json.decode(arguments)
+            decoded = msgspec.json.decode(arguments)
         except (msgspec.MsgspecError, RecursionError):
-            found = None
+            decoded = None
         used.add(mark)
-        marked = _arguments(found, mark) if isinstance(found, dict) else None
+        marked = _arguments(decoded, mark) if isinstance(decoded, dict) else None
         return call | {"arguments": msgspec.json.encode(marked).decode() if marked else mark}
     if isinstance(arguments, dict):
         used.add(mark)
@@ -84,9 +84,9 @@ def _call(call: _Message, mark: str, used: set[str]) -> _Message:
     return call
 
 
-def _arguments(found: dict[str, Any], mark: str) -> dict[str, Any]:
-    texts = {key: mark for key, value in found.items() if isinstance(value, str)}
-    return found | (texts or {"a": mark})
+def _arguments(arguments: dict[str, Any], mark: str) -> dict[str, Any]:
+    texts = {key: mark for key, value in arguments.items() if isinstance(value, str)}
+    return arguments | (texts or {"a": mark})
 
 
 def contexts(messages: list[_Message], tools: list[Any] | None) -> dict[int, tuple[Any, ...]]:
@@ -102,48 +102,48 @@ def contexts(messages: list[_Message], tools: list[Any] | None) -> dict[int, tup
         if kinds[i][0] == "user":
             last_user = i
             break
-    found: dict[int, tuple[Any, ...]] = {}
+    around: dict[int, tuple[Any, ...]] = {}
     begins, called = (kinds[0][0] == "system", bool(tools)), False
     results, before = 0, None
     for i, kind in enumerate(kinds):
         role = kind[0]
         if role == ASSISTANT:
-            found[i] = (begins, called, results, before, kind, following[i], i > last_user)
+            around[i] = (begins, called, results, before, kind, following[i], i > last_user)
             called = called or bool(kind[3])
         if role == "tool":
             results = min(results + 1, 2)
         else:
             results, before = 0, kind
-    return found
+    return around
 
 
 def _following(kinds: list[tuple[Any, ...]]) -> list[tuple[int, Any]]:
     """For each message, how many results of tools follow it, two for more, and the kind behind."""
-    found: list[tuple[int, Any]] = []
+    following: list[tuple[int, Any]] = []
     now: tuple[int, Any] = (0, None)
     for kind in reversed(kinds):
-        found.append(now)
+        following.append(now)
         now = (min(now[0] + 1, 2), now[1]) if kind[0] == "tool" else (0, kind)
-    found.reverse()
-    return found
+    following.reverse()
+    return following
 
 
 def _kind(message: _Message) -> tuple[Any, ...]:
     """(role, how the content looks, whether there is reasoning, how many calls, two for more)."""
     content, role = message.get("content"), message.get("role")
-    said: Any = type(content)
-    if said is str:
+    look: Any = type(content)
+    if look is str:
         if not content or content.isspace():
-            said = "blank"
+            look = "blank"
         elif role == ASSISTANT and _THOUGHT in content:
-            said = "thought"
+            look = "thought"
         elif role == "user" and _RESULT in content and content.lstrip().startswith(_RESULT):
-            said = "result"
+            look = "result"
     if role != ASSISTANT:
-        return role, said
-    found = message.get("tool_calls")
-    calls = None if found is None else min(len(found), 2)
+        return role, look
+    tool_calls = message.get("tool_calls")
+    calls = None if tool_calls is None else min(len(tool_calls), 2)
     for key in REASONING:
         if key in message:
-            return role, said, bool(message[key]), calls
-    return role, said, None, calls
+            return role, look, bool(message[key]), calls
+    return role, look, None, calls

@@ -4,8 +4,8 @@ Rendering holds the GIL, and is most of the work on conversations; so is loading
 third of a second. Each worker has a child that reads its slices and gives texts and spans; the
 first ones begin before the tokenizer is loaded.
 
-And a template is a program: what it may take is limited (`limits.py`), and a child that it has
-brought down is replaced. The new one passes over the record, and over what is done already.
+A template is a program: its time and memory are limited (`limits.py`), and a child that it has
+brought down is replaced. The new one skips that record, and what is done already.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ComposingProcesses:
                 return
 
     def compose(self, records: Records) -> Records:
-        """The same for records that were read here."""
+        """The same for records that were read in this process."""
         refused = dict[int, str]()
         while True:
             child = self._begun("compose", records, refused)
@@ -96,14 +96,14 @@ class ComposingProcesses:
         return document
 
     def stop(self) -> None:
-        """End all children now, for good, whoever waits for them."""
+        """End all children now and for good, even if threads wait for them."""
         with self._lock:
             self._stopped = True
             for child in self._all:
                 child.kill()
 
     def close(self) -> None:
-        """The same, when nobody waits for them any more."""
+        """End all children, when no thread waits for them any more."""
         self.stop()
         for child in self._all:
             child.close()
@@ -126,7 +126,7 @@ class ComposingProcesses:
             self._idle.append(child)
 
     def _too_slow(self, child: Child, error: LostChildError) -> dict[int, str]:
-        """The record whose time was up, and what is to be said of it; else the error is raised."""
+        """The record whose time was up, and why it is bad; without one, raises the error."""
         noted = child.noted
         with self._lock:
             self._all.remove(child)  # there may be thousands of them, each with open pipes

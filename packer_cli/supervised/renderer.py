@@ -1,4 +1,4 @@
-"""Conversations to documents: a text through a chat template, and what of it is trained on."""
+"""Conversations to documents: a text made by a chat template, and the spans to train on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Renderer:
         try:
             rendering = self._template.render(messages, tools)
         except RefusedError:
-            # many templates cannot do without content, which APIs leave out beside tool calls
+            # many templates need content, which APIs leave out of messages with tool calls
             filled = [m if "content" in m else m | {"content": ""} for m in messages]
             if filled == messages:
                 raise
@@ -78,7 +78,7 @@ class Renderer:
         return Document(text, spans, conversation)
 
     def leaves_out_tools(self, conversation: Conversation) -> bool:
-        """Whether the template never looks at the tools or tool calls that there are."""
+        """Whether the conversation has tools or tool calls that the template never looks at."""
         if conversation.tools and "tools" not in self._template.source:
             return True
         called = any(message.get("tool_calls") for message in conversation.messages)
@@ -87,13 +87,13 @@ class Renderer:
 
 def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, list[Span]]:
     """With the tokens that end turns in their spans, and after the last one if nothing follows."""
-    found = []
+    ended = []
     for start, stop in spans:
         end = next((end for end in ends if text.startswith(end, stop)), "")
         if start < stop == len(text) and not text.endswith(ends):
             text, end = text + ends[0], ends[0]
-        found.append((start, stop + len(end) if start < stop else stop))
-    return text, found
+        ended.append((start, stop + len(end) if start < stop else stop))
+    return text, ended
 
 
 def _refuse_open_turns(
@@ -118,7 +118,7 @@ def _refuse_open_turns(
 def _open_turn(template: ChatTemplate, assistant: AssistantSpans, ends: tuple[str, ...]) -> str:
     """Where a turn of the assistant ends in nothing, for people; "" for nowhere.
 
-    `{% generation %}` tags say what they say.
+    Of templates with `{% generation %}` tags, "": the tags decide.
     """
     for messages in ([*assistant.talk, *assistant.talk], list(assistant.talk)):
         talk = [dict(message) for message in messages]
@@ -128,10 +128,10 @@ def _open_turn(template: ChatTemplate, assistant: AssistantSpans, ends: tuple[st
         except (RefusedError, UndecidableError):
             continue
         text, spans = _ended(rendering.text, spans, ends) if ends else (rendering.text, spans)
-        said = [text[start:stop].partition(PROBE) for start, stop in spans]
-        for number, (_, mark, end) in enumerate(said, 1):
+        turns = [text[start:stop].partition(PROBE) for start, stop in spans]
+        for number, (_, mark, end) in enumerate(turns, 1):
             if mark and not end.strip():
-                return "the last one" if number == len(said) else "where another turn follows"
+                return "the last one" if number == len(turns) else "where another turn follows"
         return ""
     return ""
 

@@ -1,4 +1,4 @@
-"""Conversations that are too long: whole oldest turns leave until the rest fits."""
+"""Conversations that are too long: the oldest turns are left out until the rest fits."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def shorten(
     """
     max_length = config.max_length
     overlong = np.flatnonzero(np.diff(batch.offsets) > max_length).tolist()
-    found = {i: conversations[i] for i in overlong}
-    searches = {i: _Search(talk) for i, talk in found.items() if talk is not None}
+    searches = {i: _Search(talk) for i in overlong if (talk := conversations[i]) is not None}
     fitted: dict[int, _Tokens] = {}
     while searches:
         tried: dict[int, Document] = {}
@@ -45,7 +44,7 @@ def shorten(
                 if config.on_error == "fail":
                     error.position = int(batch.position[i])
                     raise
-                document = None  # it stays too long, and is counted as that
+                document = None  # it stays too long, and is counted as such
             if document is not None:
                 tried[i] = document
         searches = {i: searches[i] for i in tried}
@@ -73,7 +72,7 @@ class _Search:
         self._asked = self._tried = 0
 
     def next(self, render: _Render) -> Document | None:
-        """What is to be tried next; None when the search is over."""
+        """The next document to try; None when the search is over."""
         while self._low < self._high:
             middle = (self._low + self._high) // 2
             self._asked = min(self._low + self._step - 1, middle)
@@ -87,7 +86,7 @@ class _Search:
         return None
 
     def tell(self, fits: bool) -> None:
-        """Whether that was short enough."""
+        """Say whether the last document was short enough."""
         if fits:
             self._high = self._asked
         else:

@@ -1,4 +1,4 @@
-"""Which chat template: the one named, or the tokenizer's own, as transformers chooses it."""
+"""Choosing a chat template: the one named, or the tokenizer's own, as transformers does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TemplateChoice:
 
 
 def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateChoice | None:
-    """--chat-template, or what the tokenizer has; None: there is none.
+    """The template of --chat-template, or the tokenizer's; None when there is none.
 
     The option is a file, or the name of one of several templates that the tokenizer has.
     """
@@ -74,10 +74,10 @@ def _own(files: TokenizerFiles | None) -> dict[str, str]:
             for name, file in kept.items()
             if file in files.companions
         }
-    found = configuration(files).get("chat_template")
-    if isinstance(found, str):
-        return {_DEFAULT: found}
-    named = found if isinstance(found, list) else []
+    value = configuration(files).get("chat_template")
+    if isinstance(value, str):
+        return {_DEFAULT: value}
+    named = value if isinstance(value, list) else []
     return {
         item["name"]: item["template"]
         for item in named
@@ -99,18 +99,18 @@ def special_tokens(files: TokenizerFiles | None) -> dict[str, Any]:
     """bos_token and the like, as templates know them: transformers' special_tokens_map."""
     if files is None:
         return {}
-    found: dict[str, Any] = {}
+    tokens: dict[str, Any] = {}
     for name, value in configuration(files).items():
         token = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(token, str):
-            found[name] = token
+            tokens[name] = token
     if isinstance(extra := configuration(files).get("additional_special_tokens"), list):
-        found["additional_special_tokens"] = extra
+        tokens["additional_special_tokens"] = extra
     for name, token in (
         ("bos_token", files.bos),
         ("eos_token", files.eos),
         ("pad_token", files.pad),
     ):
         if token is not None:
-            found.setdefault(name, token)
-    return found
+            tokens.setdefault(name, token)
+    return tokens

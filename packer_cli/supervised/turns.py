@@ -4,7 +4,7 @@ With `{% generation %}` in the template: what is inside the tags, as in transfor
 as in most templates, the loop over the messages tells where each turn begins and ends, and what of
 it is the assistant's is learned from probes (edges.py): once for every context of a message, so
 that a conversation takes one rendering. Where no loop shows the turns, the conversation is rendered
-up to and without the message, and the texts are compared. Where that does not tell either, or the
+up to and without the message, and the texts are compared. Where that is not clear either, or the
 two disagree, it is an error: never a guess.
 """
 
@@ -48,7 +48,7 @@ class AssistantSpans:
         if not template.marks_generation:
             self.talk, question = _question(template)
             self._prompt, self._prompted = _generation_prompt(*question)
-        # never what could not be told: that may be for what else is in the conversation
+        # failures are not kept: their cause may be elsewhere in the conversation
         self._learned: dict[tuple[Any, ...], Edges] = {}
         self._headers: frozenset[str] = frozenset()
 
@@ -86,7 +86,7 @@ class AssistantSpans:
             begin = turns[-1].start
             spans = [span for span in spans if span[0] >= begin]
         elif last_only:
-            if len(spans) != len(speakers):  # whose they are, nothing tells
+            if len(spans) != len(speakers):  # nothing shows whose they are
                 raise _undecidable("no loop of the template shows which of its tags are the last")
             spans = spans[-1:]
         if not any(has_flags(message) for message in speakers):
@@ -102,10 +102,10 @@ class AssistantSpans:
         self, rendering: Rendering, turns: _Turns, messages: list[_Message],
         tools: list[Any] | None,
     ) -> list[list[Span]]:  # fmt: skip
-        """The spans of each turn, by what was learned of others like it."""
+        """The spans of each turn, from what was learned about others like it."""
         text, around = rendering.text, contexts(messages, tools)
         inner = _inner(rendering.turns, turns)
-        found: list[list[Span]] = []
+        parts: list[list[Span]] = []
         fresh: Callable[[int], Edges | str] | None = None
         for number, turn in turns.items():
             edges, within = self._learned.get(around[number]), inner.get(number, [])
@@ -120,8 +120,8 @@ class AssistantSpans:
                 spans = told.spans(text, turn, within)
             if spans is None:
                 raise _undecidable(f"message {number} is not rendered as others like it are")
-            found.append(spans)
-        return found
+            parts.append(spans)
+        return parts
 
     def _spans(
         self, edges: Edges | None, text: str, turn: Turn, inner: list[Turn]
@@ -138,7 +138,7 @@ class AssistantSpans:
     def _learn(
         self, messages: list[_Message], tools: list[Any] | None
     ) -> Callable[[int], Edges | str]:
-        """What gives the edges of a turn in a conversation like this one, or why it has none."""
+        """A function from a message's number to the edges of its turn, or why it has none."""
         probe = probe_of(messages)
         try:
             rendering = self._template.render(probe.messages, tools)
@@ -154,13 +154,13 @@ class AssistantSpans:
             if number not in numbered:
                 return f"no loop of the template shows the turn of message {number}"
             try:
-                found = learner.edges(number, numbered[number], inner.get(number, []))
+                learned = learner.edges(number, numbered[number], inner.get(number, []))
             except DisagreementError as error:
                 return str(error)
-            if found is None:
+            if learned is None:
                 return f"message {number} does not begin as the template's prompt ends"
-            self._headers |= {found.header}
-            return found
+            self._headers |= {learned.header}
+            return learned
 
         return edges
 
@@ -196,15 +196,15 @@ class AssistantSpans:
             rendering = self._template.render(probe.messages, tools)
         except RefusedError as error:
             return str(error)
-        said = " ".join(rendering.text[start:stop] for start, stop in rendering.generated)
+        tagged = " ".join(rendering.text[start:stop] for start, stop in rendering.generated)
         for message, marks in zip(probe.messages, probe.marks, strict=True):
-            if message.get("role") != ASSISTANT and any(mark in said for mark in marks):
+            if message.get("role") != ASSISTANT and any(mark in tagged for mark in marks):
                 return f"its {{% generation %}} tags hold words of role {message.get('role')}"
         return None
 
 
 def _undecidable(why: str) -> UndecidableError:
-    """Not a constructor of the class: that one must take what pickle gives it again."""
+    """The error. No constructor of the class: pickle calls that with the whole message."""
     return UndecidableError(
         f"the assistant's part of the text cannot be told: {why}",
         "use a template with {% generation %} tags (--chat-template), or --train-on all",
@@ -219,14 +219,14 @@ def _numbered(turns: list[Turn], messages: list[_Message]) -> _Turns | None:
     speakers = [i for i, message in enumerate(messages) if message.get("role") == ASSISTANT]
     if len(turns) != len(speakers):
         numbers = {id(messages[i]): i for i in speakers}
-        found = {numbers.get(id(turn.message), -1): turn for turn in turns}
-        return found if turns and -1 not in found and len(found) == len(turns) else None
-    found = dict(zip(speakers, turns, strict=True))
-    if any(turn.message is not messages[i] for i, turn in found.items()) and _are_messages(
+        numbered = {numbers.get(id(turn.message), -1): turn for turn in turns}
+        return numbered if turns and -1 not in numbered and len(numbered) == len(turns) else None
+    numbered = dict(zip(speakers, turns, strict=True))
+    if any(turn.message is not messages[i] for i, turn in numbered.items()) and _are_messages(
         turns, messages
     ):
         return None  # in another order, or one of them twice
-    return found
+    return numbered
 
 
 def _inner(turns: list[Turn], outer: _Turns) -> dict[int, list[Turn]]:

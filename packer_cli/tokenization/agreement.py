@@ -1,11 +1,11 @@
-"""Holding the fast engine to the reference: at the start, and by samples throughout.
+"""Comparing the fast engine with the reference: at the start, and by samples throughout.
 
 At the start both encode a battery of nasty strings, every Latin-1 character, the tokenizer's own
 added tokens and the first documents; a difference means that the reference is used. All other
 characters are compared when texts first have them (`compared.py`), each in the contexts that split
 words. Later excerpts are compared as well; a difference then stops the run, because rows already
 written may be wrong. Texts with characters that Unicode versions class differently
-(`unsettled.py`) are not asked about: the reference encodes them.
+(`unsettled.py`) are not compared: the reference encodes them.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def differs_at_start(
         room -= len(texts[-1])
         if room <= 0:
             break
-    texts = [text for text, found in zip(texts, with_unsettled(texts), strict=True) if not found]
+    texts = [text for text, flag in zip(texts, with_unsettled(texts), strict=True) if not flag]
     try:
         encoded = fast.encode(texts)
-    except Exception as error:  # whatever it raises, it is not usable
+    except Exception as error:  # after any error, the engine is not usable
         return str(error)
-    found = differing(texts, encoded, reference.encode(texts))
-    return repr(texts[found[0]][:80]) if found else None
+    numbers = differing(texts, encoded, reference.encode(texts))
+    return repr(texts[numbers[0]][:80]) if numbers else None
 
 
 def differing(

@@ -1,4 +1,4 @@
-"""On which characters the fast engine has been held to the reference: all that it is trusted with.
+"""The characters on which the fast engine has been compared with the reference, and is trusted.
 
 Before the first text with a character is trusted, both engines encode that character in the
 contexts that split words. Where they differ, its texts go to the reference for ever, as do those
@@ -29,10 +29,10 @@ _SCANNED = 1 << 18  # characters of a text at a time: each takes 14 bytes, and a
 
 
 class ComparedCharacters:
-    """Of a pair of engines that agree on Latin-1. Safe to share between threads."""
+    """The characters of a pair of engines that agree on Latin-1. Safe to share between threads."""
 
     def __init__(self, fast: Engine, reference: Engine, notify: Callable[[str], None]) -> None:
-        """`notify` hears of the first characters on which the engines differ."""
+        """`notify` gets a line about the first characters on which the engines differ."""
         self._fast = fast
         self._reference = reference
         self._notify = notify
@@ -45,21 +45,21 @@ class ComparedCharacters:
 
     def untrusted(self, texts: list[str]) -> list[int]:
         """Which texts only the reference is to encode, ascending."""
-        found = np.flatnonzero(self._search(texts))
-        if not len(found):
+        numbers = np.flatnonzero(self._search(texts))
+        if not len(numbers):
             return []
-        doubtful = [texts[i] for i in found]
+        doubtful = [texts[i] for i in numbers]
         self._compare("".join(doubtful))
-        untrusted: list[int] = found[self._search(doubtful) > 0].tolist()
+        untrusted: list[int] = numbers[self._search(doubtful) > 0].tolist()
         return untrusted
 
     def _search(self, texts: list[str]) -> UInt8:
-        found = np.zeros(len(texts), np.uint8)
-        characters.find_in_texts(texts, self._states, found)
-        return found
+        flags = np.zeros(len(texts), np.uint8)
+        characters.find_in_texts(texts, self._states, flags)
+        return flags
 
     def _compare(self, text: str) -> None:
-        """Let no character of the text be new."""
+        """Compare the engines on all characters of the text that are new."""
         present = np.zeros(len(self._states), bool)
         for begin in range(0, len(text), _SCANNED):
             part = text[begin : begin + _SCANNED].encode("utf-32-le", "surrogatepass")
@@ -82,13 +82,13 @@ class ComparedCharacters:
     def _differing(self, new: str) -> str:
         """Those characters on which the engines differ, among some that differ at least."""
         groups = [new[i : i + _AT_A_TIME] for i in range(0, len(new), _AT_A_TIME)]
-        found = self._different(groups)
-        alone = self._different([one for group in found for one in group]) if found else []
-        together = [group for group in found if not set(group) & set(alone)]  # none of it alone
+        different = self._different(groups)
+        alone = self._different([one for group in different for one in group]) if different else []
+        together = [one for one in different if not set(one) & set(alone)]  # none of it alone
         return "".join([*alone, *together])
 
     def _different(self, groups: list[str]) -> list[str]:
         """Those in whose contexts the engines differ."""
         texts = [in_contexts(group) for group in groups]
-        found = differing(texts, self._fast.encode(texts), self._reference.encode(texts))
-        return [groups[i] for i in found]
+        numbers = differing(texts, self._fast.encode(texts), self._reference.encode(texts))
+        return [groups[i] for i in numbers]

@@ -62,7 +62,7 @@ _NAMES = {BytesEngine.EOS: "<eos>", BytesEngine.PAD: "<pad>"}
 
 
 class BytesDecoder:
-    """Of the built-in bytes tokenizer."""
+    """Decodes for the built-in bytes tokenizer."""
 
     def special(self, token: int) -> str | None:
         return None if 0 <= token < 256 else _NAMES.get(token, f"<id {token}>")
@@ -72,7 +72,7 @@ class BytesDecoder:
 
 
 class ReferenceDecoder:
-    """Of Hugging Face tokenizers."""
+    """Decodes with Hugging Face tokenizers."""
 
     def __init__(self, engine: ReferenceEngine, special: set[int | None]) -> None:
         self._tokenizer = engine.tokenizer
@@ -83,14 +83,14 @@ class ReferenceDecoder:
     def special(self, token: int) -> str | None:
         name: str | None = self._tokenizer.id_to_token(token) if token >= 0 else None
         if name is None:
-            return f"<id {token}>"  # the library would pass it over
+            return f"<id {token}>"  # the library would skip it
         return name if token in self._special else None
 
     def decode(self, ids: list[int], before: int | None = None) -> str:
         text = ""
         for is_bytes, run in groupby(ids, key=self._bytes.__contains__):
             tokens = list(run)
-            if is_bytes:  # the library gives up all of them when one character is not whole
+            if is_bytes:  # the library loses all of them when one character is not whole
                 text += bytes(map(self._bytes.__getitem__, tokens)).decode(errors="replace")
             else:
                 text += self._decode_after(before, tokens)

@@ -26,7 +26,7 @@ class Encoded(NamedTuple):
     """Records of a file as tokens.
 
     bad     the bad records, those of the reader included
-    counts  what there is to know of the records beyond their tokens
+    counts  what the records add to the run's counts, beyond their tokens
     """
 
     batch: TokenBatch
@@ -40,7 +40,7 @@ Encode = Callable[[Records, InputFile], Encoded]
 def plain_encoder(
     tokenizer: Tokenizer | None, highest_id: int | None = None, specials: Specials = NO_SPECIALS
 ) -> Encode:
-    """For texts, and for token ids of a tokenizer whose `highest_id` is known."""
+    """The encoder of texts, and of token ids of a tokenizer whose `highest_id` is known."""
 
     def encode(records: Records, file: InputFile) -> Encoded:
         records = _without_specials(records, specials)

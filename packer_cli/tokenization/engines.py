@@ -33,7 +33,7 @@ _PROBES = ("a b", "".join(map(chr, range(0xD800))))
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Whether a library in Rust failed: a panic of it is a BaseException, of a class of pyo3's."""
+    """Whether a library in Rust failed: its panics are BaseExceptions, of a class of pyo3's."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -159,7 +159,7 @@ class ReferenceEngine:
         if self._post_processor is not None:
             full = self._post_processor.process(encoding).ids
             if self._post_processor.process(encoding, None, False).ids != bare:
-                full = []  # it does something to the text's own tokens
+                full = []  # it changes the text's own tokens
         for start in range(len(full) - len(bare) + 1):
             if prefix is None and full[start : start + len(bare)] == bare:
                 prefix, suffix = full[:start], full[start + len(bare) :]

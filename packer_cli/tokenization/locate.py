@@ -39,7 +39,7 @@ _COMPANIONS = {
 }
 # Only used when no configuration names the EOS, and only if exactly one of them exists.
 _KNOWN_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
-# Engines make tables as long as the highest id: a corrupt one must not take all memory.
+# Engines make tables as long as the highest id: a corrupt id must not take all memory.
 _HIGHEST_ID = 1 << 24
 _TIP = "give a folder with tokenizer.json, the file itself, or a hub name like org/model"
 
@@ -53,7 +53,7 @@ class TokenizerFiles:
     sha256      its digest
     added_tokens   contents of the added tokens
     bos, eos, pad   their contents, where configured
-    companions  file name -> contents, of what else belongs to the tokenizer
+    companions  file name -> contents, of the other files of the tokenizer
     specials    the added tokens that are special
     """
 
@@ -114,7 +114,7 @@ def locate(source: str) -> TokenizerFiles:
 
 
 def _tokenizer_json(source: str, path: Path) -> Path:
-    """The file of a source. Raises UsageError, and OSError where it may not be looked for."""
+    """The file of a source. Raises UsageError, and OSError where it is not allowed to look."""
     if path.is_dir():
         path = path / TOKENIZER
         if not path.is_file():
@@ -145,7 +145,7 @@ class _Model(msgspec.Struct):
 
 
 class _TokenizerJson(msgspec.Struct):
-    """Only what is wanted here: the merges, megabytes of them, are passed over."""
+    """The fields that are needed here: the merges, megabytes of them, are skipped."""
 
     model: _Model
     added_tokens: list[_AddedToken] | None = None
@@ -177,7 +177,7 @@ def _special(token: _AddedToken, document: _TokenizerJson) -> SpecialToken:
 
 
 def highest_id(content: bytes) -> int:
-    """The highest id that a tokenizer.json which was located can give."""
+    """The highest id that a located tokenizer.json can give."""
     document = msgspec.json.decode(content, type=_TokenizerJson)
     vocabulary = document.model.vocab or []
     ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
@@ -241,7 +241,7 @@ def _from_hub(name: str) -> Path:
         commit = path.parent.name
         for name_here, (companion, *_) in _COMPANIONS.items():
             if name_here == TOOL_TEMPLATE and isinstance(cached, str):
-                continue  # hardly any has it: no reason to wait for the network
+                continue  # hardly any repository has it: no reason to wait for the network
             try:
                 if try_to_load_from_cache(name, companion, revision=commit) is None:
                     hf_hub_download(name, companion, revision=commit)

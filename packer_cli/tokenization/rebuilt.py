@@ -1,8 +1,8 @@
-"""Tokenizers that transformers 5 does not load as their tokenizer.json has them.
+"""Tokenizers that transformers 5 loads otherwise than their tokenizer.json says.
 
 AutoTokenizer takes the vocabulary of some `tokenizer_class`es and builds the rest itself, so a
-model trained on what packer wrote may be asked in other tokens. `packer tokenizer DIR --check`
-compares the two; here is what is known without transformers, which no run imports.
+model trained on packer's rows may get other tokens in use. `packer tokenizer DIR --check`
+compares the two; this module has what is known without transformers, which no run imports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class _Parts(msgspec.Struct):
-    """Of tokenizer.json; the vocabulary is passed over."""
+    """Parts of tokenizer.json; the vocabulary is skipped."""
 
     normalizer: Json | None = None
     pre_tokenizer: Json | None = None

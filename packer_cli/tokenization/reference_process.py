@@ -70,7 +70,7 @@ class ReferenceProcess:
                     f"the engines gigatoken and tokenizers differ on the text {text[:80]!r}",
                     "run again with --tokenizer-backend tokenizers, and please report the text",
                 )
-        if self._difference is not None:  # for whoever asks: none of it is to be committed
+        if self._difference is not None:  # for every caller: nothing may be committed
             raise self._difference
 
     def _ask(self, name: str, argument: object) -> Any:
@@ -80,8 +80,8 @@ class ReferenceProcess:
             return self._answer(name, argument)
 
     def _answer(self, name: str, argument: object) -> Any:
-        """The answer to that. A child that is lost, out of memory perhaps, is replaced and asked
-        again: no sample must be passed over.
+        """The answer of the child. One that is lost, perhaps out of memory, is replaced and asked
+        again: no sample may be skipped.
         """
         for _ in range(_ATTEMPTS - 1):
             try:

@@ -23,7 +23,7 @@ SPELLED_OUT_TIP = "see --special-tokens-in-text, or use --on-error skip"
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """One of a tokenizer.
+    """A special token of a tokenizer.
 
     lstrip   takes the white space before it with it; rstrip, that after it
     plain    it is found wherever a text has its content
@@ -46,7 +46,7 @@ class Specials:
     policy: str = "keep"
 
     def __post_init__(self) -> None:
-        """Raises UsageError when the policy cannot be had with these tokens."""
+        """Raises UsageError when the policy does not work with these tokens."""
         other = next((token.content for token in self.tokens if not token.plain), None)
         if self.policy == "text" and other is not None:
             raise UsageError(
@@ -56,23 +56,23 @@ class Specials:
             )
 
     def in_text(self, text: str) -> str | None:
-        """The first one in a text."""
-        found = self._contents.search(text) if self.tokens else None
-        return found and found.group()
+        """The first special token in a text."""
+        match = self._contents.search(text) if self.tokens else None
+        return match and match.group()
 
     def in_record(self, value: Any) -> list[str]:
-        """All of them in the strings of a record's fields, but for names of fields."""
-        found: list[str] = []
+        """All special tokens in the strings of a record's fields, but for names of fields."""
+        spelled: list[str] = []
         if self.tokens:
-            self._gather(value, found)
-        return found
+            self._gather(value, spelled)
+        return spelled
 
-    def _gather(self, value: Any, found: list[str]) -> None:
+    def _gather(self, value: Any, spelled: list[str]) -> None:
         if isinstance(value, str):
-            found += self._contents.findall(value)
+            spelled += self._contents.findall(value)
         elif isinstance(value, dict | list | tuple):
             for item in value.values() if isinstance(value, dict) else value:
-                self._gather(item, found)
+                self._gather(item, spelled)
 
     def marked(self, value: Any) -> Any:
         """The same fields, with a mark after the first character of each."""
@@ -89,7 +89,7 @@ class Specials:
         return [match.span() for match in self._taking.finditer(text)] if self.tokens else []
 
     def id_of(self, text: str) -> int:
-        """Of what is at one of `controls`."""
+        """The id of the special token at one of `controls`."""
         match = self._taking.fullmatch(text)
         return self._longest_first[(match.lastindex or 1) - 1].id if match else -1
 
@@ -116,7 +116,7 @@ NO_SPECIALS = Specials()
 
 
 def spelled_out(token: str) -> str:
-    """What is wrong with the record."""
+    """Why the record is bad."""
     return f"its content spells out the special token {token!r}"
 
 

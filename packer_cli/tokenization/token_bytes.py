@@ -47,14 +47,14 @@ class TokenBytes:
 
 
 def plain_bytes() -> TokenBytes:
-    """Of the built-in bytes tokenizer."""
+    """The pieces of the built-in bytes tokenizer."""
     return TokenBytes(
         np.arange(256, dtype=np.uint8), np.arange(257), np.full(256, _OF_MODEL, np.uint8)
     )
 
 
 def no_bytes() -> TokenBytes:
-    """Of a tokenizer whose pieces are not known."""
+    """The pieces of a tokenizer that are not known: none."""
     return TokenBytes(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8))
 
 
@@ -142,7 +142,7 @@ def _misses_nothing(model: dict[str, Any]) -> bool:
 
 
 def _spaces(document: dict[str, Any], *, byte_level: bool) -> tuple[bool | None, int]:
-    """`spaces` and `spacing`; None where more than that becomes of a text."""
+    """`spaces` and `spacing`; None where a text changes in other ways, too."""
     unknown = None, _NEVER
     spaces, spacing = False, _NEVER
     for part in _parts(document.get("normalizer")):

@@ -1,4 +1,4 @@
-"""Texts to tokens: one `Tokenizer`, whose output never depends on the engine inside it.
+"""Texts to tokens: one `Tokenizer`, whose output never depends on the engine inside.
 
     files = locate(name)  ->  load_tokenizer(files, ...)  ->  Tokenizer.encode(texts)
 
@@ -47,7 +47,7 @@ Tokens = tuple[UInt32, Int64, UInt8 | None]
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """What the manifest says of a tokenizer. Ids are None where it has no such token.
+    """A tokenizer as the manifest describes it. Ids are None where it has no such token.
 
     `prefix` and `suffix`: the ids that are put around every document.
     """
@@ -125,7 +125,7 @@ class Tokenizer:
         self, texts: list[str], spans: Spans | None = None,
         controls: dict[int, list[Span]] | None = None,
     ) -> Tokens:  # fmt: skip
-        """As `encode_bare`, special tokens around the documents included."""
+        """As `encode_bare`, with the special tokens around the documents."""
         return self.surrounded(*self.encode_bare(texts, spans, controls))
 
     def count_special(self, ids: UInt32, texts: Iterable[str]) -> int:
@@ -212,7 +212,7 @@ class Tokenizer:
         return ids, offsets
 
     def surrounded(self, ids: UInt32, offsets: Int64, trained: UInt8 | None) -> Tokens:
-        """With what goes around every document."""
+        """The tokens with prefix, suffix and separator around every document."""
         frame = self._frame
         ids, offsets, trained = _framed(ids, offsets, trained, frame.prefix, frame.suffix)
         if len(frame.separator):
@@ -245,7 +245,7 @@ def _with_others(
 
 
 def _by_places(texts: list[str], offsets: Int64, spans: Spans, places: Int64) -> UInt8:
-    """As `mark_trained`, from what the reference says of each token."""
+    """As `mark_trained`, from the reference's offsets of each token."""
     parts = [np.empty(0, np.uint8)]
     for i, text in enumerate(texts):
         own = slice(spans.offsets[i], spans.offsets[i + 1])
@@ -331,7 +331,7 @@ def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
 def _special(
     files: TokenizerFiles,
 ) -> tuple[Callable[[], OrdinaryTextEngine], tuple[SpecialToken, ...]]:
-    """As `Tokenizer` takes them."""
+    """The special tokens as `Tokenizer` takes them."""
     return partial(OrdinaryTextEngine, files.json, Specials(files.specials)), files.specials
 
 
@@ -376,7 +376,7 @@ def _on_fast(
 def _describe(
     files: TokenizerFiles, framing: Framing, reference: ReferenceEngine | ReferenceProcess
 ) -> tuple[TokenizerInfo, _Frame]:
-    """What the tokenizer is, and what goes around every document."""
+    """The tokenizer's description, and what goes around every document."""
     eos_name = files.eos if framing.eos_token is None else framing.eos_token
     names = [name for name in (files.bos, eos_name, files.pad) if name is not None]
     about = reference.describe(names)

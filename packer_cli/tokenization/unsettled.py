@@ -1,4 +1,4 @@
-"""Characters that not every Unicode version says the same of, so that engines may differ on them.
+"""Characters whose class differs between Unicode versions, so that engines may differ on them.
 
 Tokenizers cut texts by the classes of characters, and every engine has those of one Unicode version
 built in. What Unicode 14 (2021, the oldest one inside any version of the engines that packer works
@@ -95,14 +95,14 @@ def ranges() -> list[range]:
 @cache
 def settled() -> UInt8:
     """uint8[0x110000]: 1 for every code point that is not among them."""
-    found = np.ones(0x110000, np.uint8)
+    flags = np.ones(0x110000, np.uint8)
     for part in ranges():
-        found[part.start : part.stop] = 0
-    return found
+        flags[part.start : part.stop] = 0
+    return flags
 
 
 def with_unsettled(texts: list[str]) -> UInt8:
     """uint8[n]: 1 for every text that holds an unsettled character."""
-    found = np.zeros(len(texts), np.uint8)
-    characters.find_in_texts(texts, 1 - settled(), found)
-    return found
+    flags = np.zeros(len(texts), np.uint8)
+    characters.find_in_texts(texts, 1 - settled(), flags)
+    return flags

@@ -19,15 +19,15 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"c
 
 @pytest.mark.parametrize("tools", [[WEATHER], json.dumps([WEATHER]), WEATHER])
 def test_tools_as_a_list_an_object_and_json_text(folder: Path, tools: Any) -> None:
-    found = pack_marked([chat(*HI, tools=tools)], template=CHATML)[0]
-    assert found.startswith(f"<tools>{json.dumps([WEATHER])}</tools>\n<|im_start|>user\nHi")
+    text = pack_marked([chat(*HI, tools=tools)], template=CHATML)[0]
+    assert text.startswith(f"<tools>{json.dumps([WEATHER])}</tools>\n<|im_start|>user\nHi")
 
 
 @pytest.mark.parametrize("tools", [None, "", [], "[]"])
 def test_no_tools(folder: Path, tools: Any) -> None:
-    found = pack_marked([chat(*HI, tools=tools), chat(*HI)], template=CHATML)
-    assert found[0] == found[1]
-    assert "tools" not in found[0]
+    texts = pack_marked([chat(*HI, tools=tools), chat(*HI)], template=CHATML)
+    assert texts[0] == texts[1]
+    assert "tools" not in texts[0]
 
 
 def test_tools_in_a_parquet_column_of_json_text(folder: Path) -> None:
@@ -47,8 +47,8 @@ def test_roles_of_sharegpt(folder: Path) -> None:
         {"from": "observation", "value": "sunny"},
         {"from": "gpt", "value": "Sunny."},
     ]
-    [found] = pack_marked([{"conversations": turns}], template=CHATML)
-    assert found == (
+    [text] = pack_marked([{"conversations": turns}], template=CHATML)
+    assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n"
         f"<|im_start|>assistant\n⟦<call>{json.dumps(CALL)}</call><|im_end|>\n⟧"
         "<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n⟦Sunny.<|im_end|>\n⟧"
@@ -70,9 +70,9 @@ def test_roles_of_sharegpt(folder: Path) -> None:
 )
 def test_other_names_of_speakers(folder: Path, speaker: str, role: str) -> None:
     turns = [{"from": speaker, "value": "So."}, {"from": "gpt", "value": "Yes."}]
-    [found] = pack_marked([{"conversations": turns}])
-    assert found.replace("⟦", "").replace("⟧", "").startswith(f"<{role}>So.</{role}>")
-    assert ("⟦So." in found) == (role == "assistant")
+    [text] = pack_marked([{"conversations": turns}])
+    assert text.replace("⟦", "").replace("⟧", "").startswith(f"<{role}>So.</{role}>")
+    assert ("⟦So." in text) == (role == "assistant")
 
 
 def test_flags_of_sharegpt_messages(folder: Path) -> None:
@@ -82,14 +82,14 @@ def test_flags_of_sharegpt_messages(folder: Path) -> None:
         {"from": "gpt", "value": "Hello", "weight": 0},
         {"from": "gpt", "value": "Bye", "weight": 1},
     ]
-    [found] = pack_marked([{"conversations": turns}], template=CHATML)
-    assert found.split("⟦")[1:] == ["Bye<|im_end|>\n⟧"]
+    [text] = pack_marked([{"conversations": turns}], template=CHATML)
+    assert text.split("⟦")[1:] == ["Bye<|im_end|>\n⟧"]
 
 
 def test_several_calls_at_once(folder: Path) -> None:
     turns = [HI_SHAREGPT[0], {"from": "tool_call", "value": json.dumps([CALL, CALL])}]
-    [found] = pack_marked([{"conversations": turns}], template=CHATML)
-    assert found.endswith(f"⟦{f'<call>{json.dumps(CALL)}</call>' * 2}<|im_end|>\n⟧")
+    [text] = pack_marked([{"conversations": turns}], template=CHATML)
+    assert text.endswith(f"⟦{f'<call>{json.dumps(CALL)}</call>' * 2}<|im_end|>\n⟧")
 
 
 def test_the_system_field(folder: Path) -> None:
@@ -115,8 +115,8 @@ def test_content_that_is_null_or_missing(folder: Path) -> None:
     call = {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]}
     records = [chat(user("Weather?"), call), chat(user("Weather?"), call | {"content": None})]
     expected = f"⟦<call>{json.dumps(CALL)}</call><|im_end|>\n⟧"
-    for found in pack_marked(records, template=CHATML):
-        assert found.endswith(expected)
+    for text in pack_marked(records, template=CHATML):
+        assert text.endswith(expected)
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}])
@@ -126,15 +126,15 @@ def test_an_answer_without_anything_in_it_is_no_answer(
     empty = {"role": "assistant", **content}
     place = "messages[1] is the assistant's and has neither content nor tool calls"
     refused([chat(user("Hi"), empty)], 1, place)
-    [found] = pack_marked([chat(user("Hi"), empty | {"weight": 0}, assistant("Yo"))], template=TAGS)
-    assert found == "<user>Hi</user><assistant></assistant><assistant>⟦Yo</assistant>⟧"
+    [text] = pack_marked([chat(user("Hi"), empty | {"weight": 0}, assistant("Yo"))], template=TAGS)
+    assert text == "<user>Hi</user><assistant></assistant><assistant>⟦Yo</assistant>⟧"
 
 
 def test_a_template_that_needs_content_gets_an_empty_one(folder: Path) -> None:
     strict = TAGS.replace("{{ m.content }}", "{{ '[' + m['content'] + ']' }}")
     silent = {"role": "assistant", "tool_calls": []}
-    [found] = pack_marked([chat(user("Hi"), silent)], template=strict)
-    assert found == "<user>[Hi]</user><assistant>⟦[]</assistant>⟧"
+    [text] = pack_marked([chat(user("Hi"), silent)], template=strict)
+    assert text == "<user>[Hi]</user><assistant>⟦[]</assistant>⟧"
 
 
 @pytest.mark.parametrize("key", ["function_call", "tool_calls"])
@@ -202,8 +202,8 @@ def test_a_template_for_parts_gets_the_parts(folder: Path) -> None:
         "{% for part in m.content %}({{ part.text }}){% endfor %}{% endif %}",
     )
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
-    [found] = pack_marked([chat(user("Hi"), assistant(parts))], template=template)
-    assert found == "<user>Hi</user><assistant>⟦(Hel)(lo)</assistant>⟧"
+    [text] = pack_marked([chat(user("Hi"), assistant(parts))], template=template)
+    assert text == "<user>Hi</user><assistant>⟦(Hel)(lo)</assistant>⟧"
 
 
 # Prompts and completions that are messages

@@ -43,9 +43,10 @@ def column(name: str) -> np.ndarray:
     return np.concatenate([rows_of(batch.column(name)) for batch in batches()])
 
 
-def said() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(next(batches()).schema.metadata[b"packer"])
-    return found
+def metadata() -> dict[str, Any]:
+    """Of the schema of the shards."""
+    content: dict[str, Any] = json.loads(next(batches()).schema.metadata[b"packer"])
+    return content
 
 
 @pytest.mark.parametrize("strategy", LIMITABLE)
@@ -64,7 +65,7 @@ def test_segments_begin_at_multiples(texts: list[str], strategy: str, multiple: 
     options = ("--segment-multiple", multiple, "--position-ids", "--unit-bytes", 4000)
     manifest = pack("a.jsonl", "-l", 64, "--strategy", strategy, *options)
     assert recover_texts("out") == texts
-    assert said()["segment_multiple"] == manifest["config"]["segment_multiple"] == multiple
+    assert metadata()["segment_multiple"] == manifest["config"]["segment_multiple"] == multiple
     for batch in batches():
         begin = segments_of(batch)[0]
         assert (begin % multiple == 0).all()
@@ -91,7 +92,7 @@ def test_a_multiple_of_one_changes_nothing(texts: list[str]) -> None:
     plain = shard_of().read_bytes()
     pack("a.jsonl", "-l", 64, "--segment-multiple", 1, "--label-shift", "none", "--overwrite")
     assert shard_of().read_bytes() == plain
-    assert "segment_multiple" not in said()
+    assert "segment_multiple" not in metadata()
     assert "cu_seqlens_padded" not in next(batches()).schema.names
 
 
@@ -102,7 +103,7 @@ def test_pre_shifted_labels_are_those_of_the_next_token(texts: list[str], multip
     ids, labels = column("input_ids"), column("labels")
     manifest = pack("a.jsonl", "-l", 64, *options, "--label-shift", "pre", "--overwrite")
     shifted = column("labels")
-    assert said()["label_shift"] == manifest["config"]["label_shift"] == "pre"
+    assert metadata()["label_shift"] == manifest["config"]["label_shift"] == "pre"
     assert manifest["trained_tokens"] == trained == (shifted != -100).sum()
     assert (column("input_ids") == ids).all()
     assert (shifted[:, :-1] == labels[:, 1:]).all()
@@ -131,7 +132,7 @@ def test_options_compose_with_windows_units_and_cuts(
         pipeline.pack(["tokens.jsonl"], Path(out), config, RunOptions(progress=False, workers=2))
     check_directory("out")
     assert Path("out/manifest.json").read_bytes() == Path("again/manifest.json").read_bytes()
-    found: dict[int, list[Any]] = {}
+    packed: dict[int, list[Any]] = {}
     for batch in batches():
         begin, length, of_row = segments_of(batch)
         ids, labels = (rows_of(batch.column(name)) for name in ("input_ids", "labels"))
@@ -139,13 +140,13 @@ def test_options_compose_with_windows_units_and_cuts(
             for k, segment in enumerate(segments, int(of_row[row])):
                 here = slice(begin[k], begin[k] + length[k])
                 piece = (segment["start"], ids[row, here].tolist(), labels[row, here].tolist())
-                found.setdefault(segment["position"], []).append(piece)
+                packed.setdefault(segment["position"], []).append(piece)
     for position, document in zip(np.cumsum([0, *map(len, lines)]), documents, strict=False):
-        pieces = sorted(found.pop(int(position), []))
+        pieces = sorted(packed.pop(int(position), []))
         assert [token for _, ids, _ in pieces for token in ids] == document["input_ids"]
         for start, ids, labels in pieces:
             assert labels == [*document["labels"][start + 1 : start + len(ids)], -100]
-    assert found == {}
+    assert packed == {}
 
 
 BALANCED = [name for name in NAMES if name not in ("wrap", "next-fit", "harmonic")]
@@ -185,9 +186,9 @@ def test_balance_evens_out_rows_that_stay_as_full(
     (before, fills), (after, new_fills) = shard_costs("none"), shard_costs("attention")
     assert new_fills == fills
     assert manifests["attention"]["config"]["balance"] == "attention"
-    said = manifests["attention"]["attention_cost"]
+    costs = manifests["attention"]["attention_cost"]
     assert "attention_cost" not in manifests["none"]
-    assert said == {"before": before.as_json(), "after": after.as_json()}
+    assert costs == {"before": before.as_json(), "after": after.as_json()}
     assert (after.rows, after.total) == (before.rows, before.total)
     variation = [cost.rows * cost.squares - cost.total**2 for cost in (before, after)]
     assert variation[1] < variation[0]

@@ -63,8 +63,8 @@ def test_alpaca(folder: Path) -> None:
     as_chat = "<user>Say hi.\nIn French.</user><assistant>⟦Salut</assistant>⟧"
     assert pack_marked([ALPACA], "--prompt-template", "chat") == [as_chat]
     record = ALPACA | {"system": "Be kind."}
-    found = pack_marked([record], "--prompt-template", "chat")
-    assert found == ["<system>Be kind.</system>" + as_chat]
+    texts = pack_marked([record], "--prompt-template", "chat")
+    assert texts == ["<system>Be kind.</system>" + as_chat]
     assert pack_marked([record]) == [WITH_INPUT]  # the prompt of Alpaca has no place for it
 
 
@@ -117,8 +117,8 @@ def test_field_names_columns(folder: Path) -> None:
     fields = ("--field", "prompt=q", "--field", "completion=a")
     assert pack_marked([record], *fields) == [PAIR]
     talk = {"talk": HI_SHAREGPT, "about": "Be kind."}
-    found = pack_marked([talk], "--field", "conversations=talk", "--field", "system=about")
-    assert found == ["<system>Be kind.</system>" + HI_MARKED]
+    texts = pack_marked([talk], "--field", "conversations=talk", "--field", "system=about")
+    assert texts == ["<system>Be kind.</system>" + HI_MARKED]
 
 
 def test_a_field_that_is_not_there(folder: Path) -> None:

@@ -100,12 +100,12 @@ def test_rejections_are_the_same_for_any_number_of_workers(folder: Path) -> None
         data = b"".join(GOOD + b'{"text": %d}\n' % i for i in range(50))
         (folder / f"{name}.jsonl").write_bytes(data)
     inputs = ["a.jsonl", "b.jsonl", "c.jsonl", "-l", 16, "--on-error", "skip", "--unit-bytes", 300]
-    found = set()
+    contents = set()
     for workers in (1, 4):
         manifest = pack(*inputs, "--workers", workers, "--overwrite")
         assert [one["rejected_records"] for one in manifest["inputs"]] == [50, 50, 50]
-        found.add(Path("out/rejected.jsonl").read_bytes())
-    (content,) = found
+        contents.add(Path("out/rejected.jsonl").read_bytes())
+    (content,) = contents
     files = [json.loads(line)["file"] for line in content.splitlines()]
     assert files == ["a.jsonl"] * 50 + ["b.jsonl"] * 50 + ["c.jsonl"] * 50
 

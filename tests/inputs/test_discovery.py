@@ -72,8 +72,8 @@ def test_compressed_data_larger_than_its_blocks(
     texts = [f"{i} " + "word " * 4000 for i in range(30)]
     (folder / f"a.jsonl.{ending}").write_bytes(COMPRESSORS[ending](jsonl(*texts)))
     pack(f"a.jsonl.{ending}", "-l", 4096, "--no-eos", "--columns", "input_ids,cu_seqlens,segments")
-    found = recover_documents("out").values()
-    assert [bytes(tokens.astype("u1")).decode() for tokens in found] == texts
+    documents = recover_documents("out").values()
+    assert [bytes(tokens.astype("u1")).decode() for tokens in documents] == texts
 
 
 def test_a_directory_gives_all_files_it_knows_sorted(folder: Path) -> None:
@@ -361,12 +361,12 @@ def test_units_cover_every_file_once_and_in_order(
     units = plan_units(files, PackConfig(max_length=8, unit_bytes=unit_bytes))
     assert [unit.index for unit in units] == list(range(len(units)))
     slices = [part for unit in units for part in unit.slices]
-    found: dict[int, list[Any]] = {}
+    edges: dict[int, list[Any]] = {}
     for part in slices:
-        found.setdefault(part.file, []).append((part.start, part.stop))
-    assert list(found) == [file.index for file in files]
+        edges.setdefault(part.file, []).append((part.start, part.stop))
+    assert list(edges) == [file.index for file in files]
     for file in files:
-        parts = found[file.index]
+        parts = edges[file.index]
         assert parts[0][0] == 0
         assert parts[-1][1] in (None, file.size)
         assert all(a[1] == b[0] for a, b in pairwise(parts))

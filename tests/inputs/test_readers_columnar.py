@@ -251,12 +251,12 @@ def test_headers_of_pages(folder: Path, version: str, dictionary: bool) -> None:
         data_page_version=version, write_batch_size=16, dictionary_pagesize_limit=40_000,
     )  # fmt: skip
     chunk = pq.read_metadata("a.parquet").row_group(0).column(0)
-    found = list(pages("a.parquet", chunk))
-    assert len(found) > 100
-    assert found[0].is_dictionary == dictionary
-    assert sum(page.values for page in found if not page.is_dictionary) == 5000
-    headers = chunk.total_uncompressed_size - sum(page.size for page in found)
-    assert 0 < headers < 2500 * len(found)  # they hold the least and the greatest text
+    every = list(pages("a.parquet", chunk))
+    assert len(every) > 100
+    assert every[0].is_dictionary == dictionary
+    assert sum(page.values for page in every if not page.is_dictionary) == 5000
+    headers = chunk.total_uncompressed_size - sum(page.size for page in every)
+    assert 0 < headers < 2500 * len(every)  # they hold the least and the greatest text
     data = Path("a.parquet").read_bytes()
     for place in range(4, 40):  # whatever a header holds, it is no crash and no endless loop
         Path("damaged.parquet").write_bytes(data[:place] + b"\xff" * 8 + data[place + 8 :])

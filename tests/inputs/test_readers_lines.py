@@ -26,16 +26,16 @@ Found = list[tuple[int, bytes | None]]
 
 def whole_lines(data: bytes) -> list[tuple[int, bytes]]:
     """(offset, line) the slow and obvious way."""
-    found, offset = [], 0
+    expected, offset = [], 0
     for line in data.split(b"\n"):
-        found.append((offset, line))
+        expected.append((offset, line))
         offset += len(line) + 1
-    return found if found[-1][1] else found[:-1]
+    return expected if expected[-1][1] else expected[:-1]
 
 
 def sliced_lines(data: bytes, cuts: list[int], block: int, limit: int) -> Found:
     """(offset, line) read slice by slice; None for a line longer than the limit."""
-    found: Found = []
+    lines_read: Found = []
     edges = [0, *sorted(cut for cut in set(cuts) if 0 < cut < len(data)), None]
     with patch.object(byte_streams, "BLOCK_BYTES", block):
         for start, stop in pairwise(edges):
@@ -44,12 +44,12 @@ def sliced_lines(data: bytes, cuts: list[int], block: int, limit: int) -> Found:
             source = byte_streams.Source(raw, raw)
             for lines in byte_streams.read_lines(source, start, stop, limit):
                 if lines.data is None:
-                    found.append((lines.offset, None))
+                    lines_read.append((lines.offset, None))
                     continue
                 for offset, line in whole_lines(lines.data):
                     whole = line if len(line) <= limit else None
-                    found.append((lines.offset + offset, whole))
-    return found
+                    lines_read.append((lines.offset + offset, whole))
+    return lines_read
 
 
 lines = st.lists(st.text("ab\r", max_size=12).map(str.encode), max_size=12)

@@ -231,8 +231,8 @@ def test_a_million_documents() -> None:
 )
 def test_overlong_policies(overlong: str, rows: int, lost: tuple[int, int, int]) -> None:
     metrics = plan_packing([3, 25, 4, 0], 10, overlong=overlong).metrics
-    found = (metrics.truncated_tokens, metrics.dropped_documents, metrics.dropped_tokens)
-    assert (metrics.rows, found) == (rows, lost)
+    losses = (metrics.truncated_tokens, metrics.dropped_documents, metrics.dropped_tokens)
+    assert (metrics.rows, losses) == (rows, lost)
     assert metrics.tokens + metrics.truncated_tokens + metrics.dropped_tokens == 32
 
 

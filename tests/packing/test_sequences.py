@@ -19,8 +19,8 @@ X = IGNORED  # in tables of labels
 
 
 def lists(rows: PackedRows, name: str) -> list[list[int]]:
-    found: list[list[int]] = getattr(rows, name).tolist()
-    return found
+    values: list[list[int]] = getattr(rows, name).tolist()
+    return values
 
 
 def test_next_fit_gives_exactly_the_documented_rows() -> None:
@@ -220,7 +220,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
 
 def _expected(call: dict[str, Any]) -> list[list[tuple[int, int]]]:
     """(token, label) of each sequence as it must come out, overlong ones handled."""
-    found = []
+    tokens = []
     for i, sequence in enumerate(call["sequences"]):
         labels = call["labels"][i] if call["labels"] else sequence
         masks = call["attention_masks"][i] if call["attention_masks"] else [1] * len(sequence)
@@ -233,8 +233,8 @@ def _expected(call: dict[str, Any]) -> list[list[tuple[int, int]]]:
         if len(pairs) > call["max_length"] and call["strategy"] != "wrap":
             keep = {"truncate": call["max_length"], "drop": 0}.get(call["overlong"], len(pairs))
             pairs = pairs[:keep]
-        found.append(pairs)
-    return found
+        tokens.append(pairs)
+    return tokens
 
 
 @given(call=calls())

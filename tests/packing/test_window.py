@@ -94,8 +94,8 @@ def all_tokens(lengths: list[list[int]], trained: bool) -> list[Token]:
 def test_every_token_is_in_one_row(strategy: str, lengths: list[list[int]], trained: bool) -> None:
     config = PackConfig(LENGTH, strategy)
     rows = [row for plan in packed(lengths, config, trained=trained) for row in plan]
-    found = [token for row in rows for segment in row for token in segment]
-    assert sorted(found) == all_tokens(lengths, trained)
+    tokens = [token for row in rows for segment in row for token in segment]
+    assert sorted(tokens) == all_tokens(lengths, trained)
     for row in rows:
         assert 0 < sum(map(len, row)) <= LENGTH
         for segment in row:  # a part of one document, without a gap

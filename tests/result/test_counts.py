@@ -54,14 +54,14 @@ def copied(counts: Counts) -> Counts:
 
 def plain(counts: Counts) -> dict[str, Any]:
     """All figures as Python's own, without the zeros behind the longest piece."""
-    found = {
+    figures = {
         item.name: value.tolist() if isinstance(value, np.ndarray) else value
         for item in fields(counts)
         for value in [getattr(counts, item.name)]
     }
-    while len(found["piece_length"]) > 1 and not found["piece_length"][-1]:
-        found["piece_length"].pop()
-    return found
+    while len(figures["piece_length"]) > 1 and not figures["piece_length"][-1]:
+        figures["piece_length"].pop()
+    return figures
 
 
 def total(parts: list[Counts]) -> Counts:
@@ -164,9 +164,9 @@ def test_histograms_of_how_full_rows_are(case: tuple[int, list[int]]) -> None:
     expected = [0] * ROW_FILL_BUCKETS
     for used in rows:
         expected[20 * used // max_length] += 1
-    found = fill_histogram(np.array(rows, np.int64), max_length)
-    assert found.tolist() == expected
-    assert found[-1] == rows.count(max_length)
+    histogram = fill_histogram(np.array(rows, np.int64), max_length)
+    assert histogram.tolist() == expected
+    assert histogram[-1] == rows.count(max_length)
 
 
 @given(FIGURE, FIGURE, FIGURE)

@@ -22,13 +22,13 @@ SEGMENTS = np.array(
 @pytest.mark.parametrize("seed", range(5))
 def test_documents_of_a_unit(seed: int) -> None:
     shuffled = SEGMENTS[:, np.random.default_rng(seed).permutation(SEGMENTS.shape[1])]
-    found = documents_of(shuffled)
-    assert found.first.tolist() == [0, 1, 4, 6, 7]
-    assert found.tokens.tolist() == [1, 9, 6, 3]
-    assert found.segments.T.tolist() == sorted(SEGMENTS.T.tolist())
-    assert np.array_equal(shuffled[:, found.order], found.segments)
+    documents = documents_of(shuffled)
+    assert documents.first.tolist() == [0, 1, 4, 6, 7]
+    assert documents.tokens.tolist() == [1, 9, 6, 3]
+    assert documents.segments.T.tolist() == sorted(SEGMENTS.T.tolist())
+    assert np.array_equal(shuffled[:, documents.order], documents.segments)
     for whole in (True, False):
-        assert np.array_equal(found.expected_starts(whole=whole), found.segments[2])
+        assert np.array_equal(documents.expected_starts(whole=whole), documents.segments[2])
 
 
 def test_pieces_that_do_not_join_up() -> None:
@@ -42,8 +42,8 @@ def test_pieces_that_do_not_join_up() -> None:
 
 
 def test_a_unit_that_has_lost_all() -> None:
-    found = documents_of(np.empty((4, 0), np.int64))
-    assert (found.first.tolist(), found.tokens.tolist()) == ([0], [])
+    documents = documents_of(np.empty((4, 0), np.int64))
+    assert (documents.first.tolist(), documents.tokens.tolist()) == ([0], [])
 
 
 @pytest.mark.parametrize("options", [[], ["--segment-multiple", 4]])
@@ -54,11 +54,11 @@ def test_segments_of_a_batch_and_of_a_slice_of_it(folder: Path, options: list[ob
     [batch] = packed.batches(packed.facts.shards[0])
     named = [tuple(one.values()) for row in batch["segments"].to_pylist() for one in row]
     lengths = [b - a for row in batch["cu_seqlens"].to_pylist() for a, b in itertools.pairwise(row)]
-    found = segments_in(batch)
-    assert [tuple(one) for one in found[:3].T.tolist()] == named
-    assert found[3].tolist() == lengths
+    segments = segments_in(batch)
+    assert [tuple(one) for one in segments[:3].T.tolist()] == named
+    assert segments[3].tolist() == lengths
     parts = [segments_in(batch.slice(row, 3)) for row in range(0, batch.num_rows, 3)]
-    assert np.array_equal(np.concatenate(parts, axis=1), found)
+    assert np.array_equal(np.concatenate(parts, axis=1), segments)
 
 
 def test_rows_that_do_not_say_where_from(folder: Path) -> None:

@@ -66,8 +66,8 @@ def test_special_tokens_that_it_did_not_count_are_no_difference(folder: Path) ->
     del result.record(0)["counts"]["special_tokens_in_text"]
     result.manifest["packer_version"] = "0.1.0"
     result.save()
-    found = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
-    assert found.exit_code == 0, found.stdout
+    verified = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
+    assert verified.exit_code == 0, verified.stdout
 
 
 @pytest.mark.parametrize("how", ["--update", "--add"])

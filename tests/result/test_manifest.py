@@ -36,8 +36,8 @@ def newer(folder: Path) -> dict[str, Any]:
         place.clear()
         place.update(dict([*items[:1], ("added", ADDED), *items[1:]]))  # not at the end
     result.save()
-    found: dict[str, Any] = json.loads(Path("out/manifest.json").read_text())
-    return found
+    manifest: dict[str, Any] = json.loads(Path("out/manifest.json").read_text())
+    return manifest
 
 
 def test_what_a_newer_packer_says_is_kept(newer: dict[str, Any]) -> None:

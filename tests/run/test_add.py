@@ -113,8 +113,10 @@ def test_what_is_kept_is_not_read(nights: list[str]) -> None:
     shards = {path: data for path, data in contents("out").items() if path.endswith(".arrow")}
     Path(nights[0]).write_text("nonsense")
     Path(nights[1]).unlink()
-    said = add(nights[2])
-    assert f"out: keeps 120 documents of 2 inputs: {nights[0]} (not named), {nights[1]} (no" in said
+    stderr = add(nights[2])
+    assert (
+        f"out: keeps 120 documents of 2 inputs: {nights[0]} (not named), {nights[1]} (no" in stderr
+    )
     assert packed() == of_nights(0, 1, 2)
     assert contents("out").items() >= shards.items()
 

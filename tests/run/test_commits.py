@@ -136,9 +136,9 @@ def test_digests_and_stretches_of_all_records(work: Path) -> None:
     )
     commits.write_input(work, 0, 100, "ef" * 32)
     assert commits.digests_in(work) == {2: (100, SHA256), 0: (100, "ef" * 32)}
-    found = {index: sorted(some, key=lambda one: one.offset)
-             for index, some in commits.stretches_in(work).items()}  # fmt: skip
-    assert found == {0: [Stretch(0, 10, "cd" * 32), Stretch(10, 90, SHA256)]}
+    stretches = {index: sorted(some, key=lambda one: one.offset)
+                 for index, some in commits.stretches_in(work).items()}  # fmt: skip
+    assert stretches == {0: [Stretch(0, 10, "cd" * 32), Stretch(10, 90, SHA256)]}
     assert commits.read_input(work, 0) == (100, "ef" * 32)
     path = work / "input-00000.json"
     path.write_bytes(path.read_bytes()[:-1])

@@ -64,8 +64,8 @@ def four_at_once(out: str) -> None:
         )
         for number in range(4)
     ]
-    said = [process.communicate(timeout=300)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * 4, said
+    errors = [process.communicate(timeout=300)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [0] * 4, errors
 
 
 def test_all_at_once() -> None:
@@ -76,10 +76,10 @@ def test_all_at_once() -> None:
 
 
 def test_only_the_last_rank_calls_the_result_done() -> None:
-    said = [packer(*rank(number, 2)).stderr for number in (0, 1)]
-    assert "are still to be packed by other ranks" in said[0]
-    assert re.search(r"^packer: out: this rank is done in \d+\.\d s$", said[0], re.M), said
-    assert re.search(r"^packer: out: done in \d+\.\d s$", said[1], re.M), said
+    messages = [packer(*rank(number, 2)).stderr for number in (0, 1)]
+    assert "are still to be packed by other ranks" in messages[0]
+    assert re.search(r"^packer: out: this rank is done in \d+\.\d s$", messages[0], re.M), messages
+    assert re.search(r"^packer: out: done in \d+\.\d s$", messages[1], re.M), messages
 
 
 def test_a_rank_that_is_lost_is_run_again() -> None:

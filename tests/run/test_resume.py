@@ -312,8 +312,8 @@ def test_what_is_written_without_a_trace_is_not_certified(inputs: Path) -> None:
 """
     done = changing("b.jsonl", code)
     assert done.returncode == 0, done.stderr
-    said = {one["path"]: one for one in check_directory("out")["inputs"]}
-    assert said["b.jsonl"]["sha256"] == hashlib.sha256(before).hexdigest()
+    sources = {one["path"]: one for one in check_directory("out")["inputs"]}
+    assert sources["b.jsonl"]["sha256"] == hashlib.sha256(before).hexdigest()
     assert packer("verify", "out", "-q", "--against-inputs").exit_code == 1
 
 

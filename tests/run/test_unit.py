@@ -109,12 +109,12 @@ def packed(case: Any, config: PackConfig, folder: Path, **how: Any) -> tuple[Uni
 
 
 def tokens_by_document(rows: Rows) -> dict[int, int]:
-    found = dict[int, int]()
+    tokens = dict[int, int]()
     for row in rows.rows:
         for segment in row:
             assert len(set(segment)) == 1
-            found[segment[0]] = found.get(segment[0], 0) + len(segment)
-    return found
+            tokens[segment[0]] = tokens.get(segment[0], 0) + len(segment)
+    return tokens
 
 
 # how a length is cut, by --overlong

@@ -50,14 +50,14 @@ def update(*arguments: object) -> str:
 
 
 def inodes(folder: Path) -> dict[str, tuple[int, int]]:
-    found = {path.name: path.stat() for path in folder.iterdir()}
-    return {name: (status.st_ino, status.st_mtime_ns) for name, status in found.items()}
+    statuses = {path.name: path.stat() for path in folder.iterdir()}
+    return {name: (status.st_ino, status.st_mtime_ns) for name, status in statuses.items()}
 
 
 def shards_of(folder: Path, path: str) -> set[str]:
     """The shards of the units that read an input."""
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    index = [said["path"] for said in manifest["inputs"]].index(path)
+    index = [source["path"] for source in manifest["inputs"]].index(path)
     units = {u["unit"] for u in manifest["units"] if index in {part[0] for part in u["slices"]}}
     return {shard["file"] for shard in manifest["shards"] if shard["unit"] in units}
 
@@ -95,8 +95,8 @@ def test_a_changed_input_is_packed_again(result: Path) -> None:
 
 
 def test_inputs_that_go_and_come_back(result: Path) -> None:
-    said = update("b.jsonl", "--prune")
-    assert "out: drops 100 documents of 1 input: a.jsonl (not named)\n" in said
+    messages = update("b.jsonl", "--prune")
+    assert "out: drops 100 documents of 1 input: a.jsonl (not named)\n" in messages
     assert sorted(recover_texts("out")) == sorted(texts(1))
     assert "a.jsonl" not in packer("stats", "out", "--by", "input").stdout
     assert "out: up to date" in update("b.jsonl")
@@ -110,7 +110,7 @@ def test_a_number_that_is_free_is_given_again(result: Path) -> None:
     update("b.jsonl", "c.jsonl")
     assert sorted(recover_texts("out")) == sorted(texts(1) + texts(2))
     manifest = json.loads((result / "manifest.json").read_bytes())
-    assert [said["path"] for said in manifest["inputs"]] == ["c.jsonl", "b.jsonl"]
+    assert [source["path"] for source in manifest["inputs"]] == ["c.jsonl", "b.jsonl"]
 
 
 def test_small_inputs_that_share_a_unit(folder: Path) -> None:

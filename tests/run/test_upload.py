@@ -37,9 +37,9 @@ def test_stats_of_a_url() -> None:
     succeeds()
     local()
     expected = json.loads(packer("stats", "local-a.jsonl", "--json").stdout)
-    found = packer("stats", OUT, "--json", "--min-utilization", "0.5")
-    assert found.exit_code == 0, found.stderr
-    assert json.loads(found.stdout) == expected | {"directory": OUT}
+    result = packer("stats", OUT, "--json", "--min-utilization", "0.5")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout) == expected | {"directory": OUT}
     assert OUT in packer("stats", OUT).stdout
     for command in (("verify", OUT), ("show", OUT), ("stats", OUT, "--deep"), ("finalize", OUT),
                     ("export", OUT, "--to", "trl", "-o", "x")):  # fmt: skip

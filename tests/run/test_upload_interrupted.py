@@ -196,15 +196,15 @@ def test_killed_at_every_step(overwrite: bool) -> None:
                 Path(out, name).write_bytes(data)
         killed = crashing(step, *more, out=out)
         assert killed.returncode == -signal.SIGKILL, (step, killed.stderr)
-        found = contents(out) if Path(out).exists() else {}
-        found = {name: data for name, data in found.items() if not name.startswith(".packer")}
+        left = contents(out) if Path(out).exists() else {}
+        left = {name: data for name, data in left.items() if not name.startswith(".packer")}
         if is_manifest(Path(out, "manifest.json")):  # one result or the other, whole
             check_shards(out)
-            assert found["manifest.json"] in (whole["manifest.json"], other["manifest.json"]), step
-        if overwrite and not {n for n in whole if n.endswith(".arrow")} <= found.keys():
-            assert all(found[name] == other[name] for name in other), step
+            assert left["manifest.json"] in (whole["manifest.json"], other["manifest.json"]), step
+        if overwrite and not {n for n in whole if n.endswith(".arrow")} <= left.keys():
+            assert all(left[name] == other[name] for name in other), step
         before = other if overwrite else {}
-        middle += found != before and found.get("manifest.json") != whole["manifest.json"]
+        middle += left != before and left.get("manifest.json") != whole["manifest.json"]
         again = crashing(0, *more, out=out)
         finished = "holds a finished result" in again.stderr
         assert again.returncode == 0 or finished, (step, again.stderr)

@@ -198,8 +198,8 @@ def test_shuffling_is_refused_where_the_order_is_kept(data: Path, strategy: str)
 def test_eos_is_optional(data: Path, eos: str) -> None:
     manifest = pack("a.jsonl", "b.jsonl", "-l", 64, eos)
     assert manifest["tokens"] == sum(LENGTHS) - len(TEXTS) * (eos == "--no-eos")
-    found = [tokens.tolist() for tokens in recover_documents("out").values()]
-    assert found == [[*text.encode(), *([BYTES_EOS] * (eos == "--eos"))] for text in TEXTS]
+    documents = [tokens.tolist() for tokens in recover_documents("out").values()]
+    assert documents == [[*text.encode(), *([BYTES_EOS] * (eos == "--eos"))] for text in TEXTS]
 
 
 def test_position_ids(data: Path) -> None:
@@ -291,8 +291,8 @@ def test_labels_are_carried_over_with_their_tokens(folder: Path, strategy: str) 
         patch.setattr("packer_cli.inputs.byte_streams.BLOCK_BYTES", 300)
         run(["w.jsonl"], Path("out"), config, RunOptions(progress=False))
     check_directory("out")
-    found = recover_documents("out", "labels")
-    assert {place: labels.tolist() for place, labels in found.items()} == expected
+    labels_of = recover_documents("out", "labels")
+    assert {place: labels.tolist() for place, labels in labels_of.items()} == expected
 
 
 @settings(max_examples=30)

@@ -70,8 +70,8 @@ def test_train_on(folder: Path) -> None:
 
 def test_the_last_assistant_need_not_be_the_last_message(folder: Path) -> None:
     record = chat(assistant("A"), user("B"), assistant("C"), user("D"))
-    [found] = pack_marked([record], "--train-on", "last-assistant")
-    assert found == (
+    [text] = pack_marked([record], "--train-on", "last-assistant")
+    assert text == (
         "<assistant>A</assistant><user>B</user><assistant>⟦C</assistant>⟧<user>D</user>"
     )
 
@@ -84,10 +84,10 @@ def test_messages_that_are_not_to_be_trained_on(
     folder: Path, flags: dict[str, Any], template: str
 ) -> None:
     record = chat(user("Hi"), assistant("Hello", **flags), user("Bye"), assistant("Ciao"))
-    [found] = pack_marked([record], template=template)
-    assert "⟦Hello" not in found
-    assert "⟦Ciao" in found
-    assert found.count("⟦") == 1
+    [text] = pack_marked([record], template=template)
+    assert "⟦Hello" not in text
+    assert "⟦Ciao" in text
+    assert text.count("⟦") == 1
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,8 @@ def test_the_last_of_tags_that_no_loop_shows(folder: Path) -> None:
     record = chat(*TWO["messages"][:-1], assistant("Ciao", name="untagged"))
     options = ["--train-on", "last-assistant"]
     refused([record], 1, "line 1", "which of its tags", template=tagged, options=options)
-    [found] = pack_marked([TWO], *options, template=tagged)
-    assert found == "<user>Hi<assistant>Hello<user>Bye<assistant>⟦Ciao⟧"
+    [text] = pack_marked([TWO], *options, template=tagged)
+    assert text == "<user>Hi<assistant>Hello<user>Bye<assistant>⟦Ciao⟧"
 
 
 def test_generation_tags_inside_a_macro(folder: Path) -> None:
@@ -290,8 +290,8 @@ def test_a_template_cannot_reach_out_of_its_sandbox(folder: Path) -> None:
 
 
 def test_the_date_is_always_the_same(folder: Path) -> None:
-    [found] = pack_marked([TWO], template="{{ strftime_now('%d %b %Y') }}" + TAGS)
-    assert found == "01 Jan 2024" + TWO_MARKED
+    [text] = pack_marked([TWO], template="{{ strftime_now('%d %b %Y') }}" + TAGS)
+    assert text == "01 Jan 2024" + TWO_MARKED
 
 
 def test_the_template_of_the_tokenizer(folder: Path) -> None:

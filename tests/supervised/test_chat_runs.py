@@ -50,11 +50,11 @@ def test_prompt_templates(folder: Path) -> None:
 
 def test_braces_in_a_prompt_are_only_text(folder: Path) -> None:
     record = {"instruction": "{output} {0} {", "output": "}"}
-    [found] = pack_marked([record])
-    assert "### Instruction:\n{output} {0} {\n" in found
-    assert found.endswith("⟦}<eos>⟧")
-    [found] = pack_marked([{"prompt": "{0}", "completion": "x"}], "--prompt-template", "alpaca")
-    assert "### Instruction:\n{0}\n" in found
+    [text] = pack_marked([record])
+    assert "### Instruction:\n{output} {0} {\n" in text
+    assert text.endswith("⟦}<eos>⟧")
+    [text] = pack_marked([{"prompt": "{0}", "completion": "x"}], "--prompt-template", "alpaca")
+    assert "### Instruction:\n{0}\n" in text
 
 
 def test_a_prompt_may_be_empty_and_so_may_a_completion(folder: Path) -> None:
@@ -132,11 +132,11 @@ def test_a_template_that_asks_for_all_memory(folder: Path) -> None:
 
 def children(process: int) -> set[int]:
     """Of all threads of the process."""
-    found = set[int]()
+    numbers = set[int]()
     for path in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended
-            found |= set(map(int, path.read_text().split()))
-    return found
+            numbers |= set(map(int, path.read_text().split()))
+    return numbers
 
 
 @pytest.mark.parametrize("kills", [1, 1000])

@@ -140,7 +140,7 @@ def by_prefixes(record: Json, template: str) -> str | None:
             messages=some, tools=tools, add_generation_prompt=prompt
         ))  # fmt: skip
 
-    whole, found, done = render(messages), "", 0
+    whole, marked, done = render(messages), "", 0
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
             try:
@@ -149,9 +149,9 @@ def by_prefixes(record: Json, template: str) -> str | None:
                 return None
             if not (whole.startswith(after) and after.startswith(before)) or done > len(before):
                 return None
-            found += whole[done : len(before)] + f"⟦{whole[len(before) : len(after)]}⟧"
+            marked += whole[done : len(before)] + f"⟦{whole[len(before) : len(after)]}⟧"
             done = len(after)
-    return (found + whole[done:]).replace("⟦⟧", "").replace("⟧⟦", "")
+    return (marked + whole[done:]).replace("⟦⟧", "").replace("⟧⟦", "")
 
 
 def plain(record: Json) -> Json:
@@ -174,9 +174,9 @@ def test_constructions_and_structures(folder: Path, name: str) -> None:
     compared = 0
     for key, text in zip(told, marked("out"), strict=True):
         record = records[key]
-        said = " ".join(part.partition("⟧")[0] for part in text.split("⟦")[1:])
-        assert not [words for words in foreign_words(record) if words in said], (key, text)
-        lost = [words for words in own_words(record) if words in text and words not in said]
+        trained = " ".join(part.partition("⟧")[0] for part in text.split("⟦")[1:])
+        assert not [words for words in foreign_words(record) if words in trained], (key, text)
+        lost = [words for words in own_words(record) if words in text and words not in trained]
         assert not lost, (key, text)
         expected = None if name in NO_PREFIXES else by_prefixes(record, template)
         compared += expected is not None
@@ -196,7 +196,7 @@ def test_results_of_tools_in_the_turn_of_the_assistant_are_not_trained_on(folder
     tool = {"role": "tool", "content": "SECRET"}
     json_call = '<call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</call>'
     begin = f"<|user|>Rain?<|end|>\n<|assistant|>⟦{json_call}<|result|>⟧SECRET<result|>"
-    found = pack_marked(
+    texts = pack_marked(
         [
             chat(user("Rain?"), call, tool),
             chat(user("Rain?"), call, tool, assistant("No.")),
@@ -205,7 +205,7 @@ def test_results_of_tools_in_the_turn_of_the_assistant_are_not_trained_on(folder
         ],
         template=RESULTS_BY_INDEX,
     )
-    assert found == [
+    assert texts == [
         begin,
         begin + "⟦No.<|end|>\n⟧",
         begin + "<|user|>So?<|end|>\n<|assistant|>⟦No.<|end|>\n⟧",
@@ -261,9 +261,9 @@ def test_ends_that_stand_at_the_next_turn_are_trained_on(folder: Path) -> None:
         "<|bom|><|user|> Bye<|eom|><|bom|><|assistant|>⟦ Ciao<|eom|>⟧"
     ]
     silent = chat(user("Hi"), assistant("Hello", weight=0), user("Bye"), assistant("Ciao"))
-    [found] = pack_marked([silent], template=ENDS_AT_THE_NEXT)
-    assert found.count("⟦") == 1
-    assert found.endswith("⟦ Ciao<|eom|>⟧")
+    [text] = pack_marked([silent], template=ENDS_AT_THE_NEXT)
+    assert text.count("⟦") == 1
+    assert text.endswith("⟦ Ciao<|eom|>⟧")
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_words_that_look_like_a_header(folder: Path) -> None:
     """An earlier turn whose words are what the prompt ends in: they are the assistant's."""
     record = chat(user("Hi"), assistant("<think>\nHm"), user("So?"), assistant("No."))
     for order in ([record], [chat(user("Hi"), assistant("A")), record]):
-        found = pack_marked(order, template=REASONING)[-1]
-        assert found == (
+        text = pack_marked(order, template=REASONING)[-1]
+        assert text == (
             "<|start|>user\nHi<|end|>\n<|start|>assistant\n⟦<think>\nHm<|end|>\n⟧"
             "<|start|>user\nSo?<|end|>\n<|start|>assistant\n<think>\n⟦\n</think>\n\nNo.<|end|>\n⟧"
         )

@@ -60,12 +60,12 @@ def test_a_token_with_one_byte_in_a_span_is_trained(folder: Path, backend: str) 
     tokenizer = chat_tokenizer(folder / "t", template, glued(tiny_tokenizers.byte_level()))
     record = chat(user("x"), assistant("Hi zoo"))
     pack_marked([record], "--tokenizer-backend", backend, template=None, tokenizer=tokenizer)
-    found = pieces(tokenizer)
-    assert (":Hi", True) in found  # one of its bytes is the template's
-    assert ("oo;", True) in found
-    assert ("A", False) in found
-    assert "".join(name for name, _ in found) == "Q:x;A:HiĠzoo;"
-    flags = [flag for _, flag in found]
+    tokens = pieces(tokenizer)
+    assert (":Hi", True) in tokens  # one of its bytes is the template's
+    assert ("oo;", True) in tokens
+    assert ("A", False) in tokens
+    assert "".join(name for name, _ in tokens) == "Q:x;A:HiĠzoo;"
+    flags = [flag for _, flag in tokens]
     assert flags == sorted(flags)
 
 
@@ -80,9 +80,9 @@ def test_a_token_across_an_empty_answer_is_not_trained(folder: Path, backend: st
     record = chat(user("Q"), assistant(""), user("Q"), assistant("7"))
     how: dict[str, Any] = {"template": None, "tokenizer": tokenizer}
     manifest = pack_chat([record], "--tokenizer-backend", backend, **how)
-    found = pieces(tokenizer)
-    assert ("oo;", False) in found
-    assert [name for name, flag in found if flag] == ["7"]
+    tokens = pieces(tokenizer)
+    assert ("oo;", False) in tokens
+    assert [name for name, flag in tokens if flag] == ["7"]
     assert manifest["trained_turns"] == 1
 
 
@@ -90,13 +90,13 @@ def test_part_of_a_character_is_enough(folder: Path) -> None:
     """Tokens of a multi-byte character that a span holds are all trained, its neighbours not."""
     template = "{% for m in messages %}{% if m.role == 'assistant' %}é{% generation %}"
     template += "{{ m.content }}{% endgeneration %}é{% else %}q{% endif %}{% endfor %}"
-    [found] = pack_marked([chat(user(""), assistant("한👍"))], template=template)
-    assert found == "qé⟦한👍⟧é"
+    [text] = pack_marked([chat(user(""), assistant("한👍"))], template=template)
+    assert text == "qé⟦한👍⟧é"
     tokenizer = chat_tokenizer(folder / "t", template)
-    [found] = pack_marked(
+    [text] = pack_marked(
         [chat(user(""), assistant("한👍"))], template=None, tokenizer=tokenizer
     )  # fmt: skip
-    assert found == "qé⟦한👍⟧é"
+    assert text == "qé⟦한👍⟧é"
 
 
 @pytest.mark.parametrize("backend", ["auto", "tokenizers"])
@@ -104,8 +104,8 @@ def test_sentencepiece_with_its_space_before_the_text(folder: Path, backend: str
     tokenizer = chat_tokenizer(folder / "t", TAGS, tiny_tokenizers.sentencepiece())
     record = chat(user("the fox"), assistant("the dog"), user("日本"), assistant("émoji 👍🏽"))
     pack_chat([record], "--tokenizer-backend", backend, template=None, tokenizer=tokenizer)
-    said = [name for name, flag in pieces(tokenizer) if flag]
-    text = re.sub("<0x(..)>", lambda byte: chr(int(byte[1], 16)), "".join(said))
+    trained = [name for name, flag in pieces(tokenizer) if flag]
+    text = re.sub("<0x(..)>", lambda byte: chr(int(byte[1], 16)), "".join(trained))
     assert text == "the▁dog</assistant>émoji▁👍🏽</assistant>"
 
 
@@ -132,10 +132,10 @@ def test_tokens_that_swallow_white_space_are_marked_by_the_reference(folder: Pat
         token["rstrip"] = token["content"] == "<|im_end|>"
     (tokenizer / "tokenizer.json").write_text(json.dumps(saved))
     pack_chat([TWO], template=None, tokenizer=tokenizer)
-    found = pieces(tokenizer)
-    ends = [i for i, (name, _) in enumerate(found) if name == "<|im_end|>"]
-    assert [found[i][1] for i in ends] == [False, True, False, True]
-    assert all(name != "Ċ" for i in ends for name, _ in found[i + 1 : i + 2])
+    tokens = pieces(tokenizer)
+    ends = [i for i, (name, _) in enumerate(tokens) if name == "<|im_end|>"]
+    assert [tokens[i][1] for i in ends] == [False, True, False, True]
+    assert all(name != "Ċ" for i in ends for name, _ in tokens[i + 1 : i + 2])
 
 
 def test_lengths_that_a_normalizer_changes_may_add_up_by_chance(folder: Path) -> None:
@@ -143,8 +143,8 @@ def test_lengths_that_a_normalizer_changes_may_add_up_by_chance(folder: Path) ->
     shorter, longer = "\u0995\u09c7\u09be", "\u09dc"
     tokenizer = chat_tokenizer(folder / "t", TAGS, normalizing(tiny_tokenizers.byte_level()))
     pair = {"prompt": shorter, "completion": f"abcdef {longer}"}
-    [found] = pack_marked([pair], template=None, tokenizer=tokenizer)
-    assert found == "\u0995\u09cb⟦abcdef \u09a1\u09bc</s>⟧"
+    [text] = pack_marked([pair], template=None, tokenizer=tokenizer)
+    assert text == "\u0995\u09cb⟦abcdef \u09a1\u09bc</s>⟧"
 
 
 def test_word_pieces_may_add_up_by_chance(folder: Path) -> None:
@@ -183,9 +183,9 @@ def test_unigram_has_no_lengths_and_works(folder: Path) -> None:
         folder / "t", tiny_tokenizers.unigram(), tokenizer_config=config
     )
     pack_chat([TWO], template=None, tokenizer=tokenizer)
-    said = "".join(name for name, flag in pieces(tokenizer) if flag).replace("▁", " ")
-    assert "Hi" not in said
-    assert "Bye" not in said
+    trained = "".join(name for name, flag in pieces(tokenizer) if flag).replace("▁", " ")
+    assert "Hi" not in trained
+    assert "Bye" not in trained
 
 
 # What goes around documents
@@ -225,8 +225,8 @@ def test_eos_and_separator_of_conversations(folder: Path) -> None:
 
 def test_eos_is_not_trained_after_a_turn_that_is_not(folder: Path) -> None:
     record = chat(assistant("Hello"), user("Hi"))
-    [found] = pack_marked([record], "--eos")
-    assert found == "<assistant>⟦Hello</assistant>⟧<user>Hi</user><eos>"
+    [text] = pack_marked([record], "--eos")
+    assert text == "<assistant>⟦Hello</assistant>⟧<user>Hi</user><eos>"
 
 
 def test_eos_that_the_template_wrote_is_not_doubled(folder: Path) -> None:

@@ -66,8 +66,8 @@ def test_a_template_that_is_named_is_for_all(folder: Path) -> None:
         "template": None,
         "tokenizer": chat_tokenizer(folder / "t", None, chat_template=NAMED),
     }
-    [found] = pack_marked([with_tools()], "--chat-template", "default", **how)
-    assert found == "<user>Rain?</user><assistant>⟦</assistant>⟧"
+    [text] = pack_marked([with_tools()], "--chat-template", "default", **how)
+    assert text == "<user>Rain?</user><assistant>⟦</assistant>⟧"
     assert not Path("out/chat_template.tool_use.jinja").exists()
     result = packer(
         "pack", write([with_tools()]), "-l", 512, "-t", how["tokenizer"], "-o", "out", "--overwrite"

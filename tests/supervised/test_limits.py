@@ -142,12 +142,12 @@ def test_a_conversation_that_is_slow_once_it_is_shortened(folder: Path) -> None:
 
 def test_the_limit_changes_nothing_of_a_run_that_keeps_to_it(folder: Path) -> None:
     write(records(500))
-    found = []
+    results = []
     for more in ((), ("--max-seconds-per-record", 7.5)):
         how = options(TAGS, "--overwrite", *more)
         assert packer("pack", "data.jsonl", *how).exit_code == 0
-        found.append(contents("out"))
-    assert found[0] == found[1]
+        results.append(contents("out"))
+    assert results[0] == results[1]
 
 
 def test_verify_is_held_to_the_limits_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

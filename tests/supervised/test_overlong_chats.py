@@ -154,8 +154,8 @@ def test_a_turn_is_the_question_with_all_that_follows(folder: Any) -> None:
         user("a"), assistant("b"), {"role": "tool", "content": "c" * 50}, assistant("d"),
         user("e"), assistant("f"), {"role": "tool", "content": "g"}, assistant("h"),
     )  # fmt: skip
-    [found] = pack_marked([record], "-l", 120, "--overlong", "truncate-turns")
-    assert found == (
+    [text] = pack_marked([record], "-l", 120, "--overlong", "truncate-turns")
+    assert text == (
         "<user>e</user><assistant>⟦f</assistant>⟧<tool>g</tool><assistant>⟦h</assistant>⟧"
     )
 
@@ -220,9 +220,9 @@ def test_truncate_turns_by_the_tokens_of_a_tokenizer(folder: Any) -> None:
     [whole] = pack_marked([LONG], **how)
     length = len(recover_documents("out")[0, 0])
     manifest = pack_chat([LONG], "-l", length - 1, "--overlong", "truncate-turns", **how)
-    [found] = marked("out")
+    [text] = marked("out")
     head, first = whole.split("<|im_start|>user\nquestion 0")
-    assert found == head + "<|im_start|>user" + first.split("<|im_start|>user", 1)[1]
+    assert text == head + "<|im_start|>user" + first.split("<|im_start|>user", 1)[1]
     assert manifest["tokens"] + manifest["truncated_tokens"] == length
 
 

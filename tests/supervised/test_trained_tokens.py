@@ -21,7 +21,7 @@ Piece = tuple[int, list[int], list[int]]
 
 def pieces_of(directory: Path) -> dict[int, list[Piece]]:
     """Position of each document -> its (start, ids, labels), in order."""
-    packed, found = open_packed(directory), dict[int, list[Piece]]()
+    packed, pieces_at = open_packed(directory), dict[int, list[Piece]]()
     for shard in packed.manifest["shards"]:
         for batch in packed.batches(shard):
             boundaries, edges = ragged_of(batch.column("cu_seqlens"))
@@ -30,8 +30,8 @@ def pieces_of(directory: Path) -> dict[int, list[Piece]]:
                 cuts = boundaries[edges[row] : edges[row + 1]]
                 for segment, a, b in zip(segments, cuts, cuts[1:], strict=False):
                     piece = (segment["start"], ids[row, a:b].tolist(), labels[row, a:b].tolist())
-                    found.setdefault(segment["position"], []).append(piece)
-    return {position: sorted(pieces) for position, pieces in found.items()}
+                    pieces_at.setdefault(segment["position"], []).append(piece)
+    return {position: sorted(pieces) for position, pieces in pieces_at.items()}
 
 
 @pytest.mark.parametrize("strategy", ["best-fit", "wrap", "next-fit", "mffd", "harmonic"])
@@ -52,11 +52,11 @@ def test_labels_stay_with_their_tokens(folder: Path, strategy: str, window: int,
         keep_untrained=True,
     )  # fmt: skip
     pipeline.pack(["tokens.jsonl"], Path("out"), config, RunOptions(progress=False, workers=2))
-    found = pieces_of(Path("out"))
+    packed = pieces_of(Path("out"))
     for position, document in zip(np.cumsum([0, *map(len, lines)]), documents, strict=False):
-        pieces = found.pop(int(position), [])
+        pieces = packed.pop(int(position), [])
         assert [token for _, ids, _ in pieces for token in ids] == document["input_ids"]
         for start, ids, labels in pieces:
             given = document.get("labels", document["input_ids"])[start : start + len(ids)]
             assert labels == [-100, *given[1:]]
-    assert found == {}
+    assert packed == {}

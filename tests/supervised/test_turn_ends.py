@@ -34,16 +34,16 @@ def test_turns_that_end_in_nothing(folder: Path) -> None:
     assert pack_chat([record], "--train-on", "all", **how)["documents"] == 1
     manifest = pack_chat([record], "--allow-open-turns", **how)
     assert (manifest["trained_turns"], manifest["turns_without_end"]) == (2, 2)
-    [found] = marked("out")
-    assert found == "<|user|>\nHi<|assistant|>⟦\nHello⟧<|user|>\nBye<|assistant|>⟦\nCiao⟧"
+    [text] = marked("out")
+    assert text == "<|user|>\nHi<|assistant|>⟦\nHello⟧<|user|>\nBye<|assistant|>⟦\nCiao⟧"
 
 
 def test_the_token_that_ends_turns_can_be_named(folder: Path) -> None:
     how: Json = {"template": OPEN, "tokenizer": chat_tokenizer(folder / "t", None)}
     record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
     manifest = pack_chat([record], "--turn-end", "<|user|>", **how)
-    [found] = marked("out")
-    assert found == ("<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧\nBye<|assistant|>⟦\nCiao<|user|>⟧")
+    [text] = marked("out")
+    assert text == ("<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧\nBye<|assistant|>⟦\nCiao<|user|>⟧")
     assert (manifest["trained_turns"], manifest["turns_without_end"]) == (2, 0)
     assert manifest["config"]["turn_end"] == ["<|user|>"]
     assert run([record], "--turn-end", "", **how).exit_code == 2

@@ -175,7 +175,7 @@ def test_only_the_characters_that_differ_are_never_trusted() -> None:
 
 def test_threads_compare_a_character_before_they_trust_it() -> None:
     content = as_json(tiny.byte_level())
-    known = ComparedCharacters(DiffersOnPhi(content), ReferenceEngine(content), lambda said: None)
+    known = ComparedCharacters(DiffersOnPhi(content), ReferenceEngine(content), lambda line: None)
     batches = [[f"{chr(code)}x", "y", f"z{chr(code)}\u03d5"] for code in range(0x400, 0x500)] * 2
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(known.untrusted, batches)) == [[2]] * len(batches)

@@ -149,14 +149,14 @@ class Places:
 
     def __init__(self, texts: list[str], ids: UInt32, offsets: Int64, places: Int64) -> None:
         self.asked = 0
-        self._found = {
+        self._by_text = {
             text: (ids[a:b].tolist(), [tuple(place) for place in places[a:b].tolist()])
             for text, a, b in zip(texts, offsets, offsets[1:], strict=False)
         }
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         self.asked += 1
-        return self._found[text]
+        return self._by_text[text]
 
 
 @pytest.mark.parametrize("name", [*TINY, *REAL])
@@ -180,10 +180,10 @@ def test_trained_tokens_are_those_that_the_reference_places_in_the_spans(name: s
 @pytest.mark.parametrize("name", sorted(PROVEN))
 def test_ordinary_texts_need_no_reference(name: str) -> None:
     content = contents(name)
-    found = ReferenceEngine(content).places(ORDINARY)
-    exact = Places(ORDINARY, *found)
+    places = ReferenceEngine(content).places(ORDINARY)
+    exact = Places(ORDINARY, *places)
     _, spans = random_spans(ORDINARY, 0)
-    mark_trained(token_bytes(content), ORDINARY, *found[:2], spans, exact)
+    mark_trained(token_bytes(content), ORDINARY, *places[:2], spans, exact)
     assert exact.asked == 0
 
 
@@ -213,20 +213,20 @@ def test_labels_stay_with_the_answer_where_lengths_add_up_by_chance(
         folder / "tok", tiny.gemma(),
         tokenizer_config={"eos_token": tiny.EOS, "chat_template": GEMMA_TURNS},
     )  # fmt: skip
-    found = pack_marked(
+    texts = pack_marked(
         [chat(user("Draw  a sparkline of 1 3 1 please:"), assistant("▁▃▁"))],
         "--tokenizer-backend", backend, template=None, tokenizer="tok",
     )  # fmt: skip
     answered = "<start_of_turn>user\nDraw  a sparkline of 1 3 1 please:<end_of_turn>\n"
     # the tokenizer shows its own "▁" as a space
-    assert found == [answered + "<start_of_turn>assistant\n⟦ ▃ <end_of_turn>\n⟧"]
+    assert texts == [answered + "<start_of_turn>assistant\n⟦ ▃ <end_of_turn>\n⟧"]
 
 
 def test_white_space_is_trained_whatever_the_post_processor_trims(folder: Path) -> None:
     """The normalizer makes this document one that the reference places."""
     document = trimming() | {"normalizer": {"type": "NFC"}}
     tokenizer = chat_tokenizer(folder / "tok", document=document)
-    (found,) = pack_marked(
+    (text,) = pack_marked(
         [chat(user("e\u0301"), assistant("a\n\n    b"))], template=None, tokenizer=tokenizer
     )
-    assert "⟦a\n\n    b<|im_end|>" in found
+    assert "⟦a\n\n    b<|im_end|>" in text

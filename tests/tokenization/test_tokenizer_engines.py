@@ -83,8 +83,8 @@ def test_renewal_of_the_fast_engine_changes_nothing_in_any_thread(
     monkeypatch.setattr(FastEngine, "_load", lambda self: loads.append(1) or load(self))
     fast = FastEngine(as_json(tiny.byte_level()))
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda batch: as_lists(fast.encode(batch)), batches))
-    assert found == expected
+        encoded = list(pool.map(lambda batch: as_lists(fast.encode(batch)), batches))
+    assert encoded == expected
     characters = sum(len(text) for batch in batches for text in batch)
     assert characters // 40_000 < len(loads) <= characters // 20_000 + 1
 

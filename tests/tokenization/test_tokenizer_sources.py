@@ -48,11 +48,11 @@ def test_the_output_holds_the_tokenizer(folder: Path) -> None:
     (folder / "tok/chat_template.jinja").write_text("{{ messages }}")
     assert packer(*PACK, "-t", "tok", "-q").exit_code == 0
     manifest = check_directory("out")
-    found = locate("out")
+    kept = locate("out")
     assert manifest["tokenizer"]["source"] == "tok"
-    assert manifest["tokenizer"]["sha256"] == found.sha256
-    assert found.json == locate("tok").json
-    assert found.companions == {
+    assert manifest["tokenizer"]["sha256"] == kept.sha256
+    assert kept.json == locate("tok").json
+    assert kept.companions == {
         path.name: path.read_bytes()
         for path in (folder / "tok").iterdir()
         if path.name != "tokenizer.json"

@@ -178,8 +178,8 @@ def test_bos_and_eos_are_there_once(
 def test_bos_and_eos_with_either_engine(load: Load, engine: str) -> None:
     document = tiny.with_template(tiny.byte_level(), BOS, "A")
     a = document["model"]["vocab"]["a"]
-    found = documents(load(document, engine), "a", "", "<s>a</s>", "a</s>a")
-    assert found == [
+    tokens = documents(load(document, engine), "a", "", "<s>a</s>", "a</s>a")
+    assert tokens == [
         [BOS_ID, a, EOS_ID], [], [BOS_ID, a, EOS_ID], [BOS_ID, a, EOS_ID, a, EOS_ID],
     ]  # fmt: skip
 
@@ -262,8 +262,8 @@ def test_padding_is_masked_by_position_not_by_id(folder: Path) -> None:
     assert manifest["tokenizer"]["pad_token_id"] == EOS_ID
     packed = open_packed("out")
     (batch,) = packed.batches(manifest["shards"][0])
-    found = {name: rows_of(batch.column(name)).tolist() for name in batch.schema.names[:3]}
-    assert found == {
+    columns = {name: rows_of(batch.column(name)).tolist() for name in batch.schema.names[:3]}
+    assert columns == {
         "input_ids": [[X, EOS_ID, Y, EOS_ID, EOS_ID, EOS_ID]],
         "labels": [[-100, EOS_ID, Y, EOS_ID, -100, -100]],
         "attention_mask": [[1, 1, 1, 1, 0, 0]],
