@@ -118,7 +118,7 @@ class BadRecord:
 class TokenBatch:
     """Documents as flat tokens.
 
-    ids       uint32[T]
+    ids       uint32[T]; empty where `tokens_elsewhere`
     offsets   int64[n+1]: document i is ids[offsets[i]:offsets[i+1]]; empty documents are allowed
     trained   uint8[T], 1 where the token is trained on; None: everywhere
     file      int32[n], index of the input file
@@ -130,6 +130,7 @@ class TokenBatch:
     trained: UInt8 | None
     file: Int32
     position: Int64
+    tokens_elsewhere: bool = False  # in the tokenized directory `file`, at the number `position`
 
 
 @dataclass(frozen=True)
@@ -232,15 +233,15 @@ class Pieces:
 class Stock:
     """The tokens and pieces that rows are filled from.
 
-    ids       uint32[T]
+    ids       uint32[T]; None where the tokens are in a tokenized directory
     trained   uint8[T] or None (all trained)
-    begin     int64[p], first token of each piece in ids
+    begin     int64[p], first token of each piece in ids and trained
     length    int32[p], its tokens
     start     int32[p], index of that token in its document
     file      int32[p], position int64[p]: where the document came from
     """
 
-    ids: UInt32
+    ids: UInt32 | None
     trained: UInt8 | None
     begin: Int64
     length: Int32

@@ -167,6 +167,13 @@ class PackConfig(DocumentConfig):
             choices={"none": "the model does", "pre": "packer, inside segments"},
         ),
     ] = "none"
+    view: Annotated[
+        bool,
+        Option(
+            "Write rows as references to tokenized directories: no tokens, ready in seconds.",
+            OUTPUT,
+        ),
+    ] = False
     balance: Annotated[
         str,
         Option(

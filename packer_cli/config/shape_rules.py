@@ -67,7 +67,7 @@ def _choice(option: str, given: str | None, allowed: tuple[str, ...], shape: Sha
 
 
 def _overlong(config: PackConfig, shape: Shape) -> str:
-    supervised = shape.is_supervised
+    supervised = shape.stays_whole
     overlong = config.overlong or ("drop" if supervised else "split")
     if supervised and config.strategy == "wrap":
         overlong = "split"

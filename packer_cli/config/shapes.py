@@ -17,12 +17,14 @@ CHAT = ("messages", "conversations")
 class Shape:
     """What the records are. `columns`: the field's own name -> its name in the input.
 
-    `of_messages`: a prompt and its completion are messages themselves.
+    `of_messages`: a prompt and its completion are messages themselves. `of_supervised`: tokens
+    were made of records that say what of them is trained on.
     """
 
     kind: str
     columns: dict[str, str] = field(default_factory=dict)
     of_messages: bool = False
+    of_supervised: bool = False
 
     @property
     def is_chat(self) -> bool:
@@ -32,6 +34,11 @@ class Shape:
     def is_supervised(self) -> bool:
         """Whether the records show what to train on, so that most must stay whole."""
         return self.kind not in ("text", "tokens")
+
+    @property
+    def stays_whole(self) -> bool:
+        """Whether a part of a record would be trained on without what it answers."""
+        return self.is_supervised or self.of_supervised
 
     @property
     def train_on(self) -> tuple[str, ...]:

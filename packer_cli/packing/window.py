@@ -20,7 +20,7 @@ from packer_cli.config.strategies import keeps_order
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.planning import balanced, plan_rows, shuffled
-from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8
+from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8, UInt32
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
 # rows are carried: where documents do not fit together, waiting does not help.
@@ -60,7 +60,7 @@ class Window:
             return
         document = pieces.document
         stock = Stock(
-            batch.ids,
+            None if batch.tokens_elsewhere else batch.ids,
             batch.trained,
             pieces.begin,
             pieces.length,
@@ -68,8 +68,8 @@ class Window:
             batch.file[document],
             batch.position[document],
         )
-        if 2 * tokens < len(batch.ids):  # or what was cut off would stay as long as the window
-            stock = _gathered(stock, np.arange(len(pieces)))
+        if 2 * tokens < batch.offsets[-1]:  # or what was cut off would stay as long as the window
+            stock = gathered(stock, np.arange(len(pieces)))
         self._parts.append(stock)
         self.tokens += tokens
 
@@ -102,7 +102,7 @@ class Window:
         carried = self._carried(stock, order, row_offsets)
         sizes = np.diff(row_offsets)
         of_carried = np.repeat(carried, sizes)
-        self._parts = [_gathered(stock, order[of_carried])]
+        self._parts = [gathered(stock, order[of_carried])]
         self.tokens = int(self._parts[0].length.sum())
         kept_offsets = np.zeros(int((~carried).sum()) + 1, np.int64)
         np.cumsum(sizes[~carried], out=kept_offsets[1:])
@@ -128,12 +128,17 @@ class Window:
         return carried
 
 
-def _gathered(stock: Stock, pieces: Int64) -> Stock:
-    """Some pieces of a stock with a copy of their tokens, and no others."""
+def gathered(stock: Stock, pieces: Int64, ids: UInt32 | None = None) -> Stock:
+    """Some pieces of a stock with a copy of their tokens, and no others.
+
+    `ids`: their tokens, end to end, for a stock that has none itself.
+    """
     begin, length = stock.begin[pieces], stock.length[pieces]
-    tokens = int(length.sum())
-    ids, trained = np.empty(tokens, np.uint32), None
-    filling.gather_pieces(stock.ids, begin, length, ids)
+    tokens = int(length.sum(dtype=np.int64))
+    trained = None
+    if stock.ids is not None:
+        ids = np.empty(tokens, np.uint32)
+        filling.gather_pieces(stock.ids, begin, length, ids)
     if stock.trained is not None:
         trained = np.empty(tokens, np.uint8)
         filling.gather_pieces(stock.trained, begin, length, trained)
@@ -148,16 +153,26 @@ def _gathered(stock: Stock, pieces: Int64) -> Stock:
     )
 
 
+def trained_in(stock: Stock, order: Int64) -> int:
+    """How many tokens of these pieces are trained on, but for the first of each."""
+    if stock.trained is None:
+        return int(stock.length[order].sum(dtype=np.int64)) - len(order)
+    sums = np.concatenate([[0], np.cumsum(stock.trained, dtype=np.int64)])
+    begin = stock.begin[order]
+    return int((sums[begin + stock.length[order]] - sums[begin + 1]).sum())
+
+
 def _joined(parts: list[Stock]) -> Stock:
     if len(parts) == 1:
         return parts[0]
-    sizes = [len(part.ids) for part in parts]
+    sizes = [_held(part) for part in parts]
     shift = np.repeat(
         np.cumsum(sizes, dtype=np.int64) - np.array(sizes, np.int64),
         [len(part.begin) for part in parts],
     )
+    ids = [part.ids for part in parts if part.ids is not None]
     return Stock(
-        np.concatenate([part.ids for part in parts]),
+        np.concatenate(ids) if ids else None,
         _trained(parts),
         np.concatenate([part.begin for part in parts]) + shift,
         np.concatenate([part.length for part in parts]),
@@ -167,8 +182,14 @@ def _joined(parts: list[Stock]) -> Stock:
     )
 
 
+def _held(stock: Stock) -> int:
+    """How many tokens `begin` counts."""
+    held = stock.trained if stock.ids is None else stock.ids
+    return 0 if held is None else len(held)
+
+
 def _trained(parts: list[Stock]) -> UInt8 | None:
     if all(part.trained is None for part in parts):
         return None
-    flags = [np.ones(len(p.ids), np.uint8) if p.trained is None else p.trained for p in parts]
+    flags = [np.ones(_held(p), np.uint8) if p.trained is None else p.trained for p in parts]
     return np.concatenate(flags)

@@ -106,6 +106,20 @@ class Counts:
     def file(self, index: int) -> FileCounts:
         return self.files.setdefault(index, FileCounts())
 
+    def add_files(self, file: Int32, lengths: Int64, placed: Int64) -> None:
+        """Count documents of n inputs: `file` int32[n], `lengths` int64[n] in tokens, and how many
+        of these were `placed`.
+        """
+        highest = int(file.max(initial=-1)) + 1
+        documents = np.bincount(file[placed > 0], minlength=highest)
+        empty = np.bincount(file[lengths == 0], minlength=highest)
+        tokens = np.bincount(file, weights=placed, minlength=highest)
+        for index in np.unique(file).tolist():
+            of_file = self.file(index)
+            of_file.documents += int(documents[index])
+            of_file.empty_documents += int(empty[index])
+            of_file.tokens += int(tokens[index])
+
     def add_loss(self, loss: Loss) -> None:
         for item in fields(loss):
             setattr(self, item.name, getattr(self, item.name) + getattr(loss, item.name))

@@ -12,6 +12,7 @@ import re
 MANIFEST = "manifest.json"
 # Of a result that missed --max-loss: whole, but nobody must mistake it for a good one.
 INCOMPLETE = "manifest.incomplete.json"
+PART = ".part"  # ends the name of a file that is being written
 WORK = ".packer"  # in the output, while a run writes, and after one that failed
 REJECTED = "rejected.jsonl"
 UNITS = "units.jsonl"
@@ -24,30 +25,38 @@ TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE, TOOL_T
 # All but shards and manifests. Only these, and only as a manifest lists them, are ever replaced.
 SIDE_FILES = frozenset({STATE, INFO, REJECTED, UNITS, INPUT_TIMES, *TOKENIZER_FILES})
 
+ROWS, DOCUMENTS, INDEX = "shard", "documents", "index"  # what files of Arrow data hold
 # Packers before 0.2 wrote names without the digest.
-SHARD_NAME = r"shard-[0-9]{5,20}-[0-9]{3,20}(-[0-9a-f]{16})?\.arrow"
+SHARD_NAME = rf"({ROWS}|{DOCUMENTS}|{INDEX})-[0-9]{{5,20}}-[0-9]{{3,20}}(-[0-9a-f]{{16}})?\.arrow"
 SHARD_PATTERN = rf"^{SHARD_NAME}\Z"
 SIDE_FILE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z"
 _SHARD = re.compile(SHARD_PATTERN)
 
 
-def unnamed_shard(unit: int, part: int) -> str:
-    """The name of a shard until it has a digest, and its only name before 0.2."""
-    return f"shard-{unit:05d}-{part:03d}.arrow"
+def unnamed_shard(kind: str, unit: int, part: int) -> str:
+    """What a shard is called until it has a digest, and was called before 0.2."""
+    return f"{kind}-{unit:05d}-{part:03d}.arrow"
 
 
-def shard_name(unit: int, part: int, sha256: str) -> str:
-    return f"shard-{unit:05d}-{part:03d}-{sha256[:16]}.arrow"
+def named_by_digest(unnamed: str, sha256: str) -> str:
+    """The name of a shard that was called `unnamed`."""
+    return f"{unnamed.removesuffix('.arrow')}-{sha256[:16]}.arrow"
+
+
+def kind_of(shard: str) -> str:
+    """What a shard of this name holds: ROWS, DOCUMENTS or an INDEX."""
+    return shard.partition("-")[0]
 
 
 def short_name(shard: str) -> str:
-    """For people: the part of a shard's name that is unique in its directory."""
+    """For people: what tells it from the other shards of its directory."""
     return re.sub(r"(-[0-9a-f]{16})?\.arrow\Z", "", shard)
 
 
 def is_shard_of(name: str, unit: int, part: int, sha256: str) -> bool:
-    """Whether this packer, or one before 0.2, may give a shard this name."""
-    return name in (shard_name(unit, part, sha256), unnamed_shard(unit, part))
+    """Whether a shard may be called so: by this packer, or by one before 0.2."""
+    unnamed = unnamed_shard(kind_of(name), unit, part)
+    return name in (named_by_digest(unnamed, sha256), unnamed)
 
 
 def is_result_file(name: str) -> bool:

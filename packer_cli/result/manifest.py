@@ -1,7 +1,8 @@
 """manifest.json: what went in, what came out, under which configuration.
 
-    load(directory) -> Manifest        of a finished result
-    parse(data), parse_unedited(data)  the same of the file's bytes
+    load(directory) -> Manifest              of packed rows
+    load_tokenized(directory)                of tokenized documents
+    load_any, parse(data), parse_unedited    of either
     to_bytes(document)                 the file's bytes
 
 Written last, so its presence means that the run is complete. It holds nothing that differs
@@ -13,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from itertools import groupby
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -24,6 +25,10 @@ from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, SIDE_FILE_PATTERN, WORK
 from packer_cli.result.shards import FORMAT_VERSION, AtLeastOne, Count, Shard
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+TOKENIZED = "tokenized"
 _FETCHED_BYTES = 4 << 20
 _ANEW = "pack the data again"
 
@@ -113,32 +118,36 @@ class Unit(Struct, frozen=True):
     slices: list[tuple[Count, Count, Count | None]]
 
 
-class Manifest(Struct, frozen=True, kw_only=True, dict=True):
-    """The description of a result, whose values are checked to have the types here.
+class DocumentsConfig(Struct, frozen=True):
+    """The options of a tokenized directory that readers need."""
 
-    Made by `of`, which keeps the whole document, with what newer packers have added to it. The
-    totals, from `documents` to the last before `padding_tokens`, are those of the same names in
-    `Counts`; one that earlier packers did not know has a default.
+    shape: str
+    chat_template: str | None = None
+    prompt_template: str | None = None
+    train_on: str = "all"
+    input_format: str | None = None
+    fields: list[tuple[str, str]] = []
+
+
+class DocumentHistograms(Struct, frozen=True):
+    """As in `Counts`."""
+
+    document_length: _Powers
+
+
+class Result(Struct, frozen=True, kw_only=True, dict=True):
+    """What the manifests of all results have, whose values are checked to have the types here.
+
+    Made by `of`, which keeps the whole document, with what newer packers have added to it. Totals
+    are those of the same names in `Counts`; one that earlier packers did not know has a default.
     """
 
     format_version: int
     packer_version: str
-    config: Config
     tokenizer: Tokenizer | None
-    rows: AtLeastOne
     documents: Count
-    segments: AtLeastOne
     tokens: AtLeastOne
     trained_tokens: Count
-    unpacked_rows: AtLeastOne
-    truncated_documents: Count
-    truncated_tokens: Count
-    truncated_trained_tokens: Count
-    dropped_documents: Count
-    dropped_tokens: Count
-    dropped_trained_tokens: Count
-    untrained_documents: Count
-    untrained_tokens: Count
     rejected_records: Count
     empty_documents: Count
     trained_turns: Count
@@ -146,20 +155,15 @@ class Manifest(Struct, frozen=True, kw_only=True, dict=True):
     double_bos_documents: Count
     unshown_tools: Count
     special_tokens_in_text: Count = 0
-    padding_tokens: int
-    utilization: float
-    lower_bound_rows: AtLeastOne
-    histograms: Histograms
     inputs: list[Input]
     units: list[Unit]
     shards: Annotated[list[Shard], Meta(min_length=1)]
-    attention_cost: AttentionCosts | UnsetType = UNSET
     side_files: dict[Annotated[str, Meta(pattern=SIDE_FILE_PATTERN)], str] = {}
     incomplete: str | None = None
     sha256: str | None = None
 
     @classmethod
-    def of(cls, document: dict[str, Any]) -> Manifest:
+    def of(cls, document: dict[str, Any]) -> Self:
         """Raises ValueError for what no reader can work with."""
         try:
             manifest = msgspec.convert(document, cls)
@@ -169,7 +173,7 @@ class Manifest(Struct, frozen=True, kw_only=True, dict=True):
         return manifest
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Manifest.of, (self.document,)
+        return type(self).of, (self.document,)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -192,8 +196,49 @@ class Manifest(Struct, frozen=True, kw_only=True, dict=True):
         return [list(shards) for _, shards in groupby(self.shards, lambda shard: shard.unit)]
 
 
-_FIELDS = Manifest.__struct_fields__
-TOTALS = _FIELDS[_FIELDS.index("documents") : _FIELDS.index("padding_tokens")]
+class Manifest(Result, frozen=True, kw_only=True, dict=True):
+    """The description of a packed directory, or a view."""
+
+    config: Config
+    rows: AtLeastOne
+    segments: AtLeastOne
+    unpacked_rows: AtLeastOne
+    truncated_documents: Count
+    truncated_tokens: Count
+    truncated_trained_tokens: Count
+    dropped_documents: Count
+    dropped_tokens: Count
+    dropped_trained_tokens: Count
+    untrained_documents: Count
+    untrained_tokens: Count
+    padding_tokens: int
+    utilization: float
+    lower_bound_rows: AtLeastOne
+    histograms: Histograms
+    attention_cost: AttentionCosts | UnsetType = UNSET
+
+
+class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
+    """The description of a tokenized directory. Its `shards` are those of the documents, each
+    followed by the index of the same documents.
+    """
+
+    kind: Literal["tokenized"]
+    config: DocumentsConfig
+    histograms: DocumentHistograms
+
+
+_OF_RESULTS = (
+    "documents", "tokens", "trained_tokens", "rejected_records", "empty_documents",
+    "trained_turns", "turns_without_end", "double_bos_documents", "unshown_tools",
+    "special_tokens_in_text",
+)  # fmt: skip
+_OF_ROWS = (
+    "segments", "unpacked_rows", "truncated_documents", "truncated_tokens",
+    "truncated_trained_tokens", "dropped_documents", "dropped_tokens", "dropped_trained_tokens",
+    "untrained_documents", "untrained_tokens",
+)  # fmt: skip
+DOCUMENT_TOTALS, TOTALS = _OF_RESULTS, (*_OF_RESULTS, *_OF_ROWS)
 OF_INPUTS = tuple(name for name in Input.__struct_fields__ if name in TOTALS)
 
 
@@ -238,8 +283,10 @@ def looks_like_one(data: bytes) -> bool:
     return isinstance(content, dict) and {"format_version", "packer_version"} <= content.keys()
 
 
-def parse(data: bytes) -> Manifest:
-    """Raises DataError, which does not name the file, for what this packer cannot read."""
+def parse(data: bytes) -> Result:
+    """The manifest of a result of any kind. Raises DataError, which does not name the file, for
+    what this packer cannot read.
+    """
     try:
         document = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
@@ -250,13 +297,14 @@ def parse(data: bytes) -> Manifest:
             f"format version {version!r}, this packer reads {FORMAT_VERSION}",
             f"use the packer that wrote it, or {_ANEW}",
         )
+    kind: type[Result] = TokenizedManifest if document.get("kind") == TOKENIZED else Manifest
     try:
-        return Manifest.of(document)
+        return kind.of(document)
     except ValueError as error:
         raise DataError(f"damaged: {error}", _ANEW) from error
 
 
-def parse_unedited(data: bytes) -> Manifest:
+def parse_unedited(data: bytes) -> Result:
     """The same, and DataError for one that is not as a packer has written it: nobody may remove
     files because such a one names them.
     """
@@ -267,11 +315,34 @@ def parse_unedited(data: bytes) -> Manifest:
 
 
 def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> Manifest:
-    """The manifest of a finished directory, or of one at a URL. DataError when there is none, or
-    this packer cannot read it.
+    """The manifest of a packed directory or a view that is finished, or of one at a URL. DataError
+    when there is none, or this packer cannot read it.
 
     `incomplete_too`: also of one that is marked incomplete; its `incomplete` says why.
     """
+    manifest = load_any(directory, incomplete_too=incomplete_too)
+    if not isinstance(manifest, Manifest):
+        name = os.fspath(directory)
+        raise DataError(
+            f"{name}: holds tokenized documents, not packed rows",
+            f"pack them: packer pack {name} --max-length 4096",
+        )
+    return manifest
+
+
+def load_tokenized(directory: str | os.PathLike[str]) -> TokenizedManifest:
+    """The manifest of a tokenized directory that is finished. Raises as `load`."""
+    manifest = load_any(directory)
+    if not isinstance(manifest, TokenizedManifest):
+        raise DataError(
+            f"{os.fspath(directory)}: holds packed rows, not tokenized documents",
+            "give the --output of a packer tokenize run",
+        )
+    return manifest
+
+
+def load_any(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> Result:
+    """The manifest of a finished result of any kind. Raises as `load`."""
     name = os.fspath(directory)
     path = storage.join(name, MANIFEST)
     if storage.is_file(path):
@@ -288,7 +359,7 @@ def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> 
     return manifest
 
 
-def _read(path: str) -> Manifest:
+def _read(path: str) -> Result:
     try:
         with storage.open_bytes(path, _FETCHED_BYTES) as file:
             return parse(file.read())

@@ -18,7 +18,7 @@ from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import from_os_error
 from packer_cli.records import Int32, Int64, Stock
-from packer_cli.result.layout import unnamed_shard
+from packer_cli.result.layout import PART, ROWS, unnamed_shard
 from packer_cli.result.shards import FORMAT_VERSION, Shard
 
 _BATCH_TOKENS = 1 << 20  # a record batch of about 9 MB: small buffers, still cheap to index
@@ -83,6 +83,11 @@ class ShardWriter:
         self._stream: Any = None
         self.shards: list[Shard] = []
 
+    @property
+    def rows_at_once(self) -> int:
+        """Rows in a record batch."""
+        return self._rows_per_batch
+
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
         """Append rows: row r holds the pieces order[row_offsets[r]:row_offsets[r + 1]]."""
         rows = len(row_offsets) - 1
@@ -105,12 +110,12 @@ class ShardWriter:
             out.get("position_ids"), boundaries, boundary_offsets,
             self._config.label_shift == "pre", multiple, padded,
         )  # fmt: skip
-        ragged = {"cu_seqlens": boundaries, PADDED_BOUNDARIES: padded}
+        edges_of = {"cu_seqlens": boundaries, PADDED_BOUNDARIES: padded}
         columns = [
             _fixed(self._schema.field(name).type, out[name])
             if name in out
-            else _ragged(self._schema.field(name).type, boundary_offsets, [ragged[name]])
-            if name in ragged
+            else ragged(self._schema.field(name).type, boundary_offsets, [edges_of[name]])
+            if name in edges_of
             else self._segments(stock, order, edges)
             for name in self._config.columns
         ]
@@ -132,10 +137,10 @@ class ShardWriter:
         pieces = order[edges[0] : edges[-1]]
         parts = [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
         offsets = (edges - edges[0]).astype(np.int32)
-        return _ragged(self._schema.field("segments").type, offsets, parts)
+        return ragged(self._schema.field("segments").type, offsets, parts)
 
     def _start_part(self) -> None:
-        name = f"{unnamed_shard(self._unit, len(self.shards))}.part"
+        name = unnamed_shard(ROWS, self._unit, len(self.shards)) + PART
         self.shards.append(Shard.begun(name, self._unit))
         self._sink = pa.OSFile(str(self._folder / name), "wb")
         self._stream = pa.ipc.new_stream(self._sink, self._schema)
@@ -166,7 +171,11 @@ def _fixed(kind: Any, rows: Any) -> Any:
     return pa.Array.from_buffers(kind, len(rows), [None], children=[values])
 
 
-def _ragged(kind: Any, offsets: Int32, parts: list[Any]) -> Any:
+def ragged(kind: Any, offsets: Int32, parts: list[Any]) -> Any:
+    """A list column: row r has the values offsets[r] .. offsets[r + 1] of `parts`, which are the
+    fields of its structs, or one array of plain values.
+    """
+
     def flat(value_type: Any, array: Any) -> Any:
         return pa.Array.from_buffers(value_type, len(array), [None, pa.py_buffer(array)])
 

@@ -10,7 +10,7 @@ units.jsonl               the units' records of a finished result, which `--upda
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from packer_cli.durable import put_file
 from packer_cli.errors import DataError, InternalError, from_os_error
 from packer_cli.records import Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import is_shard_of
+from packer_cli.result.layout import is_shard_of, kind_of
 from packer_cli.result.shards import Shard
 from packer_cli.run.identity import sealed, unsealed
 
@@ -56,10 +56,17 @@ class UnitRecord(msgspec.Struct, frozen=True):
     stretches: list[tuple[int, int, int, str]] = []
 
     def is_of(self, unit: WorkUnit) -> bool:
-        return (self.unit, self.slices) == (unit.index, slices_of(unit)) and all(
-            shard.unit == self.unit and is_shard_of(shard.file, self.unit, part, shard.sha256)
-            for part, shard in enumerate(self.shards)
-        )
+        if (self.unit, self.slices) != (unit.index, slices_of(unit)):
+            return False
+        parts = Counter[str]()  # of each kind
+        for shard in self.shards:
+            kind = kind_of(shard.file)
+            if shard.unit != self.unit or not is_shard_of(
+                shard.file, self.unit, parts[kind], shard.sha256
+            ):
+                return False
+            parts[kind] += 1
+        return True
 
     @property
     def work_unit(self) -> WorkUnit:

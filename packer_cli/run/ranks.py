@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.locks import InUseError
-from packer_cli.result.manifest import Manifest, load
+from packer_cli.result.manifest import Result, load
 from packer_cli.run import directory as output
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Run, load_run
@@ -74,7 +74,7 @@ def _number(name: str, text: str) -> int:
 
 def finalize_if_last(
     destination: Path, notify: Callable[[str], None], *, no_lock: bool = False
-) -> Manifest | None:
+) -> Result | None:
     """The manifest, if no other rank is working and all units are packed."""
     work = output.work_of(destination)
     # checked before locking, or a rank that begins now would find it locked
@@ -94,7 +94,7 @@ def finalize_if_last(
         return None
 
 
-def finalize_now(destination: Path, *, no_lock: bool = False) -> Manifest:
+def finalize_now(destination: Path, *, no_lock: bool = False) -> Result:
     """The manifest of what ranks have packed. Raises DataError when units are missing."""
     work = output.work_of(destination)
     if not work or not ((work / RUN).is_file() or (work / REPLACING).is_file()):

@@ -21,7 +21,7 @@ from packer_cli.errors import DataError, PackerError, UsageError, named
 from packer_cli.ownership import Listed
 from packer_cli.result import manifest as manifests
 from packer_cli.result.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK, is_result_file
-from packer_cli.result.manifest import Manifest
+from packer_cli.result.manifest import Result
 from packer_cli.result.shards import digest
 from packer_cli.run import replacing
 from packer_cli.run.transfer import on_threads
@@ -48,7 +48,7 @@ class Remote(NamedTuple):
     """
 
     sizes: dict[str, int | None]
-    manifest: Manifest | None
+    manifest: Result | None
     files: dict[str, Listed]
     problem: str
     marker: Marker | None

@@ -22,7 +22,7 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.ownership import Folder, Listed, file_digest, in_the_way, unchanged
 from packer_cli.result.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, SIDE_FILES, is_result_file
 from packer_cli.result.manifest import (
-    Manifest,
+    Result,
     is_manifest,
     looks_like_one,
     parse,
@@ -40,7 +40,7 @@ class Earlier(NamedTuple):
     """A result in the output. `status` is that of its manifest, the file `name`."""
 
     name: str
-    manifest: Manifest
+    manifest: Result
     status: os.stat_result
 
 
@@ -68,7 +68,7 @@ def earlier_result(folder: Folder) -> Earlier | None:
     return None
 
 
-def listed(manifest: Manifest) -> dict[str, Listed]:
+def listed(manifest: Result) -> dict[str, Listed]:
     """The files that a manifest lists, with the sizes and digests that it gives."""
     files = {shard.file: Listed(shard.bytes, shard.sha256) for shard in manifest.shards}
     files |= {name: Listed(None, sha256) for name, sha256 in manifest.side_files.items()}
@@ -117,7 +117,7 @@ _State = tuple[int, int, int, int]  # inode, size and times: a file that was not
 _Own = tuple[_State | None, str]  # or else its digest tells
 
 
-def _replaced(folder: Folder, work: Folder, earlier: Earlier, new: Manifest) -> dict[str, _Own]:
+def _replaced(folder: Folder, work: Folder, earlier: Earlier, new: Result) -> dict[str, _Own]:
     """The files of the earlier result that the new one is to replace, or that go."""
     files, stay = listed(earlier.manifest), listed(new).keys()
     own = {}
@@ -154,7 +154,7 @@ def _earlier_files(work: Folder) -> dict[str, _Own]:
     return {name: owned[name] for name in owned if is_result_file(name) or name in known}
 
 
-def _refuse_blocked(folder: Folder, work: Folder, new: Manifest, own: dict[str, _Own]) -> None:
+def _refuse_blocked(folder: Folder, work: Folder, new: Result, own: dict[str, _Own]) -> None:
     """UsageError for files in the way of those in the work folder that the manifest lists."""
     files = listed(new)
     blocked = [
@@ -177,7 +177,7 @@ def _is_free(folder: Folder, name: str, own: dict[str, _Own], new: Listed | None
     return new is not None and unchanged(folder, name, new)
 
 
-def _target(manifest: Manifest) -> str:
+def _target(manifest: Result) -> str:
     """A result that missed --max-loss gets a name that says so."""
     return INCOMPLETE if manifest.incomplete else MANIFEST
 
@@ -209,14 +209,14 @@ def put_in_place(folder: Folder, work: Folder) -> bool:
     return True
 
 
-def _sound(content: bytes) -> Manifest | None:
+def _sound(content: bytes) -> Result | None:
     try:
         return parse_unedited(content)
     except DataError:
         return None
 
 
-def _new_result(folder: Folder, work: Folder) -> Manifest | None:
+def _new_result(folder: Folder, work: Folder) -> Result | None:
     """The manifest in the output, if it is no longer the earlier result's."""
     there = earlier_result(folder)
     before = _earlier_files(work)

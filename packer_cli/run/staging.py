@@ -32,7 +32,7 @@ from packer_cli.ownership import (
 )
 from packer_cli.result import manifest as manifests
 from packer_cli.result.layout import INPUT_TIMES, WORK
-from packer_cli.result.manifest import Manifest
+from packer_cli.result.manifest import Result
 from packer_cli.run import directory as output
 from packer_cli.run import replacing
 from packer_cli.run.contents import as_packed_in
@@ -141,7 +141,7 @@ def _holds_work(result: Path) -> bool:
     return begun or replacing.holds_result(result) or output.is_replacing(result)
 
 
-def finished(result: Path) -> Manifest | None:
+def finished(result: Path) -> Result | None:
     """The manifest of a staged result that can be uploaded."""
     if not replacing.holds_result(result):
         return None
@@ -154,7 +154,7 @@ def finished(result: Path) -> Manifest | None:
     return manifest if whole else None
 
 
-def files_of(result: Path, manifest: Manifest) -> dict[str, Listed]:
+def files_of(result: Path, manifest: Result) -> dict[str, Listed]:
     """All but the manifest, in the order in which they are uploaded."""
     hashes = {shard.file: shard.sha256 for shard in manifest.shards}
     hashes |= dict(sorted(manifest.side_files.items()))

@@ -18,7 +18,7 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
 from packer_cli.records import InputFile
 from packer_cli.result.layout import WORK
-from packer_cli.result.manifest import Input, Manifest
+from packer_cli.result.manifest import Input, Result
 from packer_cli.run.directory import work_of
 from packer_cli.run.identity import RUN, load_run, may_exist
 
@@ -26,7 +26,7 @@ Unnamed = dict[int, Input]  # by index
 _MOST_NAMED = 3
 
 
-def find_unnamed(manifest: Manifest, current: Iterable[InputFile]) -> Unnamed:
+def find_unnamed(manifest: Result, current: Iterable[InputFile]) -> Unnamed:
     named = {file.path for file in current}
     return {index: one for index, one in manifest.inputs_now.items() if one.path not in named}
 
@@ -40,7 +40,7 @@ def refuse_loss(directory: Path, unnamed: Unnamed) -> None:
         )
 
 
-def refuse_loss_of_stdin(manifest: Manifest, current: Iterable[InputFile]) -> None:
+def refuse_loss_of_stdin(manifest: Result, current: Iterable[InputFile]) -> None:
     """Raise UsageError if stdin would replace what came from stdin before."""
     earlier = [one.path for one in manifest.inputs_now.values()]
     if STDIN in earlier and any(file.path == STDIN for file in current):

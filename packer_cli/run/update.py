@@ -25,7 +25,7 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.discovery import plan_units
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import INFO, REJECTED, STATE, UNITS
-from packer_cli.result.manifest import Input, Manifest
+from packer_cli.result.manifest import Input, Result
 from packer_cli.result.manifest_check import config_of
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
@@ -84,7 +84,7 @@ class Update:
 
 def plan_update(
     directory: Path,
-    manifest: Manifest,
+    manifest: Result,
     current: list[InputFile],
     shape: Shape,
     config: PackConfig,
@@ -132,7 +132,7 @@ def plan_update(
 
 def _kept_files(
     directory: Path,
-    manifest: Manifest,
+    manifest: Result,
     kept: Unnamed,
     standing: set[int],
     config: PackConfig,
@@ -162,7 +162,7 @@ def _times(directory: Path, inputs: list[Input]) -> list[int]:
 
 def _refuse_other_options(
     directory: Path,
-    manifest: Manifest,
+    manifest: Result,
     shape: Shape,
     config: PackConfig,
     tokenizer: str | None,
@@ -184,7 +184,7 @@ def _refuse_other_options(
 
 
 def _same_inputs(
-    directory: Path, manifest: Manifest, current: list[InputFile], checksum: bool
+    directory: Path, manifest: Result, current: list[InputFile], checksum: bool
 ) -> set[int]:
     """The indices of the earlier inputs that have not changed."""
     inputs = manifest.inputs
@@ -204,7 +204,7 @@ def _same_inputs(
     }
 
 
-def _numbered(manifest: Manifest, current: list[InputFile]) -> list[InputFile]:
+def _numbered(manifest: Result, current: list[InputFile]) -> list[InputFile]:
     """The inputs with the numbers that they had; those that are gone without a format."""
     earlier = {one.path: index for index, one in enumerate(manifest.inputs)}
     known = {earlier[file.path] for file in current if file.path in earlier}
@@ -218,7 +218,7 @@ def _numbered(manifest: Manifest, current: list[InputFile]) -> list[InputFile]:
     ]
 
 
-def _records(directory: Path, manifest: Manifest) -> Iterator[UnitRecord]:
+def _records(directory: Path, manifest: Result) -> Iterator[UnitRecord]:
     """The records of the result's units."""
     # with one record more or less, documents would be there twice or never, unnoticed
     if digest(directory / UNITS)[1] != manifest.side_files.get(UNITS):

@@ -23,7 +23,7 @@ from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, f
 from packer_cli.ownership import Listed
 from packer_cli.progress import Progress
 from packer_cli.result.layout import MANIFEST, SIDE_FILES
-from packer_cli.result.manifest import Manifest
+from packer_cli.result.manifest import Result
 from packer_cli.result.shards import digest
 from packer_cli.run import directory as output
 from packer_cli.run.identity import Run
@@ -68,13 +68,13 @@ def publish(
     url: str,
     staging: Path | None,
     run: Run,
-    pack: Callable[[Path], Manifest],
+    pack: Callable[[Path], Result],
     *,
     overwrite: bool,
     no_lock: bool,
     notify: Notify,
     show_progress: bool,
-) -> Manifest:
+) -> Result:
     """Pack `run` and upload its result to a URL; returns its manifest.
 
     `pack` packs it into a local directory, or goes on with it. A result that is marked incomplete
@@ -106,7 +106,7 @@ def publish(
         raise from_os_error(error, error.filename or url, "write") from error
 
 
-def _packed(pack: Callable[[Path], Manifest], result: Path) -> Manifest:
+def _packed(pack: Callable[[Path], Result], result: Path) -> Result:
     try:
         return pack(result)
     except PackerError as error:
@@ -117,7 +117,7 @@ def _packed(pack: Callable[[Path], Manifest], result: Path) -> Manifest:
 def _upload(
     url: str,
     result: Path,
-    manifest: Manifest,
+    manifest: Result,
     own: tuple[int, str],
     remote: Remote,
     notify: Notify,

@@ -24,7 +24,7 @@ from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.discovery import changed, check_unchanged
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Stretch, WorkUnit
-from packer_cli.result.layout import shard_name
+from packer_cli.result.layout import PART, named_by_digest
 from packer_cli.result.shard_writer import schema
 from packer_cli.result.shards import Shard, digest
 from packer_cli.run import commits
@@ -99,8 +99,8 @@ class Worker:
     def commit(self, result: UnitResult) -> UnitRecord:
         """Sync the unit to the disk, its record last."""
         job, unit = self._job, result.unit
-        for part, shard in enumerate(result.shards):
-            self._name(shard, part)
+        for shard in result.shards:
+            self._name(shard)
         rejected = 0
         if result.rejected is not None:
             sync(result.rejected)
@@ -130,13 +130,13 @@ class Worker:
         self._count_rejected(result.counts.rejected_records)
         return record
 
-    def _name(self, shard: Shard, part: int) -> None:
+    def _name(self, shard: Shard) -> None:
         """Sync a shard to the disk and name it by its digest."""
         written, job = self._job.folder / shard.file, self._job
         sync(written)
         shard.bytes, shard.sha256 = digest(written, job.stop.is_set)
         self._stop_if_asked()  # the digest ended early then
-        shard.file = shard_name(shard.unit, part, shard.sha256)
+        shard.file = named_by_digest(shard.file.removesuffix(PART), shard.sha256)
         try:
             os.rename(written, job.folder / shard.file)
         except OSError as error:

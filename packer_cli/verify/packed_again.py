@@ -15,6 +15,7 @@ import numpy as np
 
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import DataError, PackerError, UsageError
+from packer_cli.packing.window import trained_in
 from packer_cli.records import Int64, Slice, Stock, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import REJECTED, UNITS
@@ -22,7 +23,8 @@ from packer_cli.result.manifest import TOTALS, Unit
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import UnitRecord, counts_of
-from packer_cli.run.unit import Job, UnitResult, pack_unit
+from packer_cli.run.rows import pack_unit
+from packer_cli.run.unit import Job, UnitResult
 from packer_cli.verify.documents import Documents, piece_difference
 from packer_cli.verify.findings import DIFFERENT, Findings
 from packer_cli.verify.reading import part_of
@@ -52,7 +54,7 @@ class PlanComparison:
         planned = np.concatenate([places, stock.length[order][None]]).astype(np.int64)
         if not self._rows.by_place:
             planned[:3] = 0
-        self._shard.trained_tokens += _trained_tokens(stock, order)
+        self._shard.trained_tokens += trained_in(stock, order)
         rows = len(row_offsets) - 1
         if not self.difference:
             self._compare(planned, row_offsets, rows)
@@ -108,14 +110,6 @@ class PlanComparison:
     def abandon(self) -> None:
         pass
 
-
-def _trained_tokens(stock: Stock, order: Int64) -> int:
-    """Labels that are not -100: a segment's first token has none."""
-    begin, length = stock.begin[order], stock.length[order]
-    if stock.trained is None:
-        return int(length.sum()) - len(length)
-    total = np.concatenate([[0], np.cumsum(stock.trained, dtype=np.int64)])
-    return int((total[begin + length] - total[begin + 1]).sum())
 
 
 def compare_packed(

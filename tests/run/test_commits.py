@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from packer_cli.errors import DataError, InternalError
 from packer_cli.records import Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import shard_name
+from packer_cli.result.layout import named_by_digest, unnamed_shard
 from packer_cli.result.shards import Shard
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord

@@ -1,0 +1,246 @@
+"""Tokenized directories as inputs: documents that are tokens already, in any order.
+
+    OUT/manifest.json   names such a directory as an input; a document's position is its number
+
+A run reads no tokens to plan: `TokenizedInputs.read` gives lengths and what is trained on, and
+tokens are fetched by piece when rows are written. By default documents come in one seeded order
+over all directories: a directory's own order is that of a seeded hash of the documents' content,
+slices count documents in this order, and every unit has the same share of every directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.shapes import Shape
+from packer_cli.errors import DataError, UsageError
+from packer_cli.records import (
+    Documents,
+    Group,
+    InputFile,
+    Int32,
+    Int64,
+    Records,
+    Slice,
+    TokenBatch,
+    WorkUnit,
+)
+from packer_cli.result.manifest import TokenizedManifest
+from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
+
+FORMAT = "tokenized"
+_BATCH_TOKENS, _BATCH_DOCUMENTS = 1 << 20, 1 << 16
+_BYTES_PER_TOKEN = 4
+
+
+@lru_cache(maxsize=64)
+def _opened(file: InputFile) -> TokenizedDirectory:
+    return open_tokenized(Path(file.path).parent)
+
+
+class TokenizedReader:
+    """Documents in the order in which they were tokenized, as `Records` of tokens."""
+
+    holds_tokens = True
+
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
+        return ["input_ids"] if len(_opened(file)) else None
+
+    def documents(self, file: InputFile) -> Documents:
+        tokenized = _opened(file)
+        return Documents(len(tokenized), _BYTES_PER_TOKEN * tokenized.facts.tokens)
+
+    def edges(self, file: InputFile, parts: int) -> list[int]:
+        count = len(_opened(file))
+        return sorted({count * part // parts for part in range(parts + 1)})
+
+    def groups(self, file: InputFile) -> list[Group]:
+        return []
+
+    def read(
+        self,
+        file: InputFile,
+        part: Slice,
+        shape: Shape,
+        config: DocumentConfig,
+        *,
+        peek: bool = False,
+    ) -> Iterator[Records]:
+        inputs = TokenizedInputs([file], None)
+        stop = len(_opened(file)) if part.stop is None else part.stop
+        whole = Slice(file.index, part.start, stop, part.weight)
+        for batch in inputs.read(WorkUnit(0, (whole,))):
+            lengths = np.diff(batch.offsets).astype(np.int32)
+            places = batch.file, batch.position, np.zeros_like(lengths), lengths
+            ids = inputs.tokens.gather(*places)
+            yield Records(batch.position, tokens=(ids, batch.offsets, batch.trained))
+
+    def describe(self, file: InputFile, position: int) -> str:
+        tokenized = _opened(file)
+        number, place = tokenized.place(position)
+        return f"document {position} ({tokenized.facts.inputs[number].path} at {place})"
+
+
+class TokenizedInputs:
+    """The documents of all inputs of a run. Threads may share it.
+
+    tokens  what the documents hold, fetched by piece
+    """
+
+    def __init__(self, files: Sequence[InputFile], seed: int | None) -> None:
+        """`seed`: of the order; None: documents come as they were tokenized."""
+        self._place = {file.index: place for place, file in enumerate(files)}
+        self._directories = [_opened(file) for file in files]
+        self._seed = seed
+        self._orders: dict[int, Int64] = {}
+        self.tokens = _Tokens(self._directories, self._place)
+
+    @property
+    def facts(self) -> list[TokenizedManifest]:
+        return [one.facts for one in self._directories]
+
+    def read(self, unit: WorkUnit) -> Iterator[TokenBatch]:
+        """The unit's documents, without tokens."""
+        parts = [self._chosen(part) for part in unit.slices]
+        file = np.concatenate([np.full(len(p), s.file, np.int32)
+                               for p, s in zip(parts, unit.slices, strict=True)])  # fmt: skip
+        number = np.concatenate(parts)
+        if self._seed is not None and len(parts) > 1:
+            order = _interleaved([len(part) for part in parts])
+            file, number = file[order], number[order]
+        lengths = np.concatenate(
+            [self._directories[self._place[s.file]].lengths[p]
+             for p, s in zip(parts, unit.slices, strict=True)]
+        )  # fmt: skip
+        if self._seed is not None and len(parts) > 1:
+            lengths = lengths[order]
+        for begin, end in _cuts(lengths):
+            yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
+
+    def _chosen(self, part: Slice) -> Int64:
+        """The numbers of a slice's documents."""
+        if self._seed is None:
+            stop = part.stop if part.stop is not None else part.start
+            return np.arange(part.start, stop)
+        if part.file not in self._orders:
+            directory = self._directories[self._place[part.file]]
+            self._orders[part.file] = directory.order(self._seed)
+        return self._orders[part.file][part.start : part.stop]
+
+    def _batch(self, file: Int32, number: Int64, lengths: Int32) -> TokenBatch:
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        trained = self.tokens.gather_trained(file, number, np.zeros_like(lengths), lengths)
+        nothing = np.empty(0, np.uint32)
+        return TokenBatch(nothing, offsets, trained, file, number, tokens_elsewhere=True)
+
+
+class _Tokens(Tokens):
+    """By the run's numbers of inputs."""
+
+    def __init__(self, directories: list[TokenizedDirectory], place: dict[int, int]) -> None:
+        super().__init__(directories)
+        self._place = np.full(max(place, default=0) + 1, -1, np.int64)
+        for file, number in place.items():
+            self._place[file] = number
+
+    def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
+        return super().numbered(self._place[directory], document)
+
+
+def _interleaved(sizes: list[int]) -> Int64:
+    """An order of documents end to end in which every stretch has all parts in their shares."""
+    places = [(np.arange(size) + 0.5) / size for size in sizes if size]
+    return np.argsort(np.concatenate(places), kind="stable")
+
+
+def _cuts(lengths: Int32) -> Iterator[tuple[int, int]]:
+    """(begin, end) of batches of documents."""
+    tokens = np.cumsum(lengths, dtype=np.int64) // _BATCH_TOKENS
+    edges = np.flatnonzero(np.diff(tokens)) + 1
+    edges = np.union1d(edges, np.arange(0, len(lengths), _BATCH_DOCUMENTS))
+    bounds = [0, *edges[edges > 0].tolist(), len(lengths)]
+    for begin, end in zip(bounds, bounds[1:], strict=False):
+        if end > begin:
+            yield begin, end
+
+
+def is_tokenized(files: Sequence[InputFile]) -> bool:
+    """Whether the inputs are tokenized directories. UsageError for some that are, and others."""
+    tokenized = [file for file in files if file.format == FORMAT]
+    if not tokenized:
+        return False
+    others = [file for file in files if file.format != FORMAT]
+    if others:
+        raise UsageError(
+            f"{tokenized[0].path} is tokenized, {others[0].path} is not",
+            "tokenize the others, too: packer tokenize",
+        )
+    _refuse_other_tokenizers(tokenized)
+    return True
+
+
+def _refuse_other_tokenizers(files: Sequence[InputFile]) -> None:
+    first = _opened(files[0]).facts.tokenizer
+    for file in files[1:]:
+        other = _opened(file).facts.tokenizer
+        if _same(first) != _same(other):
+            raise UsageError(
+                f"{files[0].path} was tokenized with {_named(first)}, {file.path} with "
+                f"{_named(other)}",
+                "tokenize all of them with one tokenizer",
+            )
+
+
+def _same(tokenizer: Any) -> Any:
+    """What tells tokenizers apart."""
+    return tokenizer and (tokenizer.sha256, tokenizer.vocab_size, tokenizer.pad_token_id)
+
+
+def _named(tokenizer: Any) -> str:
+    if tokenizer is None:
+        return "no tokenizer"
+    return f"{tokenizer.source} (sha256 {tokenizer.sha256[:12] or 'none'})"
+
+
+def shape_of(files: Sequence[InputFile]) -> Shape:
+    """What the records of tokenized directories are. DataError for some that may be cut and some
+    that may not.
+    """
+    kinds = {file.path: _opened(file).facts.config.shape for file in files}
+    supervised = {path for path, kind in kinds.items() if kind not in ("text", "tokens")}
+    del DataError
+    return Shape("tokens", {"input_ids": "input_ids"}, of_supervised=bool(supervised))
+
+
+def units_of(files: Sequence[InputFile], parts: int, *, shuffled: bool) -> list[WorkUnit]:
+    """`parts` work units: the same share of every directory in each, or, not `shuffled`, the
+    directories' documents one after the other.
+    """
+    counts = [len(_opened(file)) for file in files]
+    weights = [_BYTES_PER_TOKEN * _opened(file).facts.tokens for file in files]
+    total = sum(counts)
+    parts = max(1, min(parts, total))
+    units = []
+    for part in range(parts):
+        slices = []
+        begin, end = total * part // parts, total * (part + 1) // parts
+        first = 0
+        for file, count, weight in zip(files, counts, weights, strict=True):
+            if shuffled:
+                start, stop = count * part // parts, count * (part + 1) // parts
+            else:
+                start, stop = (min(max(edge - first, 0), count) for edge in (begin, end))
+            first += count
+            if start < stop:
+                share = weight * (stop - start) // count
+                slices.append(Slice(file.index, start, stop, share))
+        if slices:
+            units.append(WorkUnit(len(units), tuple(slices)))
+    return units

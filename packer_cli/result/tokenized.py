@@ -1,0 +1,250 @@
+"""Reading tokenized directories: indexes in memory, documents memory-mapped.
+
+    open_tokenized(path) -> TokenizedDirectory    lengths, orders, and where documents come from
+    Tokens(directories)                           their tokens, gathered by piece
+
+Shards are named by their content and their sizes compared on open, as those of packed directories
+are; what is in them is checked when they are mapped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packer_cli import storage
+from packer_cli._kernels import documents as kernels
+from packer_cli.errors import DataError, InternalError
+from packer_cli.records import Int32, Int64, UInt8, UInt32
+from packer_cli.result.document_writer import INDEX_SCHEMA, documents_schema
+from packer_cli.result.layout import DOCUMENTS, MANIFEST, kind_of
+from packer_cli.result.manifest import TokenizedManifest, load_tokenized
+from packer_cli.result.reader import first_line
+from packer_cli.result.shards import Shard
+
+AGAIN = "copy the directory again, or run packer tokenize again with --overwrite"
+
+
+class TokenizedDirectory:
+    """A finished tokenized directory. Documents are numbered over all shards, from 0.
+
+    path   the directory
+    facts  what its manifest says
+    """
+
+    def __init__(self, path: Path, facts: TokenizedManifest) -> None:
+        self.path = path
+        self.facts = facts
+        self.shards = [one for one in facts.shards if kind_of(one.file) == DOCUMENTS]
+        self._indexes = [one for one in facts.shards if kind_of(one.file) != DOCUMENTS]
+        self.firsts = np.concatenate([[0], np.cumsum([one.rows for one in self.shards])])
+        self.firsts = self.firsts.astype(np.int64)
+
+    def __len__(self) -> int:
+        """Documents in all shards."""
+        return int(self.firsts[-1])
+
+    @cached_property
+    def lengths(self) -> Int32:
+        """int32[n], tokens in each document, at least 1."""
+        parts = [_values(index.column("length"), np.int32) for index in self._index()]
+        lengths = np.concatenate(parts)
+        if len(lengths) and lengths.min() < 1:
+            raise DataError(f"{self.path}: an index holds a length below 1", AGAIN)
+        return lengths
+
+    def order(self, seed: int) -> Int64:
+        """int64[n], the documents in the order of `seed`: the same wherever they lie."""
+        keys = np.empty(len(self), np.uint64)
+        at = 0
+        for index in self._index():
+            hashes = _values(index.column("content_hash"), np.uint64, 2)
+            kernels.order_keys(hashes, seed, keys[at : at + len(hashes)])
+            at += len(hashes)
+        return np.argsort(keys, kind="stable")
+
+    def _index(self) -> Iterator[Any]:
+        """The index of each shard, as one record batch."""
+        for shard, documents in zip(self._indexes, self.shards, strict=True):
+            batches = list(self._mapped(shard, INDEX_SCHEMA))
+            if sum(batch.num_rows for batch in batches) != documents.rows:
+                raise DataError(
+                    f"{self.path / shard.file}: holds {sum(map(len, batches))} documents, the "
+                    f"manifest says {documents.rows}",
+                    AGAIN,
+                )
+            yield from batches
+
+    def batches(self, shard: Shard) -> Iterator[Any]:
+        """The record batches of a shard of documents, mapped. Raises DataError."""
+        sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
+        has_trained = self.facts.config.shape != "text"
+        yield from self._mapped(shard, documents_schema(sha256, has_trained=has_trained))
+
+    def _mapped(self, shard: Shard, expected: Any) -> Iterator[Any]:
+        path = self.path / shard.file
+        try:
+            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+                if not stream.schema.equals(expected):
+                    raise DataError(
+                        f"{path}: has the columns {stream.schema.names}, not {expected.names}",
+                        AGAIN,
+                    )
+                for batch in stream:
+                    batch.validate()
+                    yield batch
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path}: not a readable shard: {first_line(error)}", AGAIN) from error
+
+    def place(self, document: int) -> tuple[int, int]:
+        """(file, position): the input of a document by its number in the manifest, and where in
+        it the document is, as in `records.TokenBatch`.
+        """
+        number = int(np.searchsorted(self.firsts, document, side="right")) - 1
+        first = int(self.firsts[number])
+        for batch in self.batches(self.shards[number]):
+            if document < first + len(batch):
+                row = document - first
+                return batch.column("file")[row].as_py(), batch.column("position")[row].as_py()
+            first += len(batch)
+        raise InternalError(f"{self.path}: has no document {document}")
+
+    def check_sizes(self) -> None:
+        """Raise DataError when a shard is missing or not as long as the manifest says."""
+        for shard in self.facts.shards:
+            file = self.path / shard.file
+            try:
+                size = file.stat().st_size
+            except OSError:
+                raise DataError(f"{file}: is missing", AGAIN) from None
+            if size != shard.bytes:
+                raise DataError(
+                    f"{file}: has {size} bytes, the manifest says {shard.bytes}", AGAIN
+                )
+
+
+def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:
+    """Open a directory written by `packer tokenize`.
+
+    Raises DataError when it is unfinished, of another format version, or when a shard is missing
+    or has another size than the manifest says.
+    """
+    directory = storage.local(path, "documents are only read from local directories")
+    tokenized = TokenizedDirectory(directory, load_tokenized(directory))
+    tokenized.check_sizes()
+    return tokenized
+
+
+class Tokens:
+    """The tokens of documents of several directories, mapped on first use.
+
+    Threads may share it.
+    """
+
+    def __init__(self, directories: Sequence[TokenizedDirectory]) -> None:
+        self._directories = directories
+        self._bases = np.concatenate([[0], np.cumsum([len(one) for one in directories])])
+        self._bases = self._bases.astype(np.int64)
+
+    @cached_property
+    def _spans(self) -> _Spans:
+        """Where the record batches of all documents lie in memory."""
+        return _Spans([batch for one in self._directories for batch in _all_batches(one)])
+
+    def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
+        """int64[p], the documents' numbers over all directories."""
+        numbers: Int64 = self._bases[directory] + document
+        return numbers
+
+    def gather(
+        self, directory: Int32, document: Int64, start: Int32, length: Int32
+    ) -> UInt32:
+        """uint32[sum of length], the tokens of pieces, end to end.
+
+        Piece i is the `length[i]` tokens from `start[i]` on of a document. Raises DataError when
+        there are none such.
+        """
+        out = np.empty(int(length.sum(dtype=np.int64)), np.uint32)
+        spans, numbers = self._spans, self.numbered(directory, document)
+        wrong = kernels.gather_documents(
+            numbers, start, length, spans.firsts, spans.offsets, spans.values, out
+        )
+        if wrong >= 0:
+            path = self._directories[int(directory[wrong])].path
+            raise DataError(
+                f"{path / MANIFEST}: its document {document[wrong]} has no {length[wrong]} tokens "
+                f"from token {start[wrong]} on",
+                AGAIN,
+            )
+        return out
+
+    def gather_trained(
+        self, directory: Int32, document: Int64, start: Int32, length: Int32
+    ) -> UInt8 | None:
+        """uint8 of the same tokens, 1 where one is trained on; None: everywhere."""
+        if not any(one.facts.config.shape != "text" for one in self._directories):
+            return None
+        out = np.empty(int(length.sum(dtype=np.int64)), np.uint8)
+        spans, numbers = self._spans, self.numbered(directory, document)
+        kernels.gather_trained(
+            numbers, start, length, spans.firsts, spans.trained_offsets, spans.trained,
+            spans.valid, out,
+        )  # fmt: skip
+        return out
+
+
+class _Spans:
+    """Addresses of the columns of record batches, which stay mapped as long as this lives.
+
+    firsts           int64[spans + 1], the first document of each, and how many there are
+    offsets, values  int64[spans], of the lists of tokens
+    trained_offsets, trained, valid  int64[spans], of the lists of what is trained on; 0: no such
+    """
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+        self.firsts = np.concatenate([[0], np.cumsum([len(one) for one in batches])])
+        self.firsts = self.firsts.astype(np.int64)
+        self.offsets, self.values, _ = _addresses(batches, "input_ids")
+        self.trained_offsets, self.trained, self.valid = _addresses(batches, "trained")
+
+
+def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
+    """(offsets, values, validity bitmap) int64[batches] of a list column; 0 where there is none."""
+    rows = np.zeros((3, len(batches)), np.int64)
+    for i, batch in enumerate(batches):
+        if name not in batch.schema.names:
+            continue
+        column = batch.column(name)
+        validity, offsets = column.buffers()[:2]
+        values = column.values.buffers()[1]
+        rows[0, i] = offsets.address + 4 * column.offset
+        # a column of nothing but nulls has no values; any address does, but none is no column
+        rows[1, i] = values.address if values is not None and values.size else offsets.address
+        rows[2, i] = validity.address if validity is not None else 0
+    return rows[0], rows[1], rows[2]
+
+
+def _all_batches(directory: TokenizedDirectory) -> Iterator[Any]:
+    for shard in directory.shards:
+        batches = list(directory.batches(shard))
+        if sum(map(len, batches)) != shard.rows:
+            raise DataError(
+                f"{directory.path / shard.file}: holds {sum(map(len, batches))} documents, the "
+                f"manifest says {shard.rows}",
+                AGAIN,
+            )
+        yield from batches
+
+
+def _values(column: Any, kind: Any, width: int = 1) -> Any:
+    """The values of a column without nulls as an array, without a copy."""
+    item = np.dtype(kind).itemsize * width
+    data = np.frombuffer(column.buffers()[1], kind, len(column) * width, column.offset * item)
+    return data.reshape(len(column), width) if width > 1 else data

@@ -1,0 +1,105 @@
+"""Writing the rows of a view: where each segment is, and no token.
+
+A view's shards have two of a packed directory's columns, `cu_seqlens` and `segments`; a segment's
+file and position are a tokenized directory and a document's number in it. All else that a row
+holds follows from these: see `view`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packer_cli.config.options import PackConfig
+from packer_cli.errors import from_os_error
+from packer_cli.packing.window import trained_in
+from packer_cli.records import Int64, Stock
+from packer_cli.result.layout import PART, ROWS, unnamed_shard
+from packer_cli.result.shard_writer import column_type, ragged, schema
+from packer_cli.result.shards import Shard
+
+VIEW_COLUMNS = ("cu_seqlens", "segments")
+_ROWS_AT_ONCE = 1 << 16
+
+
+def view_schema(config: PackConfig, tokenizer_sha256: str) -> Any:
+    """The Arrow schema of a view's shards, with the metadata of packed ones."""
+    metadata = schema(config, 0, tokenizer_sha256).metadata
+    return pa.schema(
+        [pa.field(name, column_type(name, config.max_length), nullable=False)
+         for name in VIEW_COLUMNS],
+        metadata=metadata,
+    )  # fmt: skip
+
+
+class ViewWriter:
+    """Writes the rows of one unit into one shard. Nothing is open between two calls."""
+
+    rows_at_once = 0  # it needs no tokens
+
+    def __init__(self, folder: Path, unit: int, config: PackConfig, tokenizer_sha256: str) -> None:
+        self._path = folder / (unnamed_shard(ROWS, unit, 0) + PART)
+        self._schema = view_schema(config, tokenizer_sha256)
+        self._shard = Shard.begun(self._path.name, unit)
+        self._sink: Any = None
+        self._stream: Any = None
+
+    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
+        """Append rows: row r holds the pieces order[row_offsets[r]:row_offsets[r + 1]]."""
+        self._shard.trained_tokens += trained_in(stock, order)
+        for first in range(0, len(row_offsets) - 1, _ROWS_AT_ONCE):
+            self._write_batch(stock, order, row_offsets[first : first + _ROWS_AT_ONCE + 1])
+
+    def _write_batch(self, stock: Stock, order: Int64, edges: Int64) -> None:
+        pieces = order[edges[0] : edges[-1]]
+        sizes, rows = np.diff(edges), len(edges) - 1
+        # each row's boundaries are a 0, and the sums of its lengths up to each
+        begins = edges[:-1] - edges[0]
+        sums = np.cumsum(stock.length[pieces], dtype=np.int64)
+        before = np.concatenate([[0], sums])[begins]
+        boundaries = np.zeros(len(pieces) + rows, np.int32)
+        at = np.arange(len(pieces)) + np.repeat(np.arange(1, rows + 1), sizes)
+        boundaries[at] = sums - np.repeat(before, sizes)
+        offsets = (edges - edges[0] + np.arange(rows + 1)).astype(np.int32)
+        parts = [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
+        batch = pa.RecordBatch.from_arrays(
+            [
+                ragged(self._schema.field("cu_seqlens").type, offsets, [boundaries]),
+                ragged(
+                    self._schema.field("segments").type,
+                    (edges - edges[0]).astype(np.int32),
+                    parts,
+                ),
+            ],
+            schema=self._schema,
+        )
+        try:
+            if self._sink is None:
+                self._sink = pa.OSFile(str(self._path), "wb")
+                self._stream = pa.ipc.new_stream(self._sink, self._schema)
+            self._stream.write_batch(batch)
+        except OSError as error:
+            raise from_os_error(error, self._path, "write") from error
+        self._shard.rows += rows
+        self._shard.segments += len(pieces)
+        self._shard.tokens += int(sums[-1])
+
+    def close(self) -> list[Shard]:
+        """End the shard. Its size and digest are the caller's to find."""
+        if self._sink is None:
+            return []
+        try:
+            self._stream.close()
+            self._sink.close()
+        except OSError as error:
+            raise from_os_error(error, self._path, "write") from error
+        self._sink = None
+        return [self._shard]
+
+    def abandon(self) -> None:
+        """Let go of the file after a failure."""
+        if self._sink is not None:
+            self._sink.close()
