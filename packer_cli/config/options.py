@@ -262,9 +262,7 @@ class PackConfig:
     ] = ()
     allow_open_turns: Annotated[
         bool,
-        Option(
-            "Train on turns that the chat template ends in nothing.", SUPERVISED, needs=_MESSAGES
-        ),
+        Option("Train on turns that the chat template does not end.", SUPERVISED, needs=_MESSAGES),
     ] = False
     keep_untrained: Annotated[
         bool, Option("Keep documents without a trained token.", SUPERVISED, needs=_UNTRAINED)

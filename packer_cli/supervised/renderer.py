@@ -114,7 +114,7 @@ def _refuse_open_turns(
 
 
 def _open_turn(template: ChatTemplate, assistant: AssistantSpans, ends: tuple[str, ...]) -> str:
-    """Where a turn of the assistant ends in nothing, for people; "" for nowhere.
+    """Where the template does not end a turn of the assistant, for people; "" for nowhere.
 
     Of templates with `{% generation %}` tags, "": the tags decide.
     """
