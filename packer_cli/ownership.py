@@ -217,7 +217,7 @@ def claim(parent: Folder, name: str) -> OwnFolder:
         except FileNotFoundError:  # a run that ended just now took it away
             if attempt == _TRIES - 1:
                 raise
-    raise InternalError(f"{parent.path / name} is made and gone again")
+    raise InternalError(f"{parent.path / name} keeps disappearing")
 
 
 def identity_of(parent: Folder, name: str) -> str | None:

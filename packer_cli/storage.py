@@ -97,7 +97,7 @@ def refuse_other_than_utf8(option: str, path: str) -> None:
     except UnicodeEncodeError:
         raise UsageError(
             f"{option}{os.fsencode(path)!r}: the name is not UTF-8",
-            "choose another name, or rename what it names",
+            "use a name that is UTF-8",
         ) from None
 
 

@@ -42,7 +42,7 @@ class DocumentConfig:
 
     Raises UsageError from the constructor when a value cannot work.
 
-    Beyond what --help says of them:
+    Beyond what --help says:
 
     max_errors        a number of records, or a share of them (float)
     fields            (a shape's own name of a field, its name in the input), where they differ
@@ -152,9 +152,7 @@ class DocumentConfig:
     ] = ()
     allow_open_turns: Annotated[
         bool,
-        Option(
-            "Train on turns that the chat template ends in nothing.", SUPERVISED, needs=_MESSAGES
-        ),
+        Option("Train on turns that the chat template does not end.", SUPERVISED, needs=_MESSAGES),
     ] = False
     add_bos: Annotated[
         bool | None,

@@ -115,7 +115,7 @@ class RunOptions:
         if self.ray_address is not None and self.engine != "ray":
             raise UsageError("--ray-address: is for --engine ray")
         if (self.rank is None) != (self.world_size is None):
-            raise UsageError("--rank and --world-size: one is nothing without the other")
+            raise UsageError("--rank and --world-size: each needs the other")
         if self.rank is not None and self.world_size is not None:
             if not 0 <= self.rank < self.world_size:
                 raise UsageError(

@@ -73,7 +73,7 @@ def _overlong(config: PackConfig, shape: Shape) -> str:
         overlong = "split"
     if supervised and overlong == "split" and not config.force_split:
         raise UsageError(
-            f"records of shape {shape.kind} are not to be cut: a part would be trained on "
+            f"records of shape {shape.kind} must not be cut: a part would be trained on "
             "without what it answers",
             "choose --overlong drop, truncate or truncate-turns, or insist with --force-split",
         )

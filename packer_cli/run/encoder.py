@@ -132,7 +132,7 @@ def choose_encoding(
     for end in config.turn_end:
         if files is not None and files.added_tokens and end not in files.added_tokens:
             warn(
-                f"warning: --turn-end: {end!r} is no token of its own, but text for tokenizer "
+                f"warning: --turn-end: {end!r} is not a token of its own, but text for tokenizer "
                 f"{chosen}"
             )
     if files is not None and (warning := rebuilt_otherwise(files)):

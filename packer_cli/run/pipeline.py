@@ -286,5 +286,5 @@ def _refuse_other_than_utf8(config: PackConfig, tokenizer: str | None) -> None:
         except UnicodeEncodeError:
             raise UsageError(
                 f"--{name.replace('_', '-')}: {value!r} is not UTF-8, so no manifest can hold it",
-                "choose another name, or rename what it names",
+                "use a name that is UTF-8",
             ) from None

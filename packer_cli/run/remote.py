@@ -99,7 +99,7 @@ def refuse_to_replace(url: str, remote: Remote, own: str | None, overwrite: bool
             )
         if remote.problem:
             raise UsageError(
-                f"{storage.join(url, MANIFEST)}: {remote.problem}, so it does not tell which files "
+                f"{storage.join(url, MANIFEST)}: {remote.problem}, so it does not say which files "
                 "are packer's",
                 "choose another --output, or remove that folder yourself",
             )

@@ -61,7 +61,7 @@ def earlier_result(folder: Folder) -> Earlier | None:
             return Earlier(name, parse_unedited(content), status)
         except DataError as error:
             raise UsageError(
-                f"{folder.path / name}: {error.message}, so it does not tell which files are "
+                f"{folder.path / name}: {error.message}, so it does not say which files are "
                 "packer's",
                 "choose another --output, or remove that directory yourself",
             ) from error

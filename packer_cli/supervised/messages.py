@@ -118,7 +118,7 @@ def _tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
 def _calls(value: Any, where: str) -> list[dict[str, Any]]:
     calls = _listed(value, where)
     if not calls or not all(isinstance(call.get("name"), str) for call in calls):
-        raise MalformedError(f"{where} is no call: expected a JSON object with a name")
+        raise MalformedError(f"{where} is not a call: expected a JSON object with a name")
     return [{"type": "function", "function": call} for call in calls]
 
 
@@ -128,7 +128,7 @@ def _listed(value: Any, where: str) -> list[dict[str, Any]]:
         value = _parse_json(value, where) if value.strip() else []
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, dict) for item in items):
-        raise MalformedError(f"{where} is no call: expected a JSON object, or a list of them")
+        raise MalformedError(f"{where} is not a call: expected a JSON object, or a list of them")
     return items
 
 

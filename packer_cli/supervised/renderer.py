@@ -108,7 +108,7 @@ def _refuse_open_turns(
         )
     if where:
         raise UsageError(
-            f"the chat template ends the assistant's turn in nothing, {where}: the model would "
+            f"the chat template does not end the assistant's turn, {where}: the model would "
             "not learn to stop",
             "name the token that ends it with --turn-end TOKEN, such as the one that begins the "
             "next turn, or insist with --allow-open-turns",
@@ -116,7 +116,7 @@ def _refuse_open_turns(
 
 
 def _open_turn(template: ChatTemplate, assistant: AssistantSpans, ends: tuple[str, ...]) -> str:
-    """Where a turn of the assistant ends in nothing, for people; "" for nowhere.
+    """Where the template does not end a turn of the assistant, for people; "" for nowhere.
 
     Of templates with `{% generation %}` tags, "": the tags decide.
     """

@@ -32,7 +32,7 @@ _Turns = dict[int, Turn]  # by the numbers of their messages
 
 
 class UndecidableError(DataError):
-    """It cannot be told which part of the text is the assistant's."""
+    """Nothing shows which part of the text is the assistant's."""
 
     position = 0
 
@@ -206,7 +206,7 @@ class AssistantSpans:
 def _undecidable(why: str) -> UndecidableError:
     """The error. No constructor of the class: pickle calls that with the whole message."""
     return UndecidableError(
-        f"the assistant's part of the text cannot be told: {why}",
+        f"cannot tell which part of the text is the assistant's: {why}",
         "use a template with {% generation %} tags (--chat-template), or --train-on all",
     )
 

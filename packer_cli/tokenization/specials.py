@@ -50,7 +50,7 @@ class Specials:
         other = next((token.content for token in self.tokens if not token.plain), None)
         if self.policy == "text" and other is not None:
             raise UsageError(
-                f"--special-tokens-in-text: text cannot be had: the tokenizer finds {other!r} only "
+                f"--special-tokens-in-text: text does not work: the tokenizer finds {other!r} only "
                 "as a whole word, or in normalized text",
                 "use error, and mend those records",
             )

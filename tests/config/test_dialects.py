@@ -154,9 +154,9 @@ def test_calls_in_the_ways_that_apis_had(folder: Path, key: str) -> None:
     ("message", "part"),
     [
         (assistant(None, tool_calls="no"), "messages[1].tool_calls' is text that is not valid"),
-        (assistant(None, tool_calls=["no"]), "messages[1].tool_calls is no call"),
-        (assistant(None, function_call={"a": 1}), "messages[1].function_call is no call"),
-        ({"from": "function_call", "value": ""}, "messages[1].value is no call"),
+        (assistant(None, tool_calls=["no"]), "messages[1].tool_calls is not a call"),
+        (assistant(None, function_call={"a": 1}), "messages[1].function_call is not a call"),
+        ({"from": "function_call", "value": ""}, "messages[1].value is not a call"),
         ({"role": "assistant", "text": "Hello"}, "messages[1] has 'text', expected 'role' and"),
         ({"from": "gpt", "text": "Hello"}, "messages[1] has 'text', expected 'role' and"),
     ],

@@ -49,7 +49,7 @@ MALFORMED = {
     "tools is JSON of a number": (chat(*HI, tools="5"), "field 'tools' is an integer"),
     "a call without a name": (
         chat({"from": "function_call", "value": '{"arguments": {}}'}),
-        "messages[0].value is no call",
+        "messages[0].value is not a call",
     ),
     "a call of bad JSON": (
         chat({"from": "function_call", "value": "weather()"}),

@@ -226,7 +226,7 @@ def test_what_cannot_be_decided_ends_the_run_or_is_rejected(folder: Path, name: 
     template, why = UNDECIDABLE[name]
     record = json.dumps(chat(user("Hi")))
     Path("data.jsonl").write_text(f"{record}\n{json.dumps(TWO)}\n")
-    told = "the assistant's part of the text cannot be told"
+    told = "cannot tell which part of the text is the assistant's"
     place = f"data.jsonl, line 2 (byte {len(record) + 1})"
     refused(Path("data.jsonl"), 1, place, told, why, template=template)
     options = ["--on-error", "skip", "--keep-untrained"]

@@ -207,7 +207,7 @@ def test_a_record_that_cannot_be_decided_once_shortened(folder: Any) -> None:
         "{% endif %}{{ all(messages) }}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
-    parts = ("data.jsonl, line 2 (byte ", "cannot be told")
+    parts = ("data.jsonl, line 2 (byte ", "cannot tell which part")
     options = ["-l", 60, "--overlong", "truncate-turns"]
     refused([SHORT, record], 1, *parts, template=template, options=options)
     manifest = pack_chat([SHORT, record], *options, "--on-error", "skip", template=template)
@@ -239,7 +239,7 @@ def test_truncate_turns_is_for_messages(folder: Any) -> None:
 @pytest.mark.parametrize("options", [["--overlong", "split"], ["--strategy", "wrap"]])
 @pytest.mark.parametrize("record", [SHORT, {"prompt": "Hi", "completion": "Hello"}])
 def test_split_is_refused(folder: Any, record: Any, options: list[str]) -> None:
-    refused([record], 2, "are not to be cut", options=options)
+    refused([record], 2, "must not be cut", options=options)
 
 
 def test_split_can_be_forced(folder: Any) -> None:

@@ -28,7 +28,7 @@ def test_turns_that_end_in_nothing(folder: Path) -> None:
     record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
     result = run([record], **how)
     assert result.exit_code == 2
-    assert "ends the assistant's turn in nothing, where another turn follows" in result.stderr
+    assert "does not end the assistant's turn, where another turn follows" in result.stderr
     assert "--turn-end TOKEN" in result.stderr
     assert "--allow-open-turns" in result.stderr
     assert pack_chat([record], "--train-on", "all", **how)["documents"] == 1
@@ -69,7 +69,7 @@ def test_a_named_end_that_is_no_token_is_a_warning(folder: Path) -> None:
     for end, warned in (("<|im_start|>", False), ("<|im_st", True)):
         result = run([record], "--turn-end", end, template=template, tokenizer=tokenizer)
         assert result.exit_code == 0, result.stderr
-        assert ("is no token of its own" in result.stderr) == warned
+        assert ("is not a token of its own" in result.stderr) == warned
 
 
 def test_prompts_through_a_template_have_ends_of_turns_too(folder: Path) -> None:
@@ -104,4 +104,4 @@ def test_a_last_turn_without_an_end(folder: Path) -> None:
     how: Json = {"template": template, "tokenizer": chat_tokenizer(folder / "t", None)}
     result = run([chat(user("Hi"), assistant("Hello"))], **how)
     assert result.exit_code == 2
-    assert "in nothing, the last one" in result.stderr
+    assert "turn, the last one" in result.stderr

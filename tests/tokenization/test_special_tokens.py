@@ -106,7 +106,7 @@ def test_tokens_that_are_found_in_some_texts_only(folder: Path) -> None:
     document = tiny.with_added_token(tiny.byte_level(), "<x>", 400, single_word=True)
     tokenizer = chat_tokenizer(folder / "tok", document=document)
     options = ["--special-tokens-in-text", "text"]
-    message = "text cannot be had: the tokenizer finds '<x>' only as a whole word"
+    message = "text does not work: the tokenizer finds '<x>' only as a whole word"
     refused([ATTACK], 2, message, options=options, template=None, tokenizer=tokenizer)
 
 
