@@ -16,7 +16,7 @@ NoLock = Annotated[
 AsJson = Annotated[
     bool, Option("Print JSON instead of a table, errors too.", RUNNING, flag="--json")
 ]
-Quiet = Annotated[bool, Option("No progress, no notes.", RUNNING, short="-q")]
+Quiet = Annotated[bool, Option("Show no progress and no notes.", RUNNING, short="-q")]
 
 
 def say(message: str) -> None:
