@@ -47,7 +47,7 @@ def assert_sound(*options: object) -> str:
 
 
 def forge(shard: Path, data: bytes) -> None:
-    """Replace a shard, and all that is said of its bytes."""
+    """Replace a shard, and every figure of its bytes."""
     result = Result("out")
     result.write(shard.name, data)
     result.save()

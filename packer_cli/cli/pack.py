@@ -10,7 +10,7 @@ import typer
 
 from packer_cli.cli import startup
 from packer_cli.cli.reports import print_packed
-from packer_cli.cli.shared import AsJson, Debug, Quiet, say
+from packer_cli.cli.shared import AsJson, Debug, Quiet, print_note
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import DOCUMENTS, INPUT, OUTPUT, RUNNING, Option
 from packer_cli.config.options import PackConfig
@@ -143,9 +143,9 @@ def pack(
         destination, state = Path(destination), "kept, marked incomplete"
         if folder:
             raise UsageError("--staging: is for an --output that is a URL", "leave it out")
-    notify = (lambda message: None) if quiet else say
+    notify = (lambda message: None) if quiet else print_note
     manifest = pipeline.pack(
-        inputs, destination, config, options, tokenizer, notify, say, ctx.obj, folder
+        inputs, destination, config, options, tokenizer, notify, print_note, ctx.obj, folder
     )
     if manifest is None:  # other ranks have units to pack
         return

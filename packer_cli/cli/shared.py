@@ -16,11 +16,11 @@ NoLock = Annotated[
 AsJson = Annotated[
     bool, Option("Print JSON instead of a table, errors too.", RUNNING, flag="--json")
 ]
-Quiet = Annotated[bool, Option("No progress, no notes.", RUNNING, short="-q")]
+Quiet = Annotated[bool, Option("Show no progress and no notes.", RUNNING, short="-q")]
 
 
-def say(message: str) -> None:
-    """A note on stderr."""
+def print_note(message: str) -> None:
+    """Print a note on stderr, above a progress bar if there is one."""
     from packer_cli.progress import print_above
 
     print_above(one_line(f"packer: {message}"))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.shared import LOCAL_ONLY, Debug, say
+from packer_cli.cli.shared import LOCAL_ONLY, Debug, print_note
 from packer_cli.config.option import Option
 
 
@@ -43,11 +43,11 @@ def show(
     wanted = parse_rows(rows or ["0"], len(packed))
     decoder = None if ids else load_decoder(directory, packed.facts.tokenizer)
     if isinstance(decoder, str):
-        say(f"showing token ids: {decoder}")
+        print_note(f"showing token ids: {decoder}")
         decoder = None
     labels = "labels" in packed.facts.config.columns
     if not labels:
-        say("the labels column was not written: which tokens are trained on is unknown")
+        print_note("the labels column was not written: which tokens are trained on is unknown")
     printer = None
     for number in wanted:
         row = read_row(packed, number)

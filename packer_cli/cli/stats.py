@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from packer_cli.cli.reports import print_report
-from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, say
+from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, print_note
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import Option, plain
 from packer_cli.errors import ThresholdMissed
@@ -51,7 +51,7 @@ def stats(
         local(name, LOCAL_ONLY)
     manifest = load(directory, incomplete_too=True)
     if manifest.incomplete:
-        say(f"{directory} is marked incomplete: {manifest.incomplete}")
+        print_note(f"{directory} is marked incomplete: {manifest.incomplete}")
     if deep:
         from packer_cli.result.recount import check_recount
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, Quiet, say
+from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, Quiet, print_note
 from packer_cli.cli.values import parse_count
 from packer_cli.config.option import Option
 from packer_cli.errors import DataError, UsageError, one_line
@@ -52,7 +52,7 @@ def verify(
         against_inputs=against_inputs,
         sample=None if sample == "all" else parse_count("--sample", sample),
         seed=seed,
-        notify=(lambda message: None) if quiet else say,
+        notify=(lambda message: None) if quiet else print_note,
     )
     if as_json:
         import json

@@ -3,7 +3,7 @@
 `_IndexWriter` in megatron/core/datasets/indexed_dataset.py defines the index: a header of 9 bytes,
 version uint64 1, the code of the token type uint8, the counts of sequences and of document
 boundaries uint64, then lengths int32, byte offsets int64, and boundaries int64. Megatron cuts the
-stream of documents anew, so packed rows would mean nothing to it; it has no loss mask.
+stream of documents itself, so packed rows would mean nothing to it; it has no loss mask.
 """
 
 from __future__ import annotations

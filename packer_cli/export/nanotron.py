@@ -3,7 +3,7 @@
 `00000_tokens.ds` has the token ids end to end, `.ds.index` each document's end in tokens as uint64
 (datatrove/pipeline/tokens/tokenizer.py). nanotron's `NanosetDatasetsArgs` takes tokenizer and token
 size from the first line of `.ds.metadata`, "name|4", and loads that tokenizer. It cuts the stream
-anew and has no loss mask; with positions from the index, no document sees another.
+itself and has no loss mask; with positions from the index, no document sees another.
 """
 
 from __future__ import annotations

@@ -17,14 +17,13 @@ from packer_cli.records import InputFile, Int64, Records, Slice
 from packer_cli.result.manifest import Manifest
 
 Read = Callable[[InputFile, Slice], Iterator[Records]]
+Shares = dict[tuple[int, int], int]  # (unit, file) -> how many records of it
 _FIRST_BYTES = 1 << 12  # read of a line format at first; most records end within so many
 _TOGETHER = 1 << 20  # characters of texts that are encoded together
 
 
-def shares(
-    manifest: Manifest, files: set[int], sample: int, seed: int
-) -> dict[tuple[int, int], int]:
-    """(unit, file) -> how many documents to take: spread evenly over files, then over units."""
+def shares(manifest: Manifest, files: set[int], sample: int, seed: int) -> Shares:
+    """How many documents to take: spread evenly over files, then over units."""
     rng = np.random.default_rng(seed)
     units: dict[int, list[int]] = {}
     for unit in manifest.units:
@@ -32,7 +31,7 @@ def shares(
             units.setdefault(file, []).append(unit.unit)
     order = rng.permutation(sorted(units)).tolist()
     order.sort(key=lambda file: manifest.inputs[file].documents)  # the smallest first
-    counts: dict[tuple[int, int], int] = {}
+    counts: Shares = {}
     left = sample
     for number, file in enumerate(order):
         documents = manifest.inputs[file].documents
@@ -49,12 +48,12 @@ def shares(
 def draws(
     manifest: Manifest,
     files: set[int],
-    wanted: dict[tuple[int, int], int],
+    wanted: Shares,
     sample: int,
     seed: int,
-) -> dict[tuple[int, int], int]:
-    """(unit, file) -> how many records to draw: as many as `wanted`, and one from each of up to
-    `sample` other files, which may have lost all their documents.
+) -> Shares:
+    """How many records to draw: as many as `wanted`, and one from each of up to `sample` other
+    files, which may have lost all their documents.
     """
     without = sorted(files - {file for _, file in wanted})
     rng = np.random.default_rng([seed, len(without)])

@@ -40,6 +40,7 @@ from packer_cli.threads import run_all
 from packer_cli.tokenization.encoding import Encode
 from packer_cli.verify.documents import Documents
 from packer_cli.verify.drawing import (
+    Shares,
     are_among,
     drawn_records,
     draws,
@@ -56,7 +57,6 @@ from packer_cli.verify.rows import load_rows
 from packer_cli.verify.unit_records import unit_records
 
 _Notify = Callable[[str], None]
-_Shares = dict[tuple[int, int], int]
 _TOO_SLOW = re.compile(
     rb"takes more than ([0-9]{1,6}(?:\.[0-9]{1,9})?) s \(--max-seconds-per-record\)"
 )
@@ -100,10 +100,7 @@ def compare_inputs(
             tokenizer.close()
         return
     with closing(tokenizer) if tokenizer else nullcontext():
-        # two templates are those of the tokenizer in the directory
-        named = is_file(packed, TEMPLATE) and not is_file(packed, TOOL_TEMPLATE)
-        used = replace(config, chat_template=str(path_of(packed, TEMPLATE)) if named else None)
-        limit = _limit_of_time(packed)
+        used, limit = _with_its_template(packed, config), _limit_of_time(packed)
         source = source_again(shape, used, tokenizer, tokenizer_files, limit)
         comparison = _Comparison(packed, config, shape, source.encode, files, findings, stop)
         if everything:
@@ -117,6 +114,12 @@ def compare_inputs(
             run_all(tasks, workers, stop, source.stop)
         if tokenizer:
             tokenizer.finish()
+
+
+def _with_its_template(packed: PackedDirectory, config: PackConfig) -> PackConfig:
+    """`config` with the template in the result; where it has two, they are its tokenizer's own."""
+    alone = is_file(packed, TEMPLATE) and not is_file(packed, TOOL_TEMPLATE)
+    return replace(config, chat_template=str(path_of(packed, TEMPLATE)) if alone else None)
 
 
 def _limit_of_time(packed: PackedDirectory) -> float | None:
@@ -225,7 +228,7 @@ class _Comparison:
                 yield partial(self._compare_files, about)
             rejected_from += record.rejected
 
-    def of_sample(self, wanted: _Shares, drawn: _Shares, seed: int) -> Iterator[Callable[[], None]]:
+    def of_sample(self, wanted: Shares, drawn: Shares, seed: int) -> Iterator[Callable[[], None]]:
         """A task for each unit with a share of the sample."""
         chosen = {unit for unit, _ in [*wanted, *drawn]}
         for about in self._packed.facts.units:
@@ -255,7 +258,7 @@ class _Comparison:
             documents.expect(file, rows.positions(index))
         self._findings.count("documents_compared", documents.finish())
 
-    def _compare_some(self, about: Unit, wanted: _Shares, drawn: _Shares, seed: int) -> None:
+    def _compare_some(self, about: Unit, wanted: Shares, drawn: Shares, seed: int) -> None:
         """Compare as many documents of each file as `wanted` says, and records `drawn` from it."""
         number = about.unit
         rows, documents = self._documents(number)

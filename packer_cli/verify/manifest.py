@@ -85,16 +85,12 @@ def uncovered(manifest: Manifest) -> list[str]:
             if parts:
                 wrong.append(f"a unit reads {one.path}, which is marked as removed")
             continue
-        cut_by = format_named(file_format(manifest, index) or "jsonl").cut_by or "byte"
+        kind = manifest.config.input_format or format_of(one.path)[0]
+        cut_by = format_named(kind or "jsonl").cut_by or "byte"
         end = one.size if cut_by == "byte" else inf
         if text := _not_once(parts, end):
             wrong.append(f"the units' slices of {one.path} {text.format(cut_by)}")
     return wrong
-
-
-def file_format(manifest: Manifest, index: int) -> str | None:
-    """The format in which the run read an input; None if unknown."""
-    return manifest.config.input_format or format_of(manifest.inputs[index].path)[0]
 
 
 def _not_once(parts: list[tuple[int, float]], end: float) -> str:

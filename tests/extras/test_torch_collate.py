@@ -218,7 +218,7 @@ def test_eager_attention_gets_what_it_can_add() -> None:
 @pytest.mark.parametrize(
     ("facts", "form", "message"),
     [
-        ({"layer_types": ["compressed_sparse"]}, "mask", "do not know: compressed_sparse"),
+        ({"layer_types": ["compressed_sparse"]}, "mask", "of an unknown kind: compressed_sparse"),
         ({"_attn_implementation": "flash_attention_2"}, "mask", "flash_attention_2 takes no masks"),
         ({"_attn_implementation": "flex_attention"}, "mask", "flex_attention takes no masks of fo"),
         ({"_attn_implementation": "sdpa"}, "documents", "sdpa takes no masks of form='documents'"),

@@ -272,7 +272,7 @@ def test_labels_that_are_shifted(folder: Path) -> None:
     assert show() == unshifted
 
 
-def test_without_labels_all_is_plain_and_said(folder: Path) -> None:
+def test_without_labels_all_is_plain_and_a_note_says_so(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(jsonl("text"))
     pack("a.jsonl", "-l", 8, "--columns", "input_ids,cu_seqlens")
     result = packer("show", "out")

@@ -111,7 +111,7 @@ def test_each_kind_of_problem_has_its_tip(copied: Callable[[str], Result]) -> No
     (result.path / "notes.txt").write_text("mine")
     checked = packer("verify", "out", "-q")
     assert checked.stderr.splitlines()[1] == (
-        "tip: move them elsewhere: trainers may take them for a part of the result"
+        "tip: move them elsewhere: trainers may take them for part of the result"
     )
     (result.path / "state.json").unlink()
     checked = packer("verify", "out", "-q", "--json")
