@@ -325,3 +325,25 @@ def balance_rows(  # noqa: PLR0912 one loop in the other, as the rule is
         if exchanges == before:
             break
     return [i for row in rows for i in row], np.cumsum([0, *map(len, rows)]).tolist(), exchanges
+
+
+def copy_ids(values):
+    """(ids, whether they all are ids)"""
+    return values, all(0 <= value < 1 << 31 for value in values)
+
+
+def copy_trained(labels, ids):
+    """(trained, whether labels are ids or -100)"""
+    trained = [int(label != IGNORED) for label in labels]
+    return trained, all(label in (IGNORED, own) for label, own in zip(labels, ids, strict=True))
+
+
+def count_real(mask):
+    return sum(mask) if set(mask) <= {0, 1} else -1
+
+
+def keep_real(mask, offsets, ids, trained):
+    """(ids, trained, offsets) without the tokens whose mask is 0"""
+    kept = [i for i in range(len(ids)) if mask[i]]
+    kept_offsets = [sum(i < offset for i in kept) for offset in offsets]
+    return [ids[i] for i in kept], [trained[i] for i in kept], kept_offsets

@@ -67,7 +67,7 @@ class Slice:
     """The part of a file that a work unit reads.
 
     `start` and `stop` count what the format is cut by: bytes (a line belongs to the slice in which
-    it begins) or row groups; other files are one slice each.
+    it begins), row groups or documents; other files are one slice each.
     `stop` None: to the end. `weight`: about how many bytes of text it is.
     """
 
@@ -85,6 +85,14 @@ class Group(NamedTuple):
     """A row group of a file, which is read whole. `bytes`: uncompressed."""
 
     rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Documents:
+    """How many documents a file has, and how many bytes their tokens take, at four a token."""
+
+    count: int
     bytes: int
 
 

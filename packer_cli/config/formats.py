@@ -18,9 +18,9 @@ class Format(NamedTuple):
 
     suffixes    of file names, lower case, with their dot
     reader      "module.Class" in packer_cli.inputs
-    counted_in  what the position of a record counts: "byte" or "row"
-    cut_by      what the start and stop of a slice count: "byte" or "row group"; "": files are read
-                whole
+    counted_in  what the position of a record counts: "byte", "row" or "document"
+    cut_by      what the start and stop of a slice count: "byte", "row group" or "document"; "":
+                files are read whole
     streamed    may be compressed, or come through stdin
     """
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, named
-from packer_cli.inputs.token_columns import check_tokens, clipped
+from packer_cli.inputs.token_columns import Tokens, check_tokens, clipped, faultless
 from packer_cli.records import BadRecord, InputFile, Int64, Records
 
 _SKIP = "mend the row, or use --on-error skip"
@@ -112,6 +112,41 @@ def _without_nulls(value: Any) -> Any:
 
 
 def tokens_of(batch: Any, first_row: int, consumed: int) -> Records:
+    """Rows of lists of token ids, and of labels and masks if there are any."""
+    tokens = _faultless_tokens(batch)
+    if tokens is None:
+        return _tokens_looked_at(batch, first_row, consumed)
+    positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
+    return Records(positions, tokens=tokens, consumed=consumed)
+
+
+def _faultless_tokens(batch: Any) -> Tokens | None:
+    """The tokens, straight from Arrow's buffers; None where a row must be looked at by itself."""
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    if any(column.null_count for column in columns.values()):
+        return None
+    flat = {name: column.flatten() for name, column in columns.items()}
+    if any(values.null_count for values in flat.values()):
+        return None
+    offsets = _offsets(columns["input_ids"])
+    if any(not np.array_equal(_offsets(column), offsets) for column in columns.values()):
+        return None
+    values = {name: one.to_numpy(zero_copy_only=True) for name, one in flat.items()}
+    return faultless(
+        values["input_ids"], offsets, values.get("labels"), values.get("attention_mask")
+    )
+
+
+def _offsets(column: Any) -> Int64:
+    """int64[n + 1], where each list begins in the column's own values; it has no nulls."""
+    if pa.types.is_fixed_size_list(column.type):
+        return np.arange(len(column) + 1, dtype=np.int64) * int(column.type.list_size)
+    offsets: Int64 = column.offsets.to_numpy().astype(np.int64)
+    offsets -= offsets[0]
+    return offsets
+
+
+def _tokens_looked_at(batch: Any, first_row: int, consumed: int) -> Records:
     bad: dict[int, str] = {}
     columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
     ids = columns["input_ids"]

@@ -31,7 +31,8 @@ from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.parquet_pages import pages
 from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice
 
-_BATCH_ROWS = 1024
+# Texts and fields become objects, each with a size of its own; lists of tokens do not.
+_BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
 _BATCH_BYTES = 4 << 20
 # The memory that cells of a batch may take once each has its own copy of its dictionary entry.
 _DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
@@ -86,7 +87,7 @@ class _ColumnarReader:
         row = first_row
         for batch in batches:
             sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
-            for start, stop in _cuts(sizes, longest):
+            for start, stop in _cuts(sizes, longest, _most_rows(shape)):
                 part = batch.slice(start, stop - start)
                 size = round(part.num_rows * consumed)
                 overlong = next((name for name in sizes if sizes[name][start] > longest), None)
@@ -121,14 +122,18 @@ def _sizes(column: Any) -> Int64:
     return lengths
 
 
-def _cuts(sizes: dict[str, Int64], longest: int) -> Iterator[tuple[int, int]]:
+def _most_rows(shape: Shape) -> int:
+    return _TOKEN_ROWS if shape.kind == "tokens" else _BATCH_ROWS
+
+
+def _cuts(sizes: dict[str, Int64], longest: int, most_rows: int) -> Iterator[tuple[int, int]]:
     """(start, stop) of parts of few rows and bytes; a row with a cell above `longest` is alone."""
     columns = list(sizes.values())
     rows = len(columns[0])
     filled = np.cumsum(np.sum(columns, axis=0)) // _BATCH_BYTES
     alone = np.flatnonzero(np.max(columns, axis=0) > longest)
     full = np.flatnonzero(np.diff(filled)) + 1
-    edges = np.concatenate([np.arange(0, rows, _BATCH_ROWS), full, alone, alone + 1, [rows]])
+    edges = np.concatenate([np.arange(0, rows, most_rows), full, alone, alone + 1, [rows]])
     return pairwise(np.unique(edges).tolist())
 
 
@@ -146,7 +151,7 @@ def _footer_of(file: InputFile) -> tuple[Any, Int64]:
 
 
 class ParquetReader(_ColumnarReader):
-    """Split by row groups; decoded a thousand rows at a time, or fewer where they are long."""
+    """Split by row groups; decoded a few megabytes at a time."""
 
     def groups(self, file: InputFile) -> list[Group]:
         with _reading(file):
@@ -188,9 +193,10 @@ class ParquetReader(_ColumnarReader):
                         continue
                     rows = max(int(first_rows[groups.stop]) - first_row, 1)
                     size = sum(_stored_bytes(metadata.row_group(i), names) for i in groups)
-                    at_once = min(max(_BATCH_BYTES * rows // max(size, 1), 1), _BATCH_ROWS)
+                    most = _most_rows(shape)
+                    at_once = min(max(_BATCH_BYTES * rows // max(size, 1), 1), most)
                     for group in map(metadata.row_group, groups):
-                        at_once = min(at_once, _rows_of_dictionaries(file, group, names))
+                        at_once = min(at_once, _rows_of_dictionaries(file, group, names, most))
                     batches = parquet.iter_batches(at_once, row_groups=list(groups), columns=names)
                     yield from self._records(
                         file, batches, first_row, shape, consumed, config.max_line_bytes
@@ -216,11 +222,11 @@ def _stored_bytes(row_group: Any, names: list[str]) -> int:
     return sum(column.total_uncompressed_size for column in _chunks(row_group, names))
 
 
-def _rows_of_dictionaries(file: InputFile, row_group: Any, names: list[str]) -> int:
-    """How many rows may be read at once, though a cell that is stored once, in a dictionary, may be
-    in all of them.
+def _rows_of_dictionaries(file: InputFile, row_group: Any, names: list[str], most: int) -> int:
+    """How many rows, at `most`, may be read at once, though a cell that is stored once, in a
+    dictionary, may be in all of them.
     """
-    rows: int = min(row_group.num_rows, _BATCH_ROWS)
+    rows: int = min(row_group.num_rows, most)
     for chunk in _chunks(row_group, names):
         if not chunk.has_dictionary_page or chunk.total_uncompressed_size * rows < _DENSE_BYTES:
             continue

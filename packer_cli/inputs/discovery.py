@@ -21,7 +21,7 @@ from packer_cli.config.documents import GIB, MIB, DocumentConfig
 from packer_cli.config.formats import COMPRESSIONS, FORMATS, SUFFIXES, format_named, format_of
 from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
-from packer_cli.inputs.formats import groups_of
+from packer_cli.inputs.formats import document_edges, documents_of, groups_of
 from packer_cli.ownership import MARKER as OWNER
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
@@ -316,6 +316,8 @@ def _weight(file: InputFile) -> int:
     groups = groups_of(file)
     if groups is not None:
         return max(1, sum(group.bytes for group in groups))
+    if (documents := documents_of(file)) is not None:
+        return max(1, documents.bytes)
     return max(1, file.size * (_COMPRESSION_RATIO if file.compression else 1))
 
 
@@ -326,6 +328,10 @@ def _slices(file: InputFile, weight: int, target: int) -> list[Slice]:
     groups = groups_of(file)
     if groups is not None:
         return [Slice(file.index, i, i + 1, one.bytes) for i, one in enumerate(groups)] or whole
+    edges = document_edges(file, -(-weight // target))
+    if edges is not None:
+        each = weight // max(len(edges) - 1, 1)
+        return [Slice(file.index, a, b, each) for a, b in pairwise(edges)] or whole
     if format_named(file.format).cut_by != "byte":
         return whole
     count = -(-file.size // target)

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, cast
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.formats import format_named
 from packer_cli.config.shapes import Shape, find_shape
 from packer_cli.errors import DataError
-from packer_cli.records import Group, InputFile, Records, Slice
+from packer_cli.records import Documents, Group, InputFile, Records, Slice
 
 _BEGINNING = 1 << 16
 
@@ -27,8 +27,8 @@ class Reader(Protocol):
 
     `holds_tokens`: records can be token ids. `fields` gives the names in the first record, None
     when there is none. `read` yields Records in the file's order; with `peek`, what it takes
-    from stdin is read again by the run. `groups` gives what the slices of a file count, where
-    that is not bytes.
+    from stdin is read again by the run. `groups` gives the row groups of a file, where its slices
+    count these.
     """
 
     holds_tokens: bool
@@ -47,6 +47,17 @@ class Reader(Protocol):
     def groups(self, file: InputFile) -> list[Group]: ...
 
 
+class DocumentReader(Reader, Protocol):
+    """A reader of a format whose slices count documents, from 0.
+
+    `documents` is what a file has. `edges` gives at most `parts` + 1 ascending numbers of
+    documents, from 0 to their count, between which lie about as many bytes each.
+    """
+
+    def documents(self, file: InputFile) -> Documents: ...
+    def edges(self, file: InputFile, parts: int) -> list[int]: ...
+
+
 @cache
 def reader_for(name: str) -> Reader:
     """The reader of a format; imports only what that format needs. UsageError for no format."""
@@ -56,10 +67,28 @@ def reader_for(name: str) -> Reader:
 
 
 def groups_of(file: InputFile) -> list[Group] | None:
-    """The row groups that slices of a file count; None where they count bytes."""
+    """The row groups that slices of a file count; None where they count something else."""
     if format_named(file.format).cut_by != "row group":
         return None
     return reader_for(file.format).groups(file)
+
+
+def documents_of(file: InputFile) -> Documents | None:
+    """The documents that slices of a file count; None where they count something else."""
+    reader = _document_reader(file)
+    return None if reader is None else reader.documents(file)
+
+
+def document_edges(file: InputFile, parts: int) -> list[int] | None:
+    """The documents at which a file is cut into `parts`; None where slices count something else."""
+    reader = _document_reader(file)
+    return None if reader is None else reader.edges(file, parts)
+
+
+def _document_reader(file: InputFile) -> DocumentReader | None:
+    if format_named(file.format).cut_by != "document":
+        return None
+    return cast("DocumentReader", reader_for(file.format))
 
 
 def beginning(file: InputFile, size: int) -> Slice:

@@ -30,7 +30,7 @@ _ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """Where a segment came from. `position` counts `unit`s: "byte" or "row"."""
+    """Where a segment came from. `position` counts `unit`s: "byte", "row" or "document"."""
 
     file: str
     position: int

@@ -77,8 +77,8 @@ def _without_specials(records: Records, specials: Specials) -> Records:
 
 
 def _refuse_ids_above(highest: int, batch: TokenBatch, file: InputFile) -> None:
-    above = np.flatnonzero(batch.ids > highest)
-    if len(above):
+    if batch.ids.max(initial=0) > highest:
+        above = np.flatnonzero(batch.ids > highest)
         document = int(np.searchsorted(batch.offsets, above[0], side="right")) - 1
         place = reader_for(file.format).describe(file, int(batch.position[document]))
         raise DataError(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli.config.formats import format_named
-from packer_cli.inputs.formats import groups_of
+from packer_cli.inputs.formats import documents_of, groups_of
 from packer_cli.records import InputFile, Int64, Records, Slice
 from packer_cli.result.manifest import Manifest
 
@@ -118,6 +118,9 @@ def _parts(file: InputFile, positions: Int64) -> list[Slice]:
         edges = np.cumsum([group.rows for group in row_groups])
         groups = np.unique(np.searchsorted(edges, positions, side="right")).tolist()
         return [Slice(file.index, group, group + 1, 0) for group in groups if group < len(edges)]
+    if (documents := documents_of(file)) is not None:
+        there = positions[positions < documents.count].tolist()
+        return [Slice(file.index, at, at + 1, 0) for at in there]
     return [Slice(file.index, 0, None, 0)]
 
 
@@ -153,6 +156,9 @@ def drawn_records(
         number = min(count, len(groups))
         chosen = rng.choice(groups, number, replace=False, p=weights / weights.sum())
         parts = [Slice(file.index, group, group + 1, 0) for group in sorted(chosen.tolist())]
+    elif (documents := documents_of(file)) is not None:
+        stops = [documents.count if part.stop is None else part.stop for part in slices]
+        parts = _drawn_documents(slices, stops, count, rng)
     # the records with the smallest keys: of any number read, `count` stay in memory
     smallest: list[tuple[float, Records]] = []
     for part in parts:
@@ -162,6 +168,20 @@ def drawn_records(
             smallest += [(float(keys[i]), records.take(np.array([i]))) for i in least.tolist()]
             smallest = sorted(smallest, key=lambda one: one[0])[:count]
     yield from (records for _, records in smallest)
+
+
+def _drawn_documents(
+    slices: list[Slice], stops: list[int], count: int, rng: np.random.Generator
+) -> list[Slice]:
+    """Up to `count` documents of the slices, each a slice of its own, in order."""
+    sizes = [stop - part.start for part, stop in zip(slices, stops, strict=True)]
+    ends = np.cumsum(sizes)
+    total = int(ends[-1])
+    chosen = np.sort(rng.choice(total, min(count, total), replace=False))
+    which = np.searchsorted(ends, chosen, side="right")
+    starts = np.array([part.start for part in slices])
+    numbers = chosen - (ends[which] - np.array(sizes)[which]) + starts[which]
+    return [Slice(slices[0].file, at, at + 1, 0) for at in numbers.tolist()]
 
 
 def _drawn_by_bytes(

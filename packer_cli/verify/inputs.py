@@ -27,7 +27,7 @@ from packer_cli.config.shapes import Shape
 from packer_cli.errors import PackerError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
-from packer_cli.inputs.formats import detect_shape, groups_of, reader_for
+from packer_cli.inputs.formats import detect_shape, documents_of, groups_of, reader_for
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Int64, Records, Slice
 from packer_cli.result.layout import MANIFEST, REJECTED, TEMPLATE, TOOL_TEMPLATE
@@ -50,7 +50,7 @@ from packer_cli.verify.drawing import (
 )
 from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings
 from packer_cli.verify.kept_tokenizer import kept_tokenizer, other_tokenizer
-from packer_cli.verify.manifest import row_groups_left, unshaped
+from packer_cli.verify.manifest import left_out, unshaped
 from packer_cli.verify.packed_again import compare_packed
 from packer_cli.verify.reading import is_file, lines_of, path_of
 from packer_cli.verify.rows import load_rows
@@ -78,7 +78,7 @@ def compare_inputs(
     findings.documents_compared, findings.inputs_compared = 0, len(files)
     if not files:
         return
-    _check_row_groups(manifest, files, findings)
+    _check_ends(manifest, files, findings)
     documents = sum(manifest.inputs[file].documents for file in files)
     everything = sample is None or sample >= documents
     if "segments" not in config.columns and not everything:
@@ -172,11 +172,15 @@ def _unchanged(
     return dict(sorted(files.items()))
 
 
-def _check_row_groups(manifest: Manifest, files: dict[int, InputFile], findings: Findings) -> None:
+def _check_ends(manifest: Manifest, files: dict[int, InputFile], findings: Findings) -> None:
+    """Whether slices that count row groups or documents go on to the last one."""
     for index, file in files.items():
+        text = ""
         try:
-            groups = groups_of(file)
-            text = "" if groups is None else row_groups_left(manifest, index, len(groups))
+            if (groups := groups_of(file)) is not None:
+                text = left_out(manifest, index, len(groups), "row group")
+            elif (documents := documents_of(file)) is not None:
+                text = left_out(manifest, index, documents.count, "document")
         except PackerError as error:
             text = error.message
         findings.add(file.path, *([text] if text else []), remedy=DIFFERENT)

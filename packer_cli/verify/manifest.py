@@ -72,7 +72,7 @@ def _impossible_options(manifest: Manifest, config: PackConfig) -> list[str]:
 def uncovered(manifest: Manifest) -> list[str]:
     """Inputs that the slices of all units do not cover exactly once, from beginning to end.
 
-    Where row groups end is not known here: see `row_groups_left`.
+    How many row groups or documents there are is not known here, see `left_out`.
     """
     slices: dict[int, list[tuple[int, float]]] = {}
     for unit in manifest.units:
@@ -112,13 +112,16 @@ def _not_once(parts: list[tuple[int, float]], end: float) -> str:
     return ""
 
 
-def row_groups_left(manifest: Manifest, index: int, groups: int) -> str:
-    """What the slices of a Parquet file with so many row groups leave out, or ""."""
+def left_out(manifest: Manifest, index: int, count: int, what: str) -> str:
+    """What the slices of a file with so many row groups, or documents, leave out; "" for nothing.
+
+    `what`: what is counted, in the singular.
+    """
     stops = [stop for unit in manifest.units for file, _, stop in unit.slices if file == index]
-    last = max((stop for stop in stops if stop is not None), default=groups)
-    if None in stops or last == groups:
+    last = max((stop for stop in stops if stop is not None), default=count)
+    if None in stops or last == count:
         return ""
-    return f"has {groups} row groups, the units' slices end after {last}"
+    return f"has {count} {what}s, the units' slices end after {last}"
 
 
 def unshaped(config: PackConfig, shape: Shape) -> list[str]:
