@@ -22,7 +22,7 @@ from fsspec.spec import AbstractBufferedFile
 from support import COMPRESSORS, assert_error, jsonl, pack, packer, packer_process, recover_texts
 
 from packer_cli import storage
-from packer_cli.cli.pack import default_output
+from packer_cli.cli.runs import default_output
 
 TEXTS = [f"text {i} " + "ab" * (i % 5) for i in range(400)]
 TABLE = pa.table({"text": TEXTS})
@@ -192,7 +192,7 @@ def test_the_command_reads_a_url() -> None:
     ],
 )
 def test_the_result_of_a_url_is_named_after_it(name: str, output: str) -> None:
-    assert str(default_output([name], 8)) == output
+    assert str(default_output([name], "packed-8")) == output
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from packer_cli.cli.pack import pack
 from packer_cli.cli.show import show
 from packer_cli.cli.stats import stats
 from packer_cli.cli.suggestions import missing, suggested
+from packer_cli.cli.tokenize import tokenize
 from packer_cli.cli.tokenizer import tokenizer
 from packer_cli.cli.verify import verify
 from packer_cli.errors import (
@@ -167,7 +168,7 @@ app = typer.Typer(
     "3 a bug in packer; 130 interrupted.",
 )
 _RUNS: dict[str, Callable[..., None]] = {
-    one.__name__: one for one in (pack, finalize, stats, show, verify, export, tokenizer)
+    one.__name__: one for one in (pack, tokenize, finalize, stats, show, verify, export, tokenizer)
 }
 for _run in _RUNS.values():
     # row numbers from the end, such as -1, are not options

@@ -3,105 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from packer_cli.cli import startup
 from packer_cli.cli.reports import print_packed
+from packer_cli.cli.runs import (
+    Inputs,
+    Rank,
+    Staging,
+    TextField,
+    TokenizerName,
+    WorldSize,
+    default_output,
+    output_option,
+    run_to,
+    with_text_field,
+)
 from packer_cli.cli.shared import AsJson, Debug, Quiet, print_note
-from packer_cli.cli.values import refuse_name
-from packer_cli.config.option import DOCUMENTS, INPUT, OUTPUT, RUNNING, Option
+from packer_cli.config.option import OUTPUT, Option
 from packer_cli.config.options import PackConfig
 from packer_cli.config.run_options import RunOptions
-from packer_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from packer_cli.result.manifest import Manifest
 
-_LEAST_UTILIZATION = 0.5  # packing reaches more with any documents, if rows are not too long
-
-
-def default_output(inputs: list[str], max_length: int) -> Path:
-    """`data-packed-4096` for `some/where/data.jsonl` or a URL, in the current directory."""
-    from packer_cli.config.formats import format_of
-    from packer_cli.storage import base_name
-
-    name = base_name(inputs[0])
-    if inputs[0] == "-":
-        name = "stdin"
-    elif format_of(name)[0]:
-        stem = Path(name).stem
-        name = Path(stem).stem if format_of(stem)[0] else stem
-    stem = "".join(c for c in name if c not in "*?[]") or "data"
-    return Path(f"{stem}-packed-{max_length}")
+_LEAST_UTILIZATION = 0.5  # packing alone reaches more, whatever the documents
 
 
 def pack(
     ctx: typer.Context,
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT", help="Files, directories, globs, URLs of these, or - for stdin."
-        ),
-    ],
+    inputs: Inputs,
     config: PackConfig,
     *,
-    tokenizer: Annotated[
-        str | None,
-        Option(
-            "Folder, tokenizer.json, hub name, or bytes. Default: $PACKER_TOKENIZER, then bytes.",
-            DOCUMENTS,
-            first=2,
-            short="-t",
-            metavar="NAME",
-            elsewhere=("--model", "--tokenizer-path", "--tokenizer-name", "--tokenizer-model"),
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        Option(
-            "Directory to write, or a URL. Default: INPUT-packed-MAX_LENGTH.",
-            OUTPUT,
-            first=3,
-            short="-o",
-            metavar="DIR",
-            elsewhere=("--out", "--output-dir", "--save-dir", "--output-path", "--output-prefix"),
-        ),
-    ] = None,
-    text_field: Annotated[
-        str | None,
-        Option(
-            "Field or column that holds the text. Default: text.",
-            INPUT,
-            first=4,
-            metavar="COLUMN",
-            elsewhere=("--text-column", "--text-key", "--json-keys"),
-        ),
-    ] = None,
+    tokenizer: TokenizerName = None,
+    output: Annotated[str | None, output_option("INPUT-packed-MAX_LENGTH")] = None,
+    text_field: TextField = None,
     position_ids: Annotated[bool, Option("Also write the column position_ids.", OUTPUT)] = False,
-    staging: Annotated[
-        str | None,
-        Option(
-            "Where to pack a result for a URL first. Default: in the temporary directory.",
-            OUTPUT,
-            metavar="DIR",
-        ),
-    ] = None,
+    staging: Staging = None,
     options: RunOptions,
-    rank: Annotated[
-        str | None,
-        Option(
-            "Pack only every WORLD_SIZE-th unit, from the R-th on; the last rank finishes. auto: "
-            "from SLURM and the like.",
-            RUNNING,
-            metavar="R|auto",
-        ),
-    ] = None,
-    world_size: Annotated[
-        str | None, Option("How many ranks there are.", RUNNING, metavar="W|auto")
-    ] = None,
+    rank: Rank = None,
+    world_size: WorldSize = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -111,46 +54,25 @@ def pack(
     Reads JSON lines, Parquet, Arrow, text, CSV and Hugging Face dataset directories, also
     through .gz .zst .bz2 .xz .lz4. Records are {"text": ...}, {"messages": [...]} or
     conversations, a prompt and its completion, alpaca instructions, or {"input_ids": [...]}.
+    Directories of packer tokenize are packed without tokenizing them again.
 
     Example: packer pack data.jsonl --max-length 4096 --tokenizer ./my-model
     """
     startup.prepare_run()
-    from packer_cli.run import pipeline
-    from packer_cli.run.ranks import find_rank
-    from packer_cli.run.staging import default_staging
-    from packer_cli.storage import is_url
+    from packer_cli.result.manifest import Manifest
 
     if position_ids:
         config = replace(config, columns=(*config.columns, "position_ids"))
-    if text_field is not None:
-        fields = {"text": text_field} | config.renamed
-        config = replace(config, fields=tuple(sorted(fields.items())))
-    ranks = find_rank(rank, world_size)
-    options = replace(
-        options, progress=not quiet, rank=ranks["rank"], world_size=ranks["world_size"]
-    )
-    if tokenizer == "":
-        raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
-    refuse_name("--output", output)
-    refuse_name("--staging", staging)
-    destination: Path | str = output or default_output(inputs, config.max_length)
-    if staging is not None and (not staging or is_url(staging)):
-        raise UsageError(f"--staging: {staging!r} is not a local path", "name a directory")
-    folder = None if staging is None else Path(staging)
-    if is_url(str(destination)):
-        state = f"not uploaded, but kept in {folder or default_staging(str(destination))}"
-    else:
-        destination, state = Path(destination), "kept, marked incomplete"
-        if folder:
-            raise UsageError("--staging: is for an --output that is a URL", "leave it out")
-    notify = (lambda message: None) if quiet else print_note
-    manifest = pipeline.pack(
-        inputs, destination, config, options, tokenizer, notify, print_note, ctx.obj, folder
-    )
-    if manifest is None:  # other ranks have units to pack
+    if output is None:
+        output = default_output(inputs, f"packed-{config.max_length}")
+    destination, manifest, state = run_to(
+        ctx, inputs, output, with_text_field(config, text_field), options, tokenizer=tokenizer,
+        staging=staging, rank=rank, world_size=world_size, quiet=quiet,
+    )  # fmt: skip
+    if not isinstance(manifest, Manifest):  # other ranks have units to pack
         return
-    if concern := _concern_of(config.max_length, manifest):
-        notify(concern)
+    if not quiet and (concern := _concern_of(config.max_length, manifest)):
+        print_note(concern)
     print_packed(destination, manifest, as_json=as_json, state=state)
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from packer_cli.errors import ThresholdMissed
 
 if TYPE_CHECKING:
-    from packer_cli.result.manifest import Manifest
+    from packer_cli.result.manifest import Result
 
 
 def print_packed(
     directory: Path | str,
-    manifest: Manifest,
+    manifest: Result,
     *,
     as_json: bool,
     state: str = "kept, marked incomplete",
@@ -27,8 +27,18 @@ def print_packed(
         )
 
 
-def print_report(directory: Path | str, manifest: Manifest, *, as_json: bool, **how: Any) -> None:
-    if as_json:
+def print_report(directory: Path | str, manifest: Result, *, as_json: bool, **how: Any) -> None:
+    from packer_cli.result.manifest import Manifest
+
+    if not isinstance(manifest, Manifest):
+        from packer_cli.stats.tokenized import as_json as render
+        from packer_cli.stats.tokenized import print_documents
+
+        if as_json:
+            print(render(directory, manifest, by=how.get("by")))
+        else:
+            print_documents(directory, manifest, **how)
+    elif as_json:
         from packer_cli.stats.report import as_json as render
 
         print(render(directory, manifest, by=how.get("by")))

@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
-from packer_cli.config.formats import FORMATS
+from packer_cli.config.formats import FILE_FORMATS
 from packer_cli.config.option import (
     DOCUMENTS,
     INPUT,
@@ -81,7 +81,7 @@ class DocumentConfig:
             "What the files are:",
             INPUT,
             metavar="FORMAT",
-            choices=plain(FORMATS),
+            choices=plain(FILE_FORMATS),
             unset="by file name",
             aliases={"json": "jsonl", "jsonlines": "jsonl", "ndjson": "jsonl", "txt": "text",
                      "feather": "arrow"},
@@ -248,6 +248,11 @@ class DocumentConfig:
     def least_unit_tokens(self) -> int:
         """How long a work unit should be at least."""
         return 0
+
+    @property
+    def documents_shuffled(self) -> bool:
+        """Whether those of tokenized directories are taken in a seeded order."""
+        return False
 
     @property
     def shortens_conversations(self) -> bool:

@@ -37,9 +37,11 @@ FORMATS = {
     "arrow": Format((".arrow", ".feather", ".ipc"), "columnar.ArrowReader", "row", "", False),
     "text": Format((".txt", ".text"), "text.TextReader", "byte", "", True),
     "csv": Format((".csv",), "delimited.CsvReader", "byte", "", True),
+    "tokenized": Format((), "tokenized.TokenizedReader", "document", "document", False),
     "tsv": Format((".tsv",), "delimited.TsvReader", "byte", "", True),
 }
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
+FILE_FORMATS = tuple(name for name, format_ in FORMATS.items() if format_.suffixes)
 SUFFIXES = {suffix: name for name, format_ in FORMATS.items() for suffix in format_.suffixes}
 
 

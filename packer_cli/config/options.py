@@ -27,7 +27,7 @@ from packer_cli.config.row_rules import MAX_LENGTH_LIMIT, check_row_options
 from packer_cli.config.strategies import BY_ALIAS, NAMES, keeps_order
 from packer_cli.errors import UsageError
 
-_ROWS_PER_UNIT = 1024
+_ROWS_PER_UNIT, _VIEW_TOKENS = 1024, 1 << 26
 _SUPERVISED = Need("messages, prompts and instructions", lambda shape, config: shape.is_supervised)
 _UNTRAINED = Need("records that say what is trained on", lambda shape, config: shape.kind != "text")
 
@@ -240,8 +240,13 @@ class PackConfig(DocumentConfig):
 
     @property
     def least_unit_tokens(self) -> int:
-        """A thousand rows, so that the unit's unfilled last row is noise."""
-        return _ROWS_PER_UNIT * self.max_length
+        """A thousand rows, so that the unfilled last one is noise; more of a view's, which are small."""
+        rows = _ROWS_PER_UNIT * self.max_length
+        return max(rows, _VIEW_TOKENS) if self.view else rows
+
+    @property
+    def documents_shuffled(self) -> bool:
+        return bool(self.shuffle)
 
     @property
     def shortens_conversations(self) -> bool:

@@ -25,7 +25,7 @@ from packer_cli.inputs.formats import document_edges, documents_of, groups_of
 from packer_cli.ownership import MARKER as OWNER
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
-from packer_cli.result.manifest import is_manifest
+from packer_cli.result.manifest import TOKENIZED, holds_documents, is_manifest
 
 _Key = TypeVar("_Key")
 
@@ -139,8 +139,15 @@ def _files_below(
     content, real = sorted(_listing(folder)), storage.identity(folder)
     names = {name for name, _ in content}
     if _is_ours(folder, names):
+        manifest = storage.join(folder, MANIFEST)
+        if not above and MANIFEST in names and holds_documents(manifest):
+            yield manifest
+            return
         if not above:
-            raise UsageError(f"{folder}: is a result of packer", "pack the original data instead")
+            raise UsageError(
+                f"{folder}: is a result of packer",
+                "name the original data, or a directory that packer tokenize has finished",
+            )
         notify(f"{folder}: left out: it holds a result of packer")
         return
     if real in above:  # a symbolic link to a folder above
@@ -204,6 +211,14 @@ def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
     return strings
 
 
+def _format_of(path: str, config: DocumentConfig) -> tuple[str | None, str | None]:
+    """(format, compression) of an input; a tokenized directory is named by its manifest."""
+    if storage.base_name(path) == MANIFEST and holds_documents(path):
+        return TOKENIZED, None
+    file_format, compression = format_of(path)
+    return config.input_format or file_format, compression
+
+
 def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
     """The description of an input. UsageError or DataError when it cannot be read."""
     if path == STDIN:
@@ -213,8 +228,7 @@ def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
         if not format_named(name).streamed:
             raise UsageError(f"-: {name} cannot be read from stdin", "name the file instead")
         return InputFile(index, path, name, None, 0, 0)
-    file_format, compression = format_of(path)
-    file_format = config.input_format or file_format
+    file_format, compression = _format_of(path, config)
     if file_format is None:
         raise UsageError(
             f"{path}: cannot tell the format from the name",
@@ -289,7 +303,12 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     unit_bytes = config.unit_bytes
     if unit_bytes is None:
         unit_bytes = _default_unit_bytes(total + standing, config.least_unit_tokens)
-    target = max(1, -(-total // max(1, -(-total // unit_bytes))))
+    count = max(1, -(-total // unit_bytes))
+    if config.documents_shuffled and files[0].format == TOKENIZED:
+        from packer_cli.inputs.tokenized import shuffled_units  # noqa: PLC0415
+
+        return shuffled_units(files, count)
+    target = max(1, -(-total // count))
     units: list[WorkUnit] = []
     current: list[Slice] = []
     room = target

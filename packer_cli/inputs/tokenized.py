@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import UsageError
 from packer_cli.records import (
     Documents,
     Group,
@@ -31,10 +32,9 @@ from packer_cli.records import (
     TokenBatch,
     WorkUnit,
 )
-from packer_cli.result.manifest import TokenizedManifest
+from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
 from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
 
-FORMAT = "tokenized"
 _BATCH_TOKENS, _BATCH_DOCUMENTS = 1 << 20, 1 << 16
 _BYTES_PER_TOKEN = 4
 
@@ -73,9 +73,7 @@ class TokenizedReader:
         peek: bool = False,
     ) -> Iterator[Records]:
         inputs = TokenizedInputs([file], None)
-        stop = len(_opened(file)) if part.stop is None else part.stop
-        whole = Slice(file.index, part.start, stop, part.weight)
-        for batch in inputs.read(WorkUnit(0, (whole,))):
+        for batch in inputs.read(WorkUnit(0, (part,))):
             lengths = np.diff(batch.offsets).astype(np.int32)
             places = batch.file, batch.position, np.zeros_like(lengths), lengths
             ids = inputs.tokens.gather(*places)
@@ -115,7 +113,7 @@ class TokenizedInputs:
             order = _interleaved([len(part) for part in parts])
             file, number = file[order], number[order]
         lengths = np.concatenate(
-            [self._directories[self._place[s.file]].lengths[p]
+            [self._directory(s.file).lengths[p]
              for p, s in zip(parts, unit.slices, strict=True)]
         )  # fmt: skip
         if self._seed is not None and len(parts) > 1:
@@ -126,12 +124,14 @@ class TokenizedInputs:
     def _chosen(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""
         if self._seed is None:
-            stop = part.stop if part.stop is not None else part.start
+            stop = len(self._directory(part.file)) if part.stop is None else part.stop
             return np.arange(part.start, stop)
         if part.file not in self._orders:
-            directory = self._directories[self._place[part.file]]
-            self._orders[part.file] = directory.order(self._seed)
+            self._orders[part.file] = self._directory(part.file).order(self._seed)
         return self._orders[part.file][part.start : part.stop]
+
+    def _directory(self, file: int) -> TokenizedDirectory:
+        return self._directories[self._place[file]]
 
     def _batch(self, file: Int32, number: Int64, lengths: Int32) -> TokenBatch:
         offsets = np.zeros(len(lengths) + 1, np.int64)
@@ -166,17 +166,17 @@ def _cuts(lengths: Int32) -> Iterator[tuple[int, int]]:
     edges = np.flatnonzero(np.diff(tokens)) + 1
     edges = np.union1d(edges, np.arange(0, len(lengths), _BATCH_DOCUMENTS))
     bounds = [0, *edges[edges > 0].tolist(), len(lengths)]
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in pairwise(bounds):
         if end > begin:
             yield begin, end
 
 
 def is_tokenized(files: Sequence[InputFile]) -> bool:
     """Whether the inputs are tokenized directories. UsageError for some that are, and others."""
-    tokenized = [file for file in files if file.format == FORMAT]
+    tokenized = [file for file in files if file.format == TOKENIZED]
     if not tokenized:
         return False
-    others = [file for file in files if file.format != FORMAT]
+    others = [file for file in files if file.format != TOKENIZED]
     if others:
         raise UsageError(
             f"{tokenized[0].path} is tokenized, {others[0].path} is not",
@@ -209,38 +209,36 @@ def _named(tokenizer: Any) -> str:
     return f"{tokenizer.source} (sha256 {tokenizer.sha256[:12] or 'none'})"
 
 
-def shape_of(files: Sequence[InputFile]) -> Shape:
-    """What the records of tokenized directories are. DataError for some that may be cut and some
-    that may not.
+def shape_of(files: Sequence[InputFile], overlong: str | None) -> Shape:
+    """What the records of tokenized directories are. UsageError where some may be cut, some may
+    not, and `overlong` does not say what becomes of those longer than a row.
     """
     kinds = {file.path: _opened(file).facts.config.shape for file in files}
-    supervised = {path for path, kind in kinds.items() if kind not in ("text", "tokens")}
-    del DataError
-    return Shape("tokens", {"input_ids": "input_ids"}, of_supervised=bool(supervised))
+    whole = [path for path, kind in kinds.items() if kind not in ("text", "tokens")]
+    if whole and len(whole) < len(kinds) and overlong is None:
+        other = next(path for path in kinds if path not in whole)
+        raise UsageError(
+            f"{whole[0]} holds {kinds[whole[0]]}, which are not to be cut, {other} holds "
+            f"{kinds[other]}",
+            "say what becomes of documents that are too long: --overlong drop or truncate",
+        )
+    return Shape("tokens", {"input_ids": "input_ids"}, of_supervised=bool(whole))
 
 
-def units_of(files: Sequence[InputFile], parts: int, *, shuffled: bool) -> list[WorkUnit]:
-    """`parts` work units: the same share of every directory in each, or, not `shuffled`, the
-    directories' documents one after the other.
-    """
+def shuffled_units(files: Sequence[InputFile], parts: int) -> list[WorkUnit]:
+    """At most `parts` work units, each with the same share of every directory's documents."""
     counts = [len(_opened(file)) for file in files]
     weights = [_BYTES_PER_TOKEN * _opened(file).facts.tokens for file in files]
-    total = sum(counts)
-    parts = max(1, min(parts, total))
+    parts = max(1, min(parts, max(counts)))
     units = []
     for part in range(parts):
-        slices = []
-        begin, end = total * part // parts, total * (part + 1) // parts
-        first = 0
-        for file, count, weight in zip(files, counts, weights, strict=True):
-            if shuffled:
-                start, stop = count * part // parts, count * (part + 1) // parts
-            else:
-                start, stop = (min(max(edge - first, 0), count) for edge in (begin, end))
-            first += count
-            if start < stop:
-                share = weight * (stop - start) // count
-                slices.append(Slice(file.index, start, stop, share))
-        if slices:
-            units.append(WorkUnit(len(units), tuple(slices)))
+        edges = [(count * part // parts, count * (part + 1) // parts) for count in counts]
+        slices = tuple(
+            Slice(file.index, start, stop, weight * (stop - start) // count)
+            for file, count, weight, (start, stop) in zip(
+                files, counts, weights, edges, strict=True
+            )
+            if start < stop
+        )
+        units.append(WorkUnit(part, slices))
     return units

@@ -1,4 +1,4 @@
-"""Writing documents as Arrow IPC streams, and beside each its index: a tokenized directory's shards.
+"""Writing the shards of a tokenized directory: documents as Arrow IPC streams, and their indexes.
 
     documents-00000-000.arrow   input_ids, trained, file, position
     index-00000-000.arrow       length, trained_tokens, content_hash of the same documents
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import from_os_error
-from packer_cli.records import Int32, Int64, TokenBatch, UInt8
+from packer_cli.records import Int32, TokenBatch, UInt8
 from packer_cli.result.layout import DOCUMENTS, INDEX, PART, unnamed_shard
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shards import FORMAT_VERSION, Shard

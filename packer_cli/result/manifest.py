@@ -274,6 +274,16 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def holds_documents(path: str) -> bool:
+    """Whether this is the manifest of a tokenized directory."""
+    try:
+        with storage.open_bytes(path) as file:
+            content = msgspec.json.decode(file.read())
+    except (OSError, DataError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("kind") == TOKENIZED
+
+
 def looks_like_one(data: bytes) -> bool:
     """Whether this is the content of a manifest of ours, of any version, damaged or not."""
     try:

@@ -8,20 +8,29 @@ from itertools import pairwise
 
 import msgspec
 
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import UsageError
-from packer_cli.result.manifest import OF_INPUTS, Manifest
+from packer_cli.result.manifest import OF_INPUTS, Manifest, Result
 from packer_cli.result.shards import Shard
 
 
-def config_of(manifest: Manifest) -> PackConfig:
+def document_config_of(manifest: Result) -> DocumentConfig:
     """The options of the run. Raises ValueError when no run can have them."""
+    kind = PackConfig if isinstance(manifest, Manifest) else DocumentConfig
     try:
-        config = msgspec.convert(manifest.document["config"], PackConfig)
+        return msgspec.convert(manifest.document["config"], kind)
     except OverflowError as error:
         raise ValueError(str(error)) from error
     except UsageError as error:
         raise ValueError(error.message) from error
+
+
+def config_of(manifest: Manifest) -> PackConfig:
+    """The same of a run that packed rows."""
+    config = document_config_of(manifest)
+    if not isinstance(config, PackConfig):
+        raise ValueError("max_length is missing")
     if list(config.columns) != manifest.config.columns:
         raise ValueError(f"columns are {', '.join(manifest.config.columns)}")
     return config

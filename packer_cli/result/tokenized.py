@@ -124,9 +124,7 @@ class TokenizedDirectory:
             except OSError:
                 raise DataError(f"{file}: is missing", AGAIN) from None
             if size != shard.bytes:
-                raise DataError(
-                    f"{file}: has {size} bytes, the manifest says {shard.bytes}", AGAIN
-                )
+                raise DataError(f"{file}: has {size} bytes, the manifest says {shard.bytes}", AGAIN)
 
 
 def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:
@@ -162,9 +160,7 @@ class Tokens:
         numbers: Int64 = self._bases[directory] + document
         return numbers
 
-    def gather(
-        self, directory: Int32, document: Int64, start: Int32, length: Int32
-    ) -> UInt32:
+    def gather(self, directory: Int32, document: Int64, start: Int32, length: Int32) -> UInt32:
         """uint32[sum of length], the tokens of pieces, end to end.
 
         Piece i is the `length[i]` tokens from `start[i]` on of a document. Raises DataError when

@@ -232,7 +232,7 @@ def _refuse_in_the_way(folder: Folder, run: Run) -> None:
     names -= {*TOKENIZER_FILES} - run.side_files.keys()
     if run.config.on_error != "skip":
         names -= {REJECTED}
-    if run.config.max_loss is None:
+    if run.is_to_tokenize or run.row_config.max_loss is None:
         names -= {INCOMPLETE}
     earlier = earlier_result(folder)
     if foreign := [n for n in names if folder.status(n) and not is_own(folder, n, earlier)]:

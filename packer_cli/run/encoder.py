@@ -22,6 +22,7 @@ from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import beginning, reader_for
+from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.records import InputFile, Records, Slice, WorkUnit
 from packer_cli.result.layout import TEMPLATE, TOKENIZER, TOOL_TEMPLATE
 from packer_cli.run.identity import Run
@@ -30,7 +31,13 @@ from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encode
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
 from packer_cli.tokenization.rebuilt import rebuilt_otherwise
 from packer_cli.tokenization.specials import Specials
-from packer_cli.tokenization.tokenizer import Framing, Tokenizer, bytes_tokenizer, load_tokenizer
+from packer_cli.tokenization.tokenizer import (
+    Framing,
+    Tokenizer,
+    TokenizerInfo,
+    bytes_tokenizer,
+    load_tokenizer,
+)
 
 if TYPE_CHECKING:
     from packer_cli.supervised.documents import Composer
@@ -48,16 +55,19 @@ class Chosen:
     name      of the tokenizer; None where none is needed
     files     of the tokenizer; None for the built-in one
     template  the chat template, where one is used
+    copies, copied_hashes  of the side files, by name, where they were chosen before
     """
 
     name: str | None
     files: TokenizerFiles | None = None
     template: TemplateChoice | None = None
+    copies: dict[str, bytes] = field(default_factory=dict, repr=False)
+    copied_hashes: dict[str, str] = field(default_factory=dict)
 
     @property
     def side_files(self) -> dict[str, bytes]:
         """The files that a result keeps of them, so that it explains itself."""
-        contents: dict[str, bytes] = {}
+        contents = dict(self.copies)
         if self.files is not None:
             contents = {TOKENIZER: self.files.json, **self.files.companions}
         if self.template is not None:
@@ -70,7 +80,7 @@ class Chosen:
     @cached_property
     def hashes(self) -> dict[str, str]:
         """The sha256 of each side file; that of tokenizer.json, megabytes, is known already."""
-        known = {} if self.files is None else {TOKENIZER: self.files.sha256}
+        known = self.copied_hashes if self.files is None else {TOKENIZER: self.files.sha256}
         return {
             name: known.get(name) or hashlib.sha256(content).hexdigest()
             for name, content in self.side_files.items()
@@ -95,12 +105,22 @@ def chosen_for(run: Run, work: Path) -> Chosen:
 
 @dataclass(frozen=True)
 class Source:
-    """`read` gives the records of a slice, `encode` makes tokens of them."""
+    """`read` gives the records of a slice, `encode` makes tokens of them.
+
+    `tokenized`: where documents are tokens already, which neither is asked for. `info`: of the
+    tokenizer that makes, or has made, the tokens.
+    """
 
     read: Read
     encode: Encode
     tokenizer: Tokenizer | None = None
     processes: ComposingProcesses | None = field(default=None, repr=False)
+    tokenized: TokenizedInputs | None = None
+    info: TokenizerInfo | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None:
+            object.__setattr__(self, "info", self.tokenizer.info)
 
     def stop(self) -> None:
         """End the processes that threads may be waiting for; `close` must still be called."""

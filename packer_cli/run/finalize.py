@@ -19,8 +19,18 @@ from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.records import InputFile
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import INPUT_TIMES, MANIFEST, REJECTED, UNITS
-from packer_cli.result.manifest import TOTALS, Histograms, Manifest, to_bytes
+from packer_cli.result.layout import INDEX, INPUT_TIMES, MANIFEST, REJECTED, UNITS, kind_of
+from packer_cli.result.manifest import (
+    DOCUMENT_TOTALS,
+    TOKENIZED,
+    TOTALS,
+    DocumentHistograms,
+    Histograms,
+    Manifest,
+    Result,
+    TokenizedManifest,
+    to_bytes,
+)
 from packer_cli.result.manifest_check import why_incomplete
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.shards import FORMAT_VERSION, Shard, digest
@@ -35,14 +45,15 @@ from packer_cli.run.replacing import earlier_result
 _COPY_BYTES = 1 << 20
 
 
-def finalize(run: Run, claim: Claim) -> Manifest:
+def finalize(run: Run, claim: Claim) -> Result:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
     Raises DataError when there is nothing to keep, ThresholdMissed when it would replace a good
     result by an incomplete one, InternalError when tokens are missing.
     """
     work = claim.work
-    total = Counts(piece_length=np.zeros(run.config.max_length + 1, np.int64))
+    longest = 0 if run.is_to_tokenize else run.row_config.max_length
+    total = Counts(piece_length=np.zeros(longest + 1, np.int64))
     digests = dict[int, commits.Digest]()
     shards, rejected, tokenizer = list[Shard](), list[UnitRecord](), None
     with written(work / UNITS) as lines:
@@ -60,7 +71,8 @@ def finalize(run: Run, claim: Claim) -> Manifest:
             digests[file.index] = commits.read_input(work, file.index) or (0, "")
     hashes = dict[str, str]()
     identity = "".join(shard.sha256 for shard in shards)
-    for name, data in saved_dataset((shard.file for shard in shards), identity).items():
+    files = [shard.file for shard in shards if kind_of(shard.file) != INDEX]
+    for name, data in saved_dataset(files, identity).items():
         write_file(work / name, data)
         hashes[name] = hashlib.sha256(data).hexdigest()
     hashes |= run.side_files
@@ -77,7 +89,7 @@ def finalize(run: Run, claim: Claim) -> Manifest:
     return manifest
 
 
-def _refuse_incomplete(manifest: Manifest, claim: Claim) -> None:
+def _refuse_incomplete(manifest: Result, claim: Claim) -> None:
     earlier = earlier_result(claim.folder)
     if manifest.incomplete and earlier is not None and not earlier.manifest.incomplete:
         raise ThresholdMissed(
@@ -107,7 +119,7 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) ->
                 f"see {claim.work}/rejected-*.jsonl; everything is packed, and with a larger "
                 "--max-errors the run finishes at once",
             )
-    if not total.rows:
+    if not (total.rows or (run.is_to_tokenize and total.tokens)):
         problem = _nothing(total, rejected, claim)
         output.forget(claim)  # no other run would find more
         raise DataError(problem, "check --shape, --field, --overlong and the input")
@@ -164,15 +176,43 @@ def _manifest(
     shards: list[Shard],
     counts: Counts,
     side_files: dict[str, str],
-) -> Manifest:
-    """The manifest of a finished run. `side_files`: name -> sha256."""
-    config = run.config
-    slots = counts.rows * config.max_length
-    content = {
+) -> Result:
+    """Of a finished run. `side_files`: name -> sha256."""
+    begin = {
         "format_version": FORMAT_VERSION,
         "packer_version": packer_cli.__version__,
-        "config": config.as_json() | {"shape": run.shape.kind},
+        "config": run.config.as_json() | {"shape": run.shape.kind},
         "tokenizer": tokenizer,
+    }
+    end = {
+        "inputs": [_input(file, *digests[file.index], counts) for file in run.files],
+        "units": [
+            {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
+            for unit in run.units
+        ],
+        "shards": [asdict(shard) for shard in shards],
+        "side_files": side_files,
+    }
+    if run.is_to_tokenize:
+        kind = {"kind": TOKENIZED}
+        return TokenizedManifest.of(kind | begin | _of_documents(counts) | end)
+    return Manifest.of(begin | _of_rows(run.row_config, counts) | end)
+
+
+def _of_documents(counts: Counts) -> dict[str, Any]:
+    return {
+        **{name: getattr(counts, name) for name in DOCUMENT_TOTALS},
+        "histograms": {
+            name: getattr(counts, name).tolist() for name in DocumentHistograms.__struct_fields__
+        },
+    }
+
+
+def _of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
+    slots = counts.rows * config.max_length
+    lost = counts.truncated_tokens, counts.dropped_tokens
+    incomplete = why_incomplete(config.max_loss, counts.tokens, *lost)
+    return {
         "rows": counts.rows,
         **{name: getattr(counts, name) for name in TOTALS},
         "padding_tokens": slots - counts.tokens,
@@ -187,18 +227,8 @@ def _manifest(
             name: getattr(counts, name).tolist() for name in Histograms.__struct_fields__
         },
         **_attention_cost(config, counts),
-        "inputs": [_input(file, *digests[file.index], counts) for file in run.files],
-        "units": [
-            {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
-            for unit in run.units
-        ],
-        "shards": [asdict(shard) for shard in shards],
-        "side_files": side_files,
+        **({"incomplete": incomplete} if incomplete else {}),
     }
-    lost = counts.truncated_tokens, counts.dropped_tokens
-    if incomplete := why_incomplete(config.max_loss, counts.tokens, *lost):
-        content["incomplete"] = incomplete
-    return Manifest.of(content)
 
 
 def _input(file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import msgspec
 
 import packer_cli
 from packer_cli import storage
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.errors import UsageError
+from packer_cli.errors import InternalError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import TOKENIZER
+from packer_cli.result.manifest import TOKENIZED
 
 RUN = "run.json"
 IsSame = Callable[[InputFile, InputFile], bool]
@@ -43,13 +45,30 @@ class Run:
     side_files  name -> sha256 of what the result keeps of the tokenizer and the chat template
     """
 
-    config: PackConfig
+    config: DocumentConfig
     shape: Shape
     files: tuple[InputFile, ...]
     units: tuple[WorkUnit, ...]
     tokenizer: str | None
     side_files: dict[str, str]
     packer_version: str = packer_cli.__version__
+
+    @property
+    def row_config(self) -> PackConfig:
+        """Its options, of a run that packs rows."""
+        if not isinstance(self.config, PackConfig):
+            raise InternalError("a run that tokenizes has no options of rows")
+        return self.config
+
+    @property
+    def is_to_tokenize(self) -> bool:
+        """Whether it writes documents rather than rows."""
+        return not isinstance(self.config, PackConfig)
+
+    @property
+    def is_tokenized(self) -> bool:
+        """Whether its inputs are tokenized directories."""
+        return any(file.format == TOKENIZED for file in self.files)
 
     @property
     def resumable(self) -> bool:
@@ -63,8 +82,11 @@ class Run:
 def load_run(path: Path) -> Run | None:
     """The run that `to_bytes` wrote; None when there is none that this packer can read."""
     try:
-        return msgspec.json.decode(unsealed(path.read_bytes()), type=Run)
-    except (OSError, ValueError, TypeError, RecursionError, UsageError):
+        content = msgspec.json.decode(unsealed(path.read_bytes()))
+        kind = PackConfig if "max_length" in content["config"] else DocumentConfig
+        config = msgspec.convert(content["config"], kind)
+        return replace(msgspec.convert(content, Run), config=config)
+    except (OSError, LookupError, ValueError, TypeError, RecursionError, UsageError):
         return None
 
 
@@ -102,10 +124,13 @@ def differing_packers(old: str, new: str) -> list[str]:
     return [f"packer was {old}, is now {new}"] if old != new else []
 
 
-def differing_options(old: PackConfig, new: PackConfig) -> list[str]:
+def differing_options(old: DocumentConfig, new: DocumentConfig) -> list[str]:
     """The options that differ, each as "--name was OLD, is now NEW"."""
     differing = []
-    for item in fields(PackConfig):
+    if type(old) is not type(new):
+        kinds = "documents were tokenized", "rows were packed"
+        return [f"{kinds[isinstance(old, PackConfig)]}, now it is the other"]
+    for item in fields(new):
         before, now = getattr(old, item.name), getattr(new, item.name)
         # what was packed with "fail" has no bad records: skipping them would have been the same
         fine = item.name in _LIMITS or (item.name == "on_error" and before == "fail")

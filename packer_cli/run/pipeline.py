@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli import storage
-from packer_cli.config.options import PackConfig
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.run_options import RunOptions
 from packer_cli.config.shape_rules import for_shape, refuse_idle
 from packer_cli.config.shapes import Shape
@@ -33,10 +33,11 @@ from packer_cli.errors import InputChangedError, Interrupted, PackerError, Usage
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs, plan_units
 from packer_cli.inputs.formats import detect_shape
+from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.result.manifest import Manifest, load
+from packer_cli.result.manifest import Result, load_any
 from packer_cli.run import directory as output
 from packer_cli.run.commits import UNIT_RECORDS
 from packer_cli.run.encoder import Chosen, choose_encoding
@@ -44,6 +45,7 @@ from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import Run
 from packer_cli.run.ranks import finalize_if_last
 from packer_cli.run.replacing import holds_result
+from packer_cli.run.tokenized_source import choose_tokenized, refuse_view
 from packer_cli.run.unnamed import described, refuse_to_forget
 from packer_cli.run.update import Update, plan_update
 from packer_cli.run.upload import check_options, publish
@@ -58,16 +60,17 @@ _WORKERS_PER_STORAGE_THREAD = 4  # a worker's shards take a fifth of its time to
 def pack(
     inputs: list[str],
     destination: Path | str,
-    config: PackConfig,
+    config: DocumentConfig,
     options: RunOptions,
     tokenizer_name: str | None = None,
     notify: Notify = lambda message: None,
     warn: Notify = lambda message: None,
     early: EarlyReference | None = None,
     staging: Path | None = None,
-) -> Manifest | None:
+) -> Result | None:
     """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
-    rank that leaves work to others.
+    rank that leaves work to others. Without options of rows, when `config` is no PackConfig, the
+    documents are tokenized only.
 
     `notify` hears one-line messages for the user, `warn` those that nobody should miss. `early`: of
     the tokenizer, if begun. `staging`: where what goes to a URL is packed. Raises PackerError:
@@ -83,10 +86,15 @@ def pack(
     begin_stdin(stop.is_set)
     files = find_inputs(inputs, config, notify)
     _refuse_shared_stdin(files, options)
-    shape = detect_shape(files, config)
-    refuse_idle(config, shape)
-    config = for_shape(config, shape)
-    chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
+    if is_tokenized(files):
+        shape, chosen = choose_tokenized(files, config, tokenizer_name, notify)
+        config = for_shape(config, shape)
+    else:
+        refuse_view(config)
+        shape = detect_shape(files, config)
+        refuse_idle(config, shape)
+        config = for_shape(config, shape)
+        chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
     what = "done" if done else "this rank is done"
@@ -98,7 +106,7 @@ def pack(
 class _Job:
     """What to pack, and with which options and tokenizer."""
 
-    config: PackConfig
+    config: DocumentConfig
     shape: Shape
     files: list[InputFile]
     chosen: Chosen
@@ -107,11 +115,11 @@ class _Job:
     stop: threading.Event
     early: EarlyReference | None
 
-    def to_url(self, url: str, staging: Path | None) -> Manifest:
+    def to_url(self, url: str, staging: Path | None) -> Result:
         """Pack into a staging directory and upload that."""
         run = self._run(self.files, plan_units(self.files, self.config))
 
-        def pack_staged(folder: Path) -> Manifest:
+        def pack_staged(folder: Path) -> Result:
             with output.claimed(
                 folder,
                 self.files,
@@ -120,14 +128,14 @@ class _Job:
                 no_lock=self.options.no_lock,
             ) as claim:
                 manifest = self._pack_claimed(claim, run, None)
-            return manifest or load(folder, incomplete_too=True)
+            return manifest or load_any(folder, incomplete_too=True)
 
         return publish(
             url, staging, run, pack_staged, overwrite=self.options.overwrite,
             no_lock=self.options.no_lock, notify=self.notify, show_progress=self.options.progress,
         )  # fmt: skip
 
-    def to_directory(self, destination: Path) -> Manifest | None:
+    def to_directory(self, destination: Path) -> Result | None:
         """Pack all, or this rank's share, or what an update calls for."""
         rank, options = self.options.as_rank, self.options
         may_replace = options.overwrite or options.update
@@ -137,7 +145,7 @@ class _Job:
         ) as claim:  # fmt: skip
             update = None
             if (options.update or rank) and holds_result(destination):
-                earlier = load(destination, incomplete_too=True)
+                earlier = load_any(destination, incomplete_too=True)
                 update = self._update(destination, earlier)
                 if not update.changed:
                     if not rank:
@@ -163,7 +171,7 @@ class _Job:
             self.chosen.hashes,
         )  # fmt: skip
 
-    def _update(self, destination: Path, earlier: Manifest) -> Update:
+    def _update(self, destination: Path, earlier: Result) -> Update:
         """What has changed since an earlier result; notifies the user of it."""
         update = plan_update(
             destination, earlier, self.files, self.shape, self.config, self.chosen.name,
@@ -178,16 +186,14 @@ class _Job:
             self.notify(f"{destination}: {'already finished' if rank else 'up to date'}")
         return update
 
-    def _pack_claimed(
-        self, claim: output.Claim, run: Run, update: Update | None
-    ) -> Manifest | None:
+    def _pack_claimed(self, claim: output.Claim, run: Run, update: Update | None) -> Result | None:
         """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
         # an update without an earlier result is a plain run: it discards nobody else's units
         may_replace = self.options.overwrite or update is not None
         side_files = self.chosen.side_files
         if not output.begin(claim, run, side_files, may_replace=may_replace):
             self.notify(f"{claim.output}: was complete except for its last step")
-            return load(claim.output, incomplete_too=True)
+            return load_any(claim.output, incomplete_too=True)
         if update is not None:
             update.keep(claim.work)
         try:
@@ -276,7 +282,7 @@ def _refuse_shared_stdin(files: list[InputFile], options: RunOptions) -> None:
                 )
 
 
-def _refuse_other_than_utf8(config: PackConfig, tokenizer: str | None) -> None:
+def _refuse_other_than_utf8(config: DocumentConfig, tokenizer: str | None) -> None:
     """UsageError for an option that no manifest can hold, before all the work rather than after."""
     options = config.as_json() | {"tokenizer": choose(tokenizer)[0]}
     options["field"] = options.pop("fields")

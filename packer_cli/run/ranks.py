@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.locks import InUseError
-from packer_cli.result.manifest import Result, load
+from packer_cli.result.manifest import Result, load_any
 from packer_cli.run import directory as output
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Run, load_run
@@ -87,7 +87,7 @@ def finalize_if_last(
         ) as claim:
             run = load_run(claim.work / RUN)
             if run is None:  # another rank was the last
-                return load(destination, incomplete_too=True)
+                return load_any(destination, incomplete_too=True)
             return None if _missing(run, claim.work) else finalize(run, claim)
     except InUseError:
         notify(f"{destination}: other ranks are at work; the last one finishes")
@@ -98,13 +98,13 @@ def finalize_now(destination: Path, *, no_lock: bool = False) -> Result:
     """The manifest of what ranks have packed. Raises DataError when units are missing."""
     work = output.work_of(destination)
     if not work or not ((work / RUN).is_file() or (work / REPLACING).is_file()):
-        load(destination, incomplete_too=True)  # raises, if anything is wrong
+        load_any(destination, incomplete_too=True)  # raises, if anything is wrong
         raise UsageError(f"{destination}: is already finished", "see packer stats")
     with output.claimed(
         destination, [], may_replace=True, notify=lambda message: None, no_lock=no_lock
     ) as claim:
         if claim.ended is not None:
-            return load(destination, incomplete_too=True)
+            return load_any(destination, incomplete_too=True)
         run = load_run(claim.work / RUN)
         if run is None:
             raise DataError(

@@ -188,4 +188,4 @@ def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
     result = _workers[told].pack(unit)
     _workers[told].commit(result)
     counts = result.counts
-    return counts.documents, counts.tokens, counts.rows * _workers[told].max_length
+    return counts.documents, counts.tokens, _workers[told].slots_of(counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -142,7 +142,9 @@ class UnitRows:
             tokens=int(used[-1]),
             row_fill=fill_histogram(np.diff(used[row_offsets]), max_length),
             segments_per_row=powers_histogram(np.diff(row_offsets)),
-            piece_length=np.bincount(lengths, minlength=max_length + 1).astype(np.int64, copy=False),
+            piece_length=np.bincount(lengths, minlength=max_length + 1).astype(
+                np.int64, copy=False
+            ),
         )
         if planned.unbalanced is not None:
             more.attention_before = planned.unbalanced
@@ -188,9 +190,7 @@ def _wrapped(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Piec
     return cut_stream(batch.offsets, config.max_length, position, multiple, documents), untrained
 
 
-def _count_documents(
-    counts: Counts, batch: TokenBatch, pieces: Pieces, max_length: int
-) -> None:
+def _count_documents(counts: Counts, batch: TokenBatch, pieces: Pieces, max_length: int) -> None:
     lengths = np.diff(batch.offsets)
     placed = np.bincount(pieces.document, weights=pieces.length, minlength=len(lengths))
     placed = placed.astype(np.int64)

@@ -1,6 +1,6 @@
 """What all work units share, packed or tokenized: their documents read, their bad records kept.
 
-    documents_of(unit, job, ...)   batches of documents as tokens, in the unit's order
+documents_of(unit, job, ...)   batches of documents as tokens, in the unit's order
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def refuse_longer(batch: TokenBatch, job: Job, most: int, most_is: str, tip: str
     file = job.files[batch.file[document]]
     place = reader_for(file.format).describe(file, int(batch.position[document]))
     length = batch.offsets[document + 1] - batch.offsets[document]
-    raise DataError(f"{file.path}, {place}: the document has {length} tokens, {most_is} {most}", tip)
+    raise DataError(
+        f"{file.path}, {place}: the document has {length} tokens, {most_is} {most}", tip
+    )
 
 
 class Rejections:

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from packer_cli import storage
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.formats import format_of
-from packer_cli.config.options import PackConfig
 from packer_cli.errors import PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
@@ -82,14 +82,14 @@ def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
         )
 
 
-def kept_file(index: int, one: Input, config: PackConfig, mtime_ns: int) -> InputFile:
+def kept_file(index: int, one: Input, config: DocumentConfig, mtime_ns: int) -> InputFile:
     """An input as it was when packed."""
     file_format, compression = format_of(one.path)
     file_format = config.input_format or file_format or "jsonl"
     return InputFile(index, one.path, file_format, compression, one.size, mtime_ns)
 
 
-def read_again(unnamed: Unnamed, config: PackConfig) -> list[InputFile]:
+def read_again(unnamed: Unnamed, config: DocumentConfig) -> list[InputFile]:
     """Kept inputs that must be packed again. UsageError for those that can no longer be read."""
     files = []
     for index, one in unnamed.items():

@@ -19,14 +19,14 @@ from pathlib import Path
 import msgspec
 
 import packer_cli
-from packer_cli.config.options import PackConfig
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.discovery import plan_units
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import INFO, REJECTED, STATE, UNITS
 from packer_cli.result.manifest import Input, Result
-from packer_cli.result.manifest_check import config_of
+from packer_cli.result.manifest_check import document_config_of
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord
@@ -87,7 +87,7 @@ def plan_update(
     manifest: Result,
     current: list[InputFile],
     shape: Shape,
-    config: PackConfig,
+    config: DocumentConfig,
     tokenizer: str | None,
     side_files: dict[str, str],
     *,
@@ -135,7 +135,7 @@ def _kept_files(
     manifest: Result,
     kept: Unnamed,
     standing: set[int],
-    config: PackConfig,
+    config: DocumentConfig,
     checksum: bool,
 ) -> list[InputFile]:
     """The inputs that are kept: as they were, except those whose units do not stay."""
@@ -164,12 +164,12 @@ def _refuse_other_options(
     directory: Path,
     manifest: Result,
     shape: Shape,
-    config: PackConfig,
+    config: DocumentConfig,
     tokenizer: str | None,
     side_files: dict[str, str],
 ) -> None:
     try:
-        differ = differing_options(config_of(manifest), replace(config, shape=shape.kind))
+        differ = differing_options(document_config_of(manifest), replace(config, shape=shape.kind))
     except ValueError as error:
         raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
     differ = differing_packers(manifest.packer_version, str(packer_cli.__version__)) + differ

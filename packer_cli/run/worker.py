@@ -16,6 +16,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from packer_cli.child_process import LostChildError
+from packer_cli.config.options import PackConfig
 from packer_cli.config.run_options import RunOptions
 from packer_cli.durable import sync
 from packer_cli.early import EarlyReference
@@ -24,15 +25,18 @@ from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.discovery import changed, check_unchanged
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Stretch, WorkUnit
+from packer_cli.result.counts import Counts
 from packer_cli.result.layout import PART, named_by_digest
-from packer_cli.result.shard_writer import schema
 from packer_cli.result.shards import Shard, digest
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord
 from packer_cli.run.contents import digest_of, holds
+from packer_cli.run.documents import tokenize_unit
 from packer_cli.run.encoder import Chosen, Notify, prepare
 from packer_cli.run.identity import Run
-from packer_cli.run.unit import Job, UnitResult, pack_unit
+from packer_cli.run.rows import pack_unit
+from packer_cli.run.tokenized_source import tokenized_source
+from packer_cli.run.unit import Job, UnitResult
 
 _ATTEMPTS = 3
 _OTHER_BYTES = "what was packed is not what it holds now"
@@ -54,25 +58,32 @@ class Worker:
         early: EarlyReference | None = None,
     ) -> None:
         """`units`: those that it will pack, at least one. Raises UsageError."""
-        self._source = prepare(run, chosen, units, options, early, notify)
+        self._source = (
+            tokenized_source(run)
+            if run.is_tokenized
+            else prepare(run, chosen, units, options, early, notify)
+        )
         self._rejected, self._counting = 0, threading.Lock()
         self._resumable = run.resumable
-        tokenizer, self._notify = self._source.tokenizer, notify
-        self.max_length = run.config.max_length
-        pad = tokenizer.info.pad_token_id if tokenizer else 0
+        self._notify = notify
         self._job = Job(
             run.files,
             run.config,
             run.shape,
-            tokenizer,
-            pad,
+            self._source.tokenizer,
+            self._source.info,
             self._source.read,
             self._source.encode,
-            schema(run.config, pad, tokenizer.info.sha256 if tokenizer else ""),
             folder,
             progress,
             stop,
+            self._source.tokenized,
         )
+
+    def slots_of(self, counts: Counts) -> int:
+        """The places for tokens in what was written."""
+        config = self._job.config
+        return counts.rows * config.max_length if isinstance(config, PackConfig) else counts.tokens
 
     def pack(self, unit: WorkUnit) -> UnitResult:
         """Write the unit's shards. A process that is lost on the way is replaced, and the unit
@@ -81,7 +92,7 @@ class Worker:
         lost = 0
         while True:
             try:
-                return pack_unit(unit, self._job)
+                return make_unit(unit, self._job)
             except LostChildError as error:
                 self._stop_if_asked()
                 lost += 1
@@ -121,7 +132,7 @@ class Worker:
             commits.slices_of(unit),
             result.shards,
             result.counts.as_json(),
-            job.tokenizer.info.as_json() if job.tokenizer else None,
+            job.info.as_json() if job.info else None,
             rejected,
             inputs,
             stretches=shared,
@@ -165,6 +176,13 @@ class Worker:
 
     def _stop_if_asked(self) -> None:
         _raise_if(self._job.stop)
+
+
+def make_unit(unit: WorkUnit, job: Job) -> UnitResult:
+    """Write the unit's shards: rows, or documents where there are no options of rows."""
+    if isinstance(job.config, PackConfig):
+        return pack_unit(unit, job, job.config)
+    return tokenize_unit(unit, job)
 
 
 def commit_input(file: InputFile, folder: Path, stop: threading.Event) -> None:

@@ -21,7 +21,7 @@ from packer_cli.records import (
     UInt8,
     UInt32,
 )
-from packer_cli.run.unit import pieces_of
+from packer_cli.run.rows import pieces_of
 from packer_cli.tokenization.encoding import Encode, Encoded
 from packer_cli.verify.findings import DIFFERENT, Findings
 from packer_cli.verify.rows import UnitRows

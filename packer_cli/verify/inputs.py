@@ -210,7 +210,7 @@ class _Comparison:
         absent = InputFile(-1, "", "", None, 0, 0)  # never read: its units are not packed again
         self._job = Job(
             [files.get(index, absent) for index in range(len(packed.facts.inputs))],
-            config, shape, None, 0, self._read, encode, None, Path(), Progress(0, show=False), stop,
+            config, shape, None, None, self._read, encode, Path(), Progress(0, show=False), stop,
         )  # fmt: skip
 
     def of_everything(self, notify: _Notify) -> Iterator[Callable[[], None]]:
@@ -246,7 +246,8 @@ class _Comparison:
     def _pack_again(self, about: Unit, record: Any, rejected_from: int, same_plan: bool) -> None:
         rows, documents = self._documents(about.unit)
         compare_packed(
-            about, record, rejected_from, rows, documents, self._job, self._packed, self._findings,
+            about, record, rejected_from, rows, documents, self._job, self._config, self._packed,
+            self._findings,
             same_plan=same_plan,
         )  # fmt: skip
         self._findings.count("documents_compared", documents.finish())

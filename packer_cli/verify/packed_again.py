@@ -49,6 +49,8 @@ class PlanComparison:
         self._shard = Shard.begun("", unit)
         self.difference = ""
 
+    rows_at_once = 1 << 8
+
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
         places = np.stack([stock.file[order], stock.position[order], stock.start[order]])
         planned = np.concatenate([places, stock.length[order][None]]).astype(np.int64)
@@ -87,6 +89,8 @@ class PlanComparison:
     def _compare_tokens(self, stock: Stock, order: Int64) -> None:
         """Where segments do not say whose they are, their tokens do."""
         first = int(self._edges[self._row])
+        if stock.ids is None:
+            return
         for i, begin in enumerate(stock.begin[order].tolist(), first):
             self.difference = piece_difference(
                 self._rows, i, stock.ids, stock.trained, begin, self._config
@@ -111,7 +115,6 @@ class PlanComparison:
         pass
 
 
-
 def compare_packed(
     about: Unit,
     record: UnitRecord,
@@ -119,6 +122,7 @@ def compare_packed(
     rows: UnitRows,
     documents: Documents,
     job: Job,
+    config: PackConfig,
     packed: PackedDirectory,
     findings: Findings,
     *,
@@ -131,11 +135,11 @@ def compare_packed(
     """
     number = about.unit
     slices = tuple(Slice(file, start, stop, 0) for file, start, stop in about.slices)
-    plan = PlanComparison(number, rows, job.config, [one.path for one in packed.facts.inputs])
+    plan = PlanComparison(number, rows, config, [one.path for one in packed.facts.inputs])
     with tempfile.TemporaryDirectory(prefix="packer-verify-") as folder:
         again = replace(job, encode=documents.encode, folder=Path(folder))
         try:
-            result = pack_unit(WorkUnit(number, slices), again, plan)
+            result = pack_unit(WorkUnit(number, slices), again, config, plan)
         except (DataError, UsageError) as error:
             if not documents.differing:
                 findings.add(

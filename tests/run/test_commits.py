@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from packer_cli.errors import DataError, InternalError
 from packer_cli.records import Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import named_by_digest, unnamed_shard
+from packer_cli.result.layout import ROWS, named_by_digest, unnamed_shard
 from packer_cli.result.shards import Shard
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord
@@ -23,9 +23,13 @@ SHA256 = "ab" * 32
 SIZES = (70, 30)
 
 
+def shard_name(unit: int, part: int) -> str:
+    return named_by_digest(unnamed_shard(ROWS, unit, part), SHA256)
+
+
 def record_of(unit: WorkUnit = UNIT) -> UnitRecord:
     shards = [
-        Shard(shard_name(unit.index, part, SHA256), unit.index, 2, 3, 20, 10, size, SHA256)
+        Shard(shard_name(unit.index, part), unit.index, 2, 3, 20, 10, size, SHA256)
         for part, size in enumerate(SIZES)
     ]
     return UnitRecord(
@@ -47,7 +51,7 @@ def work(tmp_path: Path) -> Path:
 
 def put_files(folder: Path) -> None:
     for part, size in enumerate(SIZES):
-        (folder / shard_name(UNIT.index, part, SHA256)).write_bytes(bytes(size))
+        (folder / shard_name(UNIT.index, part)).write_bytes(bytes(size))
     (folder / commits.rejected_name(UNIT.index)).write_bytes(bytes(12))
 
 
@@ -91,7 +95,7 @@ def test_a_record_of_other_slices_is_none(work: Path, slices: tuple[Slice, ...])
     assert commits.read_unit(work, WorkUnit(UNIT.index, slices)) is None
 
 
-@pytest.mark.parametrize("name", [shard_name(5, 0, SHA256), shard_name(5, 1, SHA256), "rejected"])
+@pytest.mark.parametrize("name", [shard_name(5, 0), shard_name(5, 1), "rejected"])
 @pytest.mark.parametrize("change", [-1, 1, None])
 def test_files_of_another_size_are_not_those_of_the_unit(
     work: Path, name: str, change: int | None
@@ -105,13 +109,13 @@ def test_files_of_another_size_are_not_those_of_the_unit(
     assert commits.read_unit_record(work / "unit-00005.json") == record_of()
 
 
-@pytest.mark.parametrize("shard", [{"file": shard_name(6, 0, SHA256)}, {"unit": 6}])
+@pytest.mark.parametrize("shard", [{"file": shard_name(6, 0)}, {"unit": 6}])
 def test_a_record_with_the_shards_of_another_unit_is_none(
     work: Path, shard: dict[str, object]
 ) -> None:
     first, second = record_of().shards
     commits.write_unit(work, replace(record_of(), shards=[replace(first, **shard), second]))
-    (work / shard_name(6, 0, SHA256)).write_bytes(bytes(SIZES[0]))
+    (work / shard_name(6, 0)).write_bytes(bytes(SIZES[0]))
     assert commits.read_unit(work, UNIT) is None
     commits.write_unit(work, replace(record_of(), shards=[second, first]))
     assert commits.read_unit(work, UNIT) is None

@@ -50,9 +50,9 @@ def test_the_default_output_is_named_after_the_input(folder: Path) -> None:
         "data/*.jsonl": "data-packed-16",
         "-": "stdin-packed-16",
     }
-    from packer_cli.cli.pack import default_output
+    from packer_cli.cli.runs import default_output
 
-    assert {name: str(default_output([name], 16)) for name in inputs} == inputs
+    assert {name: str(default_output([name], "packed-16")) for name in inputs} == inputs
     (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
     assert packer("pack", "data/a.jsonl", "-l", 16, "-q").exit_code == 0
     assert recover_texts("a-packed-16") == ["a"]
