@@ -31,18 +31,17 @@ def print_report(directory: Path | str, manifest: Result, *, as_json: bool, **ho
     from packer_cli.result.manifest import Manifest
 
     if not isinstance(manifest, Manifest):
-        from packer_cli.stats.tokenized import as_json as render
-        from packer_cli.stats.tokenized import print_documents
+        from packer_cli.stats import tokenized
 
         if as_json:
-            print(render(directory, manifest, by=how.get("by")))
+            print(tokenized.as_json(directory, manifest, by=how.get("by")))
         else:
-            print_documents(directory, manifest, **how)
+            tokenized.print_documents(directory, manifest, **how)
     elif as_json:
         from packer_cli.stats.report import as_json as render
 
         print(render(directory, manifest, by=how.get("by")))
     else:
-        from packer_cli.stats.table import print_report
+        from packer_cli.stats import table
 
-        print_report(directory, manifest, **how)
+        table.print_report(directory, manifest, **how)

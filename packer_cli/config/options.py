@@ -240,7 +240,7 @@ class PackConfig(DocumentConfig):
 
     @property
     def least_unit_tokens(self) -> int:
-        """A thousand rows, so that the unfilled last one is noise; more of a view's, which are small."""
+        """A thousand rows, so that the unfilled last one is noise; a view's are small."""
         rows = _ROWS_PER_UNIT * self.max_length
         return max(rows, _VIEW_TOKENS) if self.view else rows
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli.result.layout import DOCUMENTS, kind_of
-from packer_cli.result.manifest import DOCUMENT_TOTALS, TokenizedManifest
+from packer_cli.result.manifest import DOCUMENT_TOTALS, TOKENIZED, Result
 
 
-def figures(manifest: TokenizedManifest) -> dict[str, Any]:
+def figures(manifest: Result) -> dict[str, Any]:
     """The manifest's totals, and what follows from them."""
     return {name: getattr(manifest, name) for name in DOCUMENT_TOTALS} | {
         "tokens_per_document": manifest.tokens / max(manifest.documents, 1),
@@ -20,10 +20,10 @@ def figures(manifest: TokenizedManifest) -> dict[str, Any]:
     }
 
 
-def as_json(directory: Path | str, manifest: TokenizedManifest, *, by: str | None = None) -> str:
+def as_json(directory: Path | str, manifest: Result, *, by: str | None = None) -> str:
     """The report as JSON."""
     document = manifest.document
-    content = {"directory": str(directory), "kind": manifest.kind} | figures(manifest)
+    content = {"directory": str(directory), "kind": TOKENIZED} | figures(manifest)
     content["histograms"] = document["histograms"]
     if by == "shard":
         content["by_shard"] = document["shards"]
@@ -32,7 +32,7 @@ def as_json(directory: Path | str, manifest: TokenizedManifest, *, by: str | Non
     return json.dumps(content, indent=1)
 
 
-def print_documents(directory: Path | str, manifest: TokenizedManifest, **how: Any) -> None:
+def print_documents(directory: Path | str, manifest: Result, **how: Any) -> None:
     """The report as a table."""
     lines = (f"{name:28}{value:>20,}" for name, value in figures(manifest).items())
     sys.stdout.write("\n".join([str(directory), *lines, ""]))
