@@ -10,6 +10,7 @@ slices count documents in this order, and every unit has the same share of every
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -97,6 +98,7 @@ class TokenizedInputs:
         self._directories = [_opened(file) for file in files]
         self._seed = seed
         self._orders: dict[int, Int64] = {}
+        self._ordering = threading.Lock()  # one thread sorts, the others wait for it
         self.tokens = _Tokens(self._directories, self._place)
 
     @property
@@ -126,8 +128,9 @@ class TokenizedInputs:
         if self._seed is None:
             stop = len(self._directory(part.file)) if part.stop is None else part.stop
             return np.arange(part.start, stop)
-        if part.file not in self._orders:
-            self._orders[part.file] = self._directory(part.file).order(self._seed)
+        with self._ordering:
+            if part.file not in self._orders:
+                self._orders[part.file] = self._directory(part.file).order(self._seed)
         return self._orders[part.file][part.start : part.stop]
 
     def _directory(self, file: int) -> TokenizedDirectory:
