@@ -12,11 +12,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import copies
 import pytest
 import tiny_tokenizers as tiny
 from chats import TAGS, assistant, chat, user, write
 from support import contents, packer_script, processor_seconds, started, wait_for
 
+from packer_cli import child_process
 from packer_cli.child_process import Child, LostChildError
 from packer_cli.errors import DataError
 from packer_cli.tokenization import reference_process
@@ -24,6 +26,12 @@ from packer_cli.tokenization.engines import ReferenceEngine
 from packer_cli.tokenization.reference_process import ReferenceProcess
 
 SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
+
+
+@pytest.fixture(autouse=True)
+def _children_are_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As everywhere but in tests."""
+    monkeypatch.setattr(child_process, "spawn", copies.interpreter)
 
 
 def descendants(process: int) -> set[int]:
@@ -83,7 +91,7 @@ def test_a_slow_template_ends_with_the_run(
     how = command(SLOW, "--workers", workers, "-o", "out", "--max-seconds-per-record", 10_000)
     with started(*how, stderr=subprocess.PIPE) as run:
         # by then it computes a power, which takes hours, and hears nothing until it is done
-        assert wait_for(lambda: any(processor_seconds(c) > 2 for c in descendants(run.pid)))
+        assert wait_for(lambda: any(processor_seconds(c) > 1 for c in descendants(run.pid)))
         children = descendants(run.pid)
         run.send_signal(number)
         _, message = run.communicate(timeout=300)

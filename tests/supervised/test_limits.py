@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from altered import altered
 from chats import TAGS, assistant, chat, positions, user, write
 from support import (
     assert_error,
@@ -15,7 +15,6 @@ from support import (
     contents,
     packer,
     packer_process,
-    packer_script,
 )
 
 SLOW = "has to be rendered"
@@ -103,7 +102,7 @@ def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: in
     how = (*how, "--overlong", "truncate", "--keep-untrained")
     results = []
     for name in ("data.jsonl", "other.jsonl"):
-        result = packer("pack", name, *how, "--max-seconds-per-record", 2, "--overwrite")
+        result = packer("pack", name, *how, "--max-seconds-per-record", 1, "--overwrite")
         assert result.exit_code == 0, result.stderr
         manifest = check_directory("out")
         assert (manifest["rejected_records"], manifest["documents"]) == (2, 3998)
@@ -169,12 +168,13 @@ def test_limits_that_are_none(folder: Path, value: str) -> None:
 
 def test_slow_records_keep_no_file_open(folder: Path) -> None:
     """Each has cost a process, whose pipes count against the limit of the shell."""
-    made = records(43, *range(40))
+    made = records(28, *range(25))
     write(made)
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", 1)
-    command = ["sh", "-c", 'ulimit -n 40; exec "$0" "$@"', packer_script(), "pack", "data.jsonl"]
-    command += ["--max-seconds-per-record", "0.1", *map(str, how)]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=300)
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+    program = few + "from packer_cli.__main__ import main; main()"
+    command = ["pack", "data.jsonl", "--max-seconds-per-record", "0.1", *map(str, how)]
+    done = altered(program, *command)
     assert done.returncode == 0, done.stderr
     assert check_directory("out")["documents"] == 3
 
