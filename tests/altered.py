@@ -15,14 +15,16 @@ from copies import Copy
 _SECONDS = 300
 
 
-def altered(program: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def altered(
+    program: str, *arguments: str, stdin: str | bytes = b""
+) -> subprocess.CompletedProcess[str]:
     """Run `program`, which calls `cli.main` in the end, in the current directory."""
     with (
-        tempfile.TemporaryFile("w+") as given,
+        tempfile.TemporaryFile() as given,
         tempfile.TemporaryFile("w+") as output,
         tempfile.TemporaryFile("w+") as error,
     ):
-        given.write(stdin)
+        given.write(stdin.encode() if isinstance(stdin, str) else stdin)
         given.seek(0)
         run = Copy(program, [file.fileno() for file in (given, output, error)], arguments)
         try:
@@ -43,6 +45,6 @@ def quietly(*arguments: str) -> Copy:
         return Copy(_PACKER, [nothing.fileno()] * 3, arguments)
 
 
-def unaltered(*arguments: object) -> subprocess.CompletedProcess[str]:
+def unaltered(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
     """Run packer where a process, and all that it prints, is what is tested."""
-    return altered(_PACKER, *map(str, arguments))
+    return altered(_PACKER, *map(str, arguments), stdin=stdin)

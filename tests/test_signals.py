@@ -14,6 +14,7 @@ import tiny_tokenizers
 from altered import altered
 from support import (
     check_directory,
+    heavy,
     jsonl,
     packer,
     packer_script,
@@ -112,7 +113,7 @@ def processor_seconds_of_ended() -> float:
     return used.ru_utime + used.ru_stime
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [heavy(1), 2])
 def test_interrupted_amid_a_text_that_takes_minutes(folder: Path, workers: int) -> None:
     """No thread looks at a flag while a library encodes."""
     Path("a.jsonl").write_bytes(jsonl("".join(map(str, range(6_000_000)))))
