@@ -11,7 +11,7 @@ PIP = -m pip install --quiet --disable-pip-version-check
 SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-fuzz test-places test-faults test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
+.PHONY: help demo test test-heavy test-slow test-fuzz test-places test-faults test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,7 +37,10 @@ WORKERS ?= $(if $(findstring tests/,$(ARGS)),0,auto)
 SHARED = -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 10
 
 test: $(VENV)/.testing ## the core tests
-	$(BIN)/pytest -m "not slow" --ignore=tests/extras $(SHARED) $(ARGS)
+	$(BIN)/pytest -m "not slow and not heavy" --ignore=tests/extras $(SHARED) $(ARGS)
+
+test-heavy: $(VENV)/.testing ## larger and further forms of tests of memory
+	$(BIN)/pytest -m heavy --ignore=tests/extras $(SHARED) $(ARGS)
 
 test-slow: $(VENV)/.testing ## every text file of ../shared/data with every tokenizer (minutes)
 	$(BIN)/pytest -m slow --ignore=tests/extras $(ARGS)
@@ -91,7 +94,7 @@ test-oldest: ## the core tests with the oldest dependencies that pyproject.toml 
 	$(PYTHON) -m venv build/oldest
 	build/oldest/bin/python $(PIP) --upgrade pip
 	build/oldest/bin/python $(PIP) --group test --constraint tests/oldest.txt .
-	build/oldest/bin/pytest -m "not slow" --ignore=tests/extras $(SHARED) $(ARGS)
+	build/oldest/bin/pytest -m "not slow and not heavy" --ignore=tests/extras $(SHARED) $(ARGS)
 
 lint: $(VENV)/.testing ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -65,17 +65,8 @@ class Child:
         self._requests = Connection(asking, readable=False)
         self._answers = Connection(answering, writable=False)
         self._lifeline = Connection(held, readable=False)
-        # Our own path: -c alone would import modules that lie in the current directory. A session
-        # of its own: Ctrl-C reaches the run only, which then ends the child.
-        start = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as me; me.serve{theirs}"
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", start],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=theirs,
-            )
+            self._process = spawn(*theirs)
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
@@ -142,6 +133,21 @@ class Child:
         )
         lost.code = code
         return lost
+
+
+def spawn(*descriptors: int) -> subprocess.Popen[bytes]:
+    """A new interpreter that serves. Of a session of its own: Ctrl-C reaches the run only, which
+    then ends the child.
+    """
+    # Our own path: -c alone would import modules that lie in the current directory.
+    path = f"import sys; sys.path[:] = {sys.path!r}; "
+    return subprocess.Popen(
+        [sys.executable, "-c", path + f"import {__name__} as me; me.serve{descriptors}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=descriptors,
+    )
 
 
 def _beginning(what: Any) -> tuple[int, mmap.mmap]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from copies import children_are_copies
 from hypothesis import HealthCheck, settings
 
 # Shells let programs in the background ignore it, and those that we start would, too.
@@ -16,6 +17,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Machines that run tests are busy: a slow example is no failure.
 settings.register_profile("packer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("packer")
+# The children of runs in this process need not import everything again.
+children_are_copies()
 
 
 @pytest.fixture(autouse=True)

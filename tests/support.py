@@ -11,6 +11,7 @@ Results are read with the library, as its users read them.
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import json
 import lzma
@@ -28,6 +29,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
+from typer import testing
 from typer.testing import CliRunner, Result
 
 from packer_cli import open_packed
@@ -39,6 +42,13 @@ from packer_cli.result.rules import RowLimits, broken_rules
 from packer_cli.result.shards import digest
 
 BYTES_EOS = 256
+# Typer makes its commands anew for each call, which takes longer than some of them do.
+testing._get_command = functools.cache(testing._get_command)
+
+
+def heavy(*values: object) -> Any:
+    """Of parameters: for `make test-heavy`, which has the larger or further forms of a test."""
+    return pytest.param(*values, marks=pytest.mark.heavy)
 
 
 def _by_arrow(codec: str) -> Callable[[bytes], bytes]:

@@ -12,11 +12,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import copies
 import pytest
 import tiny_tokenizers as tiny
 from chats import TAGS, assistant, chat, user, write
-from support import contents, packer_script, processor_seconds, started, wait_for
+from support import contents, heavy, packer_script, processor_seconds, started, wait_for
 
+from packer_cli import child_process
 from packer_cli.child_process import Child, LostChildError
 from packer_cli.errors import DataError
 from packer_cli.tokenization import reference_process
@@ -24,6 +26,12 @@ from packer_cli.tokenization.engines import ReferenceEngine
 from packer_cli.tokenization.reference_process import ReferenceProcess
 
 SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
+
+
+@pytest.fixture(autouse=True)
+def _children_are_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As everywhere but in tests."""
+    monkeypatch.setattr(child_process, "spawn", copies.interpreter)
 
 
 def descendants(process: int) -> set[int]:
@@ -57,7 +65,7 @@ def many(count: int) -> list[object]:
 
 def test_a_run_that_is_paused_and_continued(folder: Path) -> None:
     """As a debugger, a cgroup's freezer or a suspended laptop does, but hundreds of times."""
-    write(many(12_000))
+    write(many(6_000))
     how = command(TAGS, "--workers", 2)
     subprocess.run([*how, "-o", "undisturbed"], check=True, capture_output=True)
     with subprocess.Popen([*how, "-o", "out"], stderr=subprocess.PIPE) as run:
@@ -73,8 +81,17 @@ def test_a_run_that_is_paused_and_continued(folder: Path) -> None:
     assert contents("out") == contents("undisturbed")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGINT, 1),
+        (signal.SIGTERM, 1),
+        (signal.SIGKILL, 2),
+        heavy(signal.SIGINT, 2),
+        heavy(signal.SIGTERM, 2),
+        heavy(signal.SIGKILL, 1),
+    ],
+)
 def test_a_slow_template_ends_with_the_run(
     folder: Path, number: signal.Signals, workers: int
 ) -> None:
@@ -83,7 +100,7 @@ def test_a_slow_template_ends_with_the_run(
     how = command(SLOW, "--workers", workers, "-o", "out", "--max-seconds-per-record", 10_000)
     with started(*how, stderr=subprocess.PIPE) as run:
         # by then it computes a power, which takes hours, and hears nothing until it is done
-        assert wait_for(lambda: any(processor_seconds(c) > 2 for c in descendants(run.pid)))
+        assert wait_for(lambda: any(processor_seconds(c) > 1 for c in descendants(run.pid)))
         children = descendants(run.pid)
         run.send_signal(number)
         _, message = run.communicate(timeout=300)
@@ -126,7 +143,7 @@ def test_the_end_of_a_child_is_noticed() -> None:
 
 def test_a_run_from_stdin_does_not_go_on_without_what_was_lost(folder: Path) -> None:
     """What was read of stdin cannot be read again."""
-    data = write([*many(5000), chat(user("a"), assistant("b"), user("c"))]).read_bytes()
+    data = write([*many(2000), chat(user("a"), assistant("b"), user("c"))]).read_bytes()
     how = command(SLOW, "-o", "out", "--max-seconds-per-record", 10_000)
     how[2] = "-"
     with started(*how, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as run:
@@ -134,7 +151,7 @@ def test_a_run_from_stdin_does_not_go_on_without_what_was_lost(folder: Path) -> 
         run.stdin.write(data)
         run.stdin.close()
         run.stdin = None
-        assert wait_for(lambda: any(processor_seconds(c) > 3 for c in descendants(run.pid)))
+        assert wait_for(lambda: any(processor_seconds(c) > 2 for c in descendants(run.pid)))
         for child in descendants(run.pid):
             os.kill(child, signal.SIGKILL)
         _, message = run.communicate(timeout=300)

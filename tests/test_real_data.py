@@ -52,7 +52,7 @@ FILES = [
     "parquet/text_linux_doc_largestring_zstd.parquet",
     "parquet/text_wikitext2_lines_with_nulls.parquet",
 ]
-EXCERPT_BYTES = 150_000
+EXCERPT_BYTES = 60_000
 Array = np.ndarray[Any, np.dtype[Any]]
 Tokens = tuple[Array, Array]  # flat ids, offsets[documents + 1]
 
@@ -176,7 +176,7 @@ def test_the_first_documents_of_every_file_are_recovered(
     out, tokenizer = tmp_path / "out", SHARED / "tokenizers" / name
     result = packer(
         "pack", *excerpts, "-l", 1000, "-t", tokenizer, "-o", out, "-q", "--on-error", "skip",
-        "--unit-bytes", "64K",
+        "--unit-bytes", "24K",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert_recovered(out, excerpts, encode)

@@ -5,6 +5,7 @@ Formats are read here by their documented layout alone; tests/extras reads them 
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Callable
@@ -60,6 +61,7 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder / "out"
 
 
+@functools.cache
 def rows_of_segments(directory: Path) -> list[list[Piece]]:
     """What every row holds, as `packer show` finds it."""
     packed = open_packed(directory)

@@ -14,7 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from exporting import damage, nothing_at, table_of
-from support import assert_error, packer, packer_process, packer_script, started, wait_for
+from support import (
+    assert_error,
+    heavy,
+    packer,
+    packer_process,
+    packer_script,
+    started,
+    wait_for,
+)
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
@@ -100,7 +108,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-@pytest.mark.parametrize("to", ["trl", "unpacked", "numpy", "megatron-bridge", "megatron"])
+@pytest.mark.parametrize(
+    "to", ["trl", "numpy", heavy("unpacked"), heavy("megatron-bridge"), heavy("megatron")]
+)
 def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) -> None:
     """220 MB are enough, 150 of them for what is imported; maps of files do not count."""
 

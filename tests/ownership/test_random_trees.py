@@ -15,7 +15,7 @@ from owning import killed
 from support import jsonl, packer
 
 pytestmark = pytest.mark.usefixtures("folder")
-TREES = int(os.environ.get("PACKER_TREES", "100"))
+TREES = int(os.environ.get("PACKER_TREES", "30"))
 
 
 NAMES = (

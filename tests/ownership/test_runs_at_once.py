@@ -1,6 +1,7 @@
 """Runs that begin and end at once, and readers beside them, which never mix two results.
 
-PACKER_TREES: with more than 1000, runs stop at every step and not at every fourth.
+PACKER_TREES: with 400, runs stop at every fourth step and not at every eighth, with more than 1000
+at every step.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from packer_cli.locks import InUseError, locked_folder
 from packer_cli.ownership import Folder, claim, remove_leftovers
 
 pytestmark = pytest.mark.usefixtures("folder")
-TREES = int(os.environ.get("PACKER_TREES", "100"))
-EACH = 1 if TREES > 1000 else 4  # of the steps at which two runs are stopped
+TREES = int(os.environ.get("PACKER_TREES", "30"))
+EACH = 1 if TREES > 1000 else 4 if TREES >= 400 else 8  # of the steps at which two runs are stopped
 
 
 OWN = re.compile("lock")
@@ -132,7 +133,7 @@ def test_readers_never_mix_two_results(data: Path) -> None:
     failures = list[str]()
 
     def replace() -> None:
-        for name in ("y.jsonl", "x.jsonl") * 4:
+        for name in ("y.jsonl", "x.jsonl") * (4 if TREES >= 400 else 2):
             done = unaltered("pack", name, *options)
             failures.extend([done.stderr] * bool(done.returncode))
 

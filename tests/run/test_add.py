@@ -7,14 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
-from altered import altered
+from altered import altered, unaltered
 from support import (
     assert_error,
     check_directory,
     contents,
     jsonl,
     packer,
-    packer_process,
     recover_texts,
 )
 
@@ -167,9 +166,9 @@ def test_an_interrupted_addition_goes_on(nights: list[str]) -> None:
     message = f"out: holds an unfinished run with other inputs: {nights[2]}"
     refused(nights[3], "--add", message=message, tip="remove out/.packer")
     refused(*nights[1:2], "--add", message=message, tip="first run its command again")
-    again = packer_process(*(option for option in command if option != "-q"))
+    again = unaltered(*(option for option in command if option != "-q"))
     assert again.returncode == 0, again.stderr
-    assert b"out: continuing: " in again.stderr
+    assert "out: continuing: " in again.stderr
     assert packed() == of_nights(0, 1, 2)
     check_directory("out")
 
@@ -234,16 +233,16 @@ def test_one_file_by_two_names_is_refused(nights: list[str]) -> None:
 
 
 def test_stdin_does_not_replace_what_came_by_stdin(folder: Path) -> None:
-    first = packer_process("pack", "-", *OPTIONS, "--add", stdin=jsonl("one", "two"))
+    first = unaltered("pack", "-", *OPTIONS, "--add", stdin=jsonl("one", "two"))
     assert first.returncode == 0, first.stderr
     for how in ("--add", "--update"):
-        again = packer_process("pack", "-", *OPTIONS, how, stdin=jsonl("three"))
+        again = unaltered("pack", "-", *OPTIONS, how, stdin=jsonl("three"))
         assert again.returncode == 2
-        assert b"-: stdin would replace the documents that came from stdin before" in again.stderr
+        assert "-: stdin would replace the documents that came from stdin before" in again.stderr
     Path("a.jsonl").write_bytes(jsonl("three"))
     add("a.jsonl")
     assert packed() == ["one", "three", "two"]
-    last = packer_process("pack", "-", *OPTIONS, "--update", "--prune", stdin=jsonl("four"))
+    last = unaltered("pack", "-", *OPTIONS, "--update", "--prune", stdin=jsonl("four"))
     assert last.returncode == 0, last.stderr
     assert packed() == ["four"]
 

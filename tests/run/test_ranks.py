@@ -7,17 +7,17 @@ import random
 import re
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from altered import altered
+from altered import altered, unaltered
 from support import (
     KILLED_WHILE_REPLACING,
     assert_error,
     contents,
     jsonl,
     packer,
-    packer_script,
     work_folder,
 )
 
@@ -55,17 +55,9 @@ def test_one_after_the_other(order: tuple[int, ...]) -> None:
 
 def four_at_once(out: str) -> None:
     """Run all ranks of four as processes; each must succeed."""
-    ranks = [
-        subprocess.Popen(
-            [packer_script(), *rank(number, 4, out)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(4)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * 4, errors
+    with ThreadPoolExecutor(4) as threads:
+        ranks = list(threads.map(lambda number: unaltered(*rank(number, 4, out)), range(4)))
+    assert [one.returncode for one in ranks] == [0] * 4, [one.stderr for one in ranks]
 
 
 def test_all_at_once() -> None:

@@ -1,6 +1,7 @@
 """Runs that were killed, interrupted or failed: the same command loses and repeats nothing.
 
-PACKER_KILLS: how many processes are killed at random moments.
+PACKER_KILLS: how many processes are killed at random moments. With 50 or more, others are killed at
+every step and not at every fourth.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import tiny_tokenizers as tiny
-from altered import altered
+from altered import altered, quietly, unaltered
 from support import (
     KILLED_WHILE_REPLACING,
     assert_error,
@@ -25,14 +26,14 @@ from support import (
     contents,
     jsonl,
     packer,
-    packer_script,
     shard_of,
     work_folder,
 )
 
-KILLS = int(os.environ.get("PACKER_KILLS", "16"))
+KILLS = int(os.environ.get("PACKER_KILLS", "10"))
 OPTIONS = ["-l", "256", "-t", "bytes", "-q"]
 UNITS = 40  # of the inputs below
+EACH = 1 if KILLS >= 50 else 4  # of the steps at which a run is killed
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def arguments(out: str, *more: str) -> list[str]:
 
 def run(*command: str) -> str:
     """What the command says on stderr. It succeeds."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = unaltered(*command)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -86,28 +87,24 @@ cli.main()
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_killed_at_random_moments(inputs: Path, workers: str) -> None:
-    run(packer_script(), *arguments("whole", "--workers", workers))
+    run(*arguments("whole", "--workers", workers))
     whole, random_, in_the_middle = contents("whole"), random.Random(int(workers)), 0
     for kill in range(KILLS // 2):
         out = Path(f"out{kill}")
-        command = [packer_script(), *arguments(str(out), "--workers", workers)]
+        command = arguments(str(out), "--workers", workers)
         units, then = random_.randrange(UNITS), random_.uniform(0, 0.03)
-        altered(DYING.format(units=units, then=then), *command[1:])
+        altered(DYING.format(units=units, then=then), *command)
         before = records(out)
         in_the_middle += 0 < len(before) < UNITS
         if not (out / "manifest.json").exists():
-            with quietly(command) as process:
-                while process.poll() is None:
-                    now = records(out)  # what was packed is not packed again
-                    assert all(now[name] == before[name] for name in now.keys() & before.keys())
-                    time.sleep(0.01)
+            process = quietly(*command)
+            while process.poll() is None:
+                now = records(out)  # what was packed is not packed again
+                assert all(now[name] == before[name] for name in now.keys() & before.keys())
+                time.sleep(0.01)
             assert process.returncode == 0
         assert {n: c for n, c in contents(out).items() if ".packer" not in n} == whole
     assert in_the_middle > KILLS // 5
-
-
-def quietly(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
 CRASHING = """
@@ -144,7 +141,7 @@ def test_killed_at_every_step_to_the_disk(inputs: Path) -> None:
     steps = int(counted.stderr.split()[-1])
     whole = contents("whole")
     assert steps > 20
-    for step in range(1, steps + 1):
+    for step in range(1, steps + 1, EACH):
         out = f"out{step}"
         killed = altered(*command(out, step))
         assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -156,7 +153,7 @@ def test_killed_at_every_step_to_the_disk(inputs: Path) -> None:
 
 def test_the_bytes_do_not_depend_on_workers(inputs: Path) -> None:
     for workers in ("1", "2", "8"):
-        run(packer_script(), *arguments(f"out{workers}", "--workers", workers))
+        run(*arguments(f"out{workers}", "--workers", workers))
     assert contents("out1") == contents("out2") == contents("out8")
     assert len(json.loads(Path("out1/manifest.json").read_text())["units"]) == UNITS
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from altered import altered, unaltered
 from chats import TAGS, assistant, chat, positions, user, write
 from support import (
     assert_error,
     check_directory,
     contents,
     packer,
-    packer_process,
-    packer_script,
 )
 
 SLOW = "has to be rendered"
@@ -65,9 +63,9 @@ def options(template: str, *more: object) -> tuple[object, ...]:
 def test_a_slow_record_is_a_bad_record(folder: Path, way: str) -> None:
     made = records(30, 7, 19)
     write(made)
-    how = options(when_asked(SLOW_WAYS[way]), "--max-seconds-per-record", 0.5)
+    how = options(when_asked(SLOW_WAYS[way]), "--max-seconds-per-record", 0.3)
     place = f"data.jsonl, line 8 (byte {positions(made)[7]}): "
-    reason = "the chat template takes more than 0.5 s (--max-seconds-per-record)"
+    reason = "the chat template takes more than 0.3 s (--max-seconds-per-record)"
     assert_error(packer("pack", "data.jsonl", *how), 1, place + reason)
     result = packer("pack", "data.jsonl", *how, "--on-error", "skip")
     assert result.exit_code == 0, result.stderr
@@ -103,7 +101,7 @@ def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: in
     how = (*how, "--overlong", "truncate", "--keep-untrained")
     results = []
     for name in ("data.jsonl", "other.jsonl"):
-        result = packer("pack", name, *how, "--max-seconds-per-record", 2, "--overwrite")
+        result = packer("pack", name, *how, "--max-seconds-per-record", 1, "--overwrite")
         assert result.exit_code == 0, result.stderr
         manifest = check_directory("out")
         assert (manifest["rejected_records"], manifest["documents"]) == (2, 3998)
@@ -114,7 +112,7 @@ def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: in
 def test_a_slow_record_from_stdin(folder: Path) -> None:
     data = write(records(2000, 1000)).read_bytes()
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
-    result = packer_process("pack", "-", *how, "--max-seconds-per-record", 0.5, stdin=data)
+    result = unaltered("pack", "-", *how, "--max-seconds-per-record", 0.3, stdin=data)
     assert result.returncode == 0, result.stderr
     assert check_directory("out")["documents"] == 1999
 
@@ -122,9 +120,9 @@ def test_a_slow_record_from_stdin(folder: Path) -> None:
 @pytest.mark.parametrize("way", SLOW_WAYS)
 def test_a_template_that_is_always_slow(folder: Path, way: str) -> None:
     write(records(5))
-    how = options(TAGS + SLOW_WAYS[way], "--max-seconds-per-record", 0.5, "--on-error", "skip")
+    how = options(TAGS + SLOW_WAYS[way], "--max-seconds-per-record", 0.3, "--on-error", "skip")
     result = packer("pack", "data.jsonl", *how)
-    assert_error(result, 2, "the chat template takes more than 0.5 s (--max-seconds-per-record)")
+    assert_error(result, 2, "the chat template takes more than 0.3 s (--max-seconds-per-record)")
     assert not Path("out").exists()
 
 
@@ -153,7 +151,7 @@ def test_the_limit_changes_nothing_of_a_run_that_keeps_to_it(folder: Path) -> No
 def test_verify_is_held_to_the_limits_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(records(30, 7))
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
-    assert packer("pack", "data.jsonl", *how, "--max-seconds-per-record", 0.5).exit_code == 0
+    assert packer("pack", "data.jsonl", *how, "--max-seconds-per-record", 0.3).exit_code == 0
     # Whoever verifies does not say what the run was told; its own default is not that.
     monkeypatch.setattr("packer_cli.run.encoder.SECONDS_PER_RECORD", 5.0)
     result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
@@ -169,12 +167,13 @@ def test_limits_that_are_none(folder: Path, value: str) -> None:
 
 def test_slow_records_keep_no_file_open(folder: Path) -> None:
     """Each has cost a process, whose pipes count against the limit of the shell."""
-    made = records(43, *range(40))
+    made = records(28, *range(25))
     write(made)
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", 1)
-    command = ["sh", "-c", 'ulimit -n 40; exec "$0" "$@"', packer_script(), "pack", "data.jsonl"]
-    command += ["--max-seconds-per-record", "0.1", *map(str, how)]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=300)
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+    program = few + "from packer_cli.__main__ import main; main()"
+    command = ["pack", "data.jsonl", "--max-seconds-per-record", "0.1", *map(str, how)]
+    done = altered(program, *command)
     assert done.returncode == 0, done.stderr
     assert check_directory("out")["documents"] == 3
 

@@ -11,10 +11,10 @@ import pytest
 import tiny_tokenizers as tiny
 from chats import CHATML, assistant, chat, chat_tokenizer, pack_chat, pack_marked, refused, user
 from support import check_directory, jsonl, packer, recover_documents
-from test_token_places import REAL, TINY, contents, hard_texts
+from test_token_places import REAL, TINY, contents, hard_texts, reference_of
 from tokenizers import Tokenizer
 
-from packer_cli.tokenization.engines import OrdinaryTextEngine, ReferenceEngine
+from packer_cli.tokenization.engines import OrdinaryTextEngine
 from packer_cli.tokenization.locate import locate
 from packer_cli.tokenization.specials import Specials
 
@@ -169,7 +169,7 @@ def test_texts_cut_at_their_special_tokens_are_what_they_are_whole(
     specials = Specials(locate(str(tmp_path)).specials)
     if not all(token.plain for token in specials.tokens):
         pytest.skip("its tokens are not found in every text")
-    cut, whole = OrdinaryTextEngine(content, specials), ReferenceEngine(content)
+    cut, whole = OrdinaryTextEngine(content, specials), reference_of(name)
     for text in hard_texts(json.loads(content), 200, 1):
         ids, places = cut.places(text, specials.controls(text))
         expected_ids, expected_places = whole.offsets(text)

@@ -7,6 +7,7 @@ space, characters of several bytes, combining ones and ones that no Unicode vers
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -114,6 +115,12 @@ def contents(name: str) -> bytes:
     return path.read_bytes()
 
 
+@functools.cache
+def reference_of(name: str) -> ReferenceEngine:
+    """Loading one takes up to a second."""
+    return ReferenceEngine(contents(name))
+
+
 def hard_texts(document: tiny.Json, count: int, seed: int) -> list[str]:
     rng = random.Random(seed)
     vocabulary = document["model"]["vocab"]
@@ -162,7 +169,7 @@ class Places:
 @pytest.mark.parametrize("name", [*TINY, *REAL])
 def test_trained_tokens_are_those_that_the_reference_places_in_the_spans(name: str) -> None:
     content = contents(name)
-    reference, known = ReferenceEngine(content), token_bytes(content)
+    reference, known = reference_of(name), token_bytes(content)
     document = json.loads(content)
     share = TEXTS // len([*TINY, *REAL]) + 1
     for seed in range(0, share, 5000):
@@ -180,7 +187,7 @@ def test_trained_tokens_are_those_that_the_reference_places_in_the_spans(name: s
 @pytest.mark.parametrize("name", sorted(PROVEN))
 def test_ordinary_texts_need_no_reference(name: str) -> None:
     content = contents(name)
-    places = ReferenceEngine(content).places(ORDINARY)
+    places = reference_of(name).places(ORDINARY)
     exact = Places(ORDINARY, *places)
     _, spans = random_spans(ORDINARY, 0)
     mark_trained(token_bytes(content), ORDINARY, *places[:2], spans, exact)

@@ -1,0 +1,215 @@
+"""Processes that begin at once: copies of one that has imported what packer does.
+
+    run = Copy(PROGRAM, [0, 1, 2])        as subprocess.Popen([python, "-c", PROGRAM])
+    children_are_copies()                 the helper processes of runs begin like that, too
+
+A new interpreter would import for half a second. So one does it for all, and is copied (forked) for
+each program, before it has threads or open files. Whoever knows its address may ask for a copy: a
+test, or a copy itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from packer_cli import child_process
+
+_SERVE = "import sys\nfrom packer_cli.child_process import serve\n"
+_MESSAGE_BYTES = 1 << 17  # an environment and a program
+_OURS = 4  # descriptors that come with each message: three streams and the current directory
+_STATUS_BYTES = 4
+
+
+class Copy:
+    """A process, with as much of `subprocess.Popen` as is needed here.
+
+    It has our current directory and environment, and finds copies of `descriptors` in the list of
+    that name.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        streams: Sequence[int],
+        arguments: Sequence[str] = (),
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """`streams`: descriptors of stdin, stdout and stderr."""
+        self.returncode: int | None = None
+        self._program = program
+        message = json.dumps([program, ["-c", *arguments], dict(os.environ)]).encode()
+        here = os.open(".", os.O_PATH)
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._server.connect(_address())
+            socket.send_fds(self._server, [message], [*streams, here, *descriptors])
+            self.pid = int.from_bytes(self._server.recv(_STATUS_BYTES), sys.byteorder)
+        finally:
+            os.close(here)
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._server], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self._program, timeout or 0)
+            status = self._server.recv(_STATUS_BYTES)
+            assert status, "the process that is copied has ended"
+            self.returncode = int.from_bytes(status, sys.byteorder, signed=True)
+            self._server.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+interpreter = child_process.spawn  # what begins a child elsewhere
+
+
+def spawn(*descriptors: int) -> Copy:
+    """`child_process.spawn` by a copy."""
+    program = f"{_SERVE}sys.path[:] = {sys.path!r}\nserve(*descriptors)"
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        return Copy(program, [nothing, nothing, 2], descriptors=descriptors)
+    finally:
+        os.close(nothing)
+
+
+def children_are_copies() -> None:
+    child_process.spawn = spawn  # type: ignore[assignment]
+
+
+@functools.cache
+def _address() -> bytes:
+    """Where this process has its server, which ends with it."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("")  # a name that nobody else has
+    listener.listen(64)
+    with listener:
+        server = subprocess.Popen(
+            [sys.executable, __file__, str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C is for the tests, and the server ends with them
+        )
+        atexit.register(server.communicate)
+        address: bytes = listener.getsockname()
+    return address
+
+
+class _Server:
+    """What is copied. It has one thread, and opens nothing but what it is asked by."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(0, selectors.EVENT_READ, lambda _: sys.exit())
+        # by a descriptor of each copy: its process, and who has asked for it
+        self._copies: dict[int, tuple[int, socket.socket]] = {}
+
+    def serve(self) -> NoReturn:
+        while True:
+            for key, _ in self._selector.select():
+                key.data(key.fd)
+
+    def _accept(self, _: int) -> None:
+        asker, _ = self._listener.accept()
+        message, descriptors, *_ = socket.recv_fds(asker, _MESSAGE_BYTES, 16)
+        if (process := os.fork()) == 0:
+            address = self._listener.getsockname()
+            self._close(asker)
+            _become(address, *json.loads(message), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        watch = os.pidfd_open(process)
+        self._copies[watch] = process, asker
+        self._selector.register(watch, selectors.EVENT_READ, self._ended)
+        with suppress(OSError):  # whoever has asked is gone
+            asker.send(process.to_bytes(_STATUS_BYTES, sys.byteorder))
+
+    def _ended(self, watch: int) -> None:
+        self._selector.unregister(watch)
+        os.close(watch)
+        process, asker = self._copies.pop(watch)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        with asker, suppress(OSError):
+            asker.send(status.to_bytes(_STATUS_BYTES, sys.byteorder, signed=True))
+
+    def _close(self, asker: socket.socket) -> None:
+        """In a copy: all that is the server's."""
+        self._selector.close()
+        self._listener.close()
+        asker.close()
+        for watch, (_, other) in self._copies.items():
+            os.close(watch)
+            other.close()
+
+
+def _become(
+    address: bytes, program: str, arguments: list[str], environment: dict[str, str],
+    descriptors: list[int],
+) -> NoReturn:  # fmt: skip
+    """What a new interpreter would do, to its end."""
+    status, end_now = 1, os._exit  # which a program may replace
+    try:
+        os.setsid()
+        ours, given = descriptors[:_OURS], descriptors[_OURS:]
+        os.fchdir(ours[-1])
+        for number, stream in enumerate(ours[:-1]):
+            os.dup2(stream, number)
+        for descriptor in ours:
+            os.close(descriptor)
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", 1)
+        sys.argv[:] = arguments
+        os.environ.clear()
+        os.environ.update(environment)
+        _address_of_all(address)
+        exec(program, {"__name__": "__main__", "descriptors": given})  # noqa: S102 a test wrote it
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        end_now(status)
+
+
+def _address_of_all(address: bytes) -> None:
+    """In a copy: its children are copies of the same process."""
+    globals()["_address"] = lambda: address
+    children_are_copies()
+
+
+def main(listener: int) -> None:
+    import packer_cli.export
+    import packer_cli.run.pipeline
+    import packer_cli.supervised.limited_composer
+    import packer_cli.tokenization.engines  # noqa: F401 all are for the copies
+
+    _Server(socket.socket(fileno=listener)).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
