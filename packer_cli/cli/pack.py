@@ -24,10 +24,10 @@ _MOSTLY = 0.5  # of the places hold tokens; packing alone reaches more, whatever
 
 def default_output(inputs: list[str], max_length: int) -> Path:
     """`data-packed-4096` for `some/where/data.jsonl` or a URL, in the current directory."""
-    from packer_cli.config.formats import format_of
+    from packer_cli.config.formats import belongs_to, format_of
     from packer_cli.storage import base_name
 
-    name = base_name(inputs[0])
+    name = base_name(belongs_to(inputs[0]) or inputs[0])
     if inputs[0] == "-":
         name = "stdin"
     elif format_of(name)[0]:
