@@ -170,13 +170,14 @@ def test_show_says_which_document(folder: Path) -> None:
     assert places == [(0, "document"), (2, "document"), (3, "document"), (4, "document")]
 
 
-def test_what_is_exported_to_megatron_is_read_again(folder: Path) -> None:
+@pytest.mark.parametrize("to", ["megatron", "nanotron"])
+def test_what_is_exported_is_read_again(to: str) -> None:
     datatrove("a", kind="<u4")
     pack("a.ds", "-l", 6)
-    result = packer("export", "out", "--to", "megatron", "-o", "exported")
+    result = packer("export", "out", "--to", to, "-o", "exported")
     assert result.exit_code == 0, result.stderr
     shutil.rmtree("out")
-    pack("exported/documents.bin", "-l", 6)
+    pack("exported", "-l", 6)
     assert list(documents_packed().values()) == list(expected().values())
 
 
