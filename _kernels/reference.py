@@ -347,3 +347,7 @@ def keep_real(mask, offsets, ids, trained):
     kept = [i for i in range(len(ids)) if mask[i]]
     kept_offsets = [sum(i < offset for i in kept) for offset in offsets]
     return [ids[i] for i in kept], [trained[i] for i in kept], kept_offsets
+
+
+def count_trained(trained, begin, end):
+    return [sum(trained[first:last]) for first, last in zip(begin, end, strict=True)]

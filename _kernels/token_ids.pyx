@@ -91,3 +91,22 @@ def keep_real(
                     trained[kept] = trained[i]
                 kept += mask[i] != 0
             kept_offsets[document + 1] = kept
+
+
+def count_trained(
+    const uint8_t[::1] trained, const int64_t[::1] begin, const int64_t[::1] end,
+    int64_t[::1] out,
+):
+    """OUT out int64[n], how many of trained[begin[i]:end[i]] are set; IN trained is 0 or 1."""
+    cdef int64_t i, k, count
+    if not begin.shape[0] == end.shape[0] == out.shape[0]:
+        raise ValueError(f"{begin.shape[0]} begins and {end.shape[0]} ends into {out.shape[0]}")
+    for i in range(begin.shape[0]):
+        if begin[i] < 0 or end[i] > trained.shape[0]:
+            raise ValueError(f"span {i} is {begin[i]} to {end[i]} of {trained.shape[0]} tokens")
+    with nogil:
+        for i in range(begin.shape[0]):
+            count = 0
+            for k in range(begin[i], end[i]):
+                count += trained[k]
+            out[i] = count

@@ -32,7 +32,8 @@ class InputFile:
     """One input. `path` is as given by the user ("-" for stdin), or a URL; `size` as stored.
 
     What shows a change: size and `mtime_ns` for sure (for a URL `mtime_ns` is a number made of the
-    version that its store names); where only the others differ, the contents decide. `racy`: it was
+    version that its store names, for one with an index beside it a number made of the sizes and
+    times of all); where only the others differ, the contents decide. `racy`: it was
     written just before it was looked at, so that it may be written to once more in the same tick of
     the clock, and none of these would tell.
     """

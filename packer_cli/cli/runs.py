@@ -81,10 +81,10 @@ def output_option(default: str) -> Option:
 
 def default_output(inputs: list[str], ending: str) -> str:
     """`data-ENDING` for `some/where/data.jsonl` or a URL, in the current directory."""
-    from packer_cli.config.formats import format_of
+    from packer_cli.config.formats import belongs_to, format_of
     from packer_cli.storage import base_name
 
-    name = base_name(inputs[0])
+    name = base_name(belongs_to(inputs[0]) or inputs[0])
     if inputs[0] == "-":
         name = "stdin"
     elif format_of(name)[0]:

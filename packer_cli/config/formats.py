@@ -22,6 +22,8 @@ class Format(NamedTuple):
     cut_by      what the start and stop of a slice count: "byte", "row group" or "document"; "":
                 files are read whole
     streamed    may be compressed, or come through stdin
+    beside      endings of files that belong to one, in place of its own: first the index, which
+                must be there, then those that need not be
     """
 
     suffixes: tuple[str, ...]
@@ -29,6 +31,7 @@ class Format(NamedTuple):
     counted_in: str
     cut_by: str
     streamed: bool
+    beside: tuple[str, ...] = ()
 
 
 FORMATS = {
@@ -39,6 +42,17 @@ FORMATS = {
     "csv": Format((".csv",), "delimited.CsvReader", "byte", "", True),
     "tokenized": Format((), "tokenized.TokenizedReader", "document", "document", False),
     "tsv": Format((".tsv",), "delimited.TsvReader", "byte", "", True),
+    "megatron": Format(
+        (".bin",), "megatron.MegatronReader", "document", "document", False, (".idx",)
+    ),
+    "datatrove": Format(
+        (".ds",),
+        "datatrove.DatatroveReader",
+        "document",
+        "document",
+        False,
+        (".ds.index", ".ds.loss", ".ds.metadata"),
+    ),
 }
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
 FILE_FORMATS = tuple(name for name, format_ in FORMATS.items() if format_.suffixes)
@@ -52,6 +66,21 @@ def format_of(path: str) -> tuple[str | None, str | None]:
     if compression:
         suffix = os.path.splitext(stem)[1]
     return SUFFIXES.get(suffix), compression
+
+
+def companions(path: str, name: str) -> list[str]:
+    """The files that belong to `path`, a file of this format, whether they are there or not."""
+    stem = os.path.splitext(path)[0]
+    return [stem + ending for ending in format_named(name).beside]
+
+
+def belongs_to(path: str) -> str | None:
+    """The file that `path` belongs to, by its ending; None for what is no such companion."""
+    for format_ in FORMATS.values():
+        for ending in format_.beside:
+            if path.lower().endswith(ending):
+                return path[: -len(ending)] + format_.suffixes[0]
+    return None
 
 
 def format_named(name: str) -> Format:

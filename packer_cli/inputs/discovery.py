@@ -22,6 +22,7 @@ from packer_cli.config.formats import COMPRESSIONS, FORMATS, SUFFIXES, format_na
 from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import document_edges, documents_of, groups_of
+from packer_cli.inputs.pairs import is_input_by_name, status_of, without_companions
 from packer_cli.ownership import MARKER as OWNER
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
@@ -45,6 +46,8 @@ def find_inputs(
     not exist, unknown formats, and files named twice; DataError for what cannot be read.
     """
     paths = [path for name in inputs for path in _expand(name, config, notify)]
+    if config.input_format is None or format_named(config.input_format).beside:
+        paths = list(without_companions(paths))
     seen: dict[str, str] = {}
     linked: dict[tuple[int, int], str] = {}
     files: list[InputFile] = []
@@ -171,7 +174,9 @@ def _files_below(
         return
     shown = [one for one in content if not one[0].startswith(".")]
     for name, is_folder in shown:
-        if not is_folder and (config.input_format or format_of(name)[0]):
+        if is_folder:
+            continue
+        if config.input_format or is_input_by_name(name, names, folder, notify):
             yield storage.join(folder, name)
     for name, is_folder in shown:
         if is_folder:
@@ -246,7 +251,7 @@ def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
             "rename the file, or name a symbolic link to it",
         ) from None
     try:
-        status = storage.stat(path)
+        status, latest = status_of(path, file_format)
         if not status.regular:
             raise UsageError(
                 f"{path}: not a regular file, so it cannot be read twice",
@@ -256,7 +261,7 @@ def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
             pass
     except OSError as error:
         raise from_os_error(error, path, "read") from error
-    racy = bool(status.inode) and max(status.version, status.ctime_ns) > time.time_ns() - _TICK_NS
+    racy = bool(status.inode) and latest > time.time_ns() - _TICK_NS
     file = InputFile(index, path, file_format, compression, 0, 0, racy=racy)
     return _identified(file, status)
 
@@ -275,7 +280,7 @@ def check_unchanged(file: InputFile) -> bool:
     if file.path == STDIN:
         return True
     try:
-        now = _identified(file, storage.stat(file.path, again=True))
+        now = _identified(file, status_of(file.path, file.format, again=True)[0])
     except OSError as error:
         raise from_os_error(error, file.path, "read") from error
     if file.has_changed(now):

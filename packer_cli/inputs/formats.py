@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 
 class DocumentReader(Reader, Protocol):
-    """A reader of a format whose slices count documents, from 0.
+    """A reader of a format that holds token ids, and whose slices count documents, from 0.
 
     `documents` is what a file has. `edges` gives at most `parts` + 1 ascending numbers of
     documents, from 0 to their count, between which lie about as many bytes each.
@@ -111,6 +111,8 @@ def detect_shape(files: list[InputFile], config: DocumentConfig) -> Shape:
         )
         if shape.kind == "tokens":
             _refuse_text_formats(files, file)
+        else:
+            _refuse_token_formats(files, file)
         if shape.kind == "prompt-completion" and reader.holds_tokens:
             return replace(shape, of_messages=_pairs_messages(file, shape, config))
         return shape
@@ -131,6 +133,15 @@ def _pairs_messages(file: InputFile, shape: Shape, config: DocumentConfig) -> bo
         for fields in records.fields or []:
             return any(isinstance(fields[own], list) for own in shape.required)
     return False
+
+
+def _refuse_token_formats(files: list[InputFile], texts: InputFile) -> None:
+    for file in files:
+        if _document_reader(file) is not None:
+            raise DataError(
+                f"{file.path}: {file.format} files hold token ids, {texts.path} does not",
+                "pack texts and token ids with two commands",
+            )
 
 
 def _refuse_text_formats(files: list[InputFile], tokens: InputFile) -> None:

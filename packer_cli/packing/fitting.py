@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from packer_cli._kernels import token_ids
 from packer_cli.records import Int32, Int64, Pieces, UInt8
 
 _Lengths = TypeVar("_Lengths", Int32, Int64)
@@ -66,8 +67,7 @@ def without_untrained(pieces: Pieces, offsets: Int64, trained: UInt8) -> tuple[P
     The first token of a piece is none: nothing predicts it. The Loss has the untrained documents
     and their tokens only.
     """
-    total = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
-    of_piece = total[pieces.begin + pieces.length] - total[pieces.begin + 1]
+    of_piece = _trained_in(trained, pieces.begin + 1, pieces.begin + pieces.length)
     count = len(offsets) - 1
     of_document = np.bincount(pieces.document, weights=of_piece, minlength=count)
     kept = of_document[pieces.document] > 0
@@ -84,13 +84,15 @@ def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Los
     """The part of the documents that is not in the pieces."""
     lengths = np.diff(offsets)
     placed = _per_document(pieces, pieces.length, len(lengths))
+    if np.array_equal(placed, lengths):
+        return Loss()
     dropped = (placed == 0) & (lengths > 0)
     truncated = (placed > 0) & (placed < lengths)
     trained_lost = lengths - placed
     if trained is not None:
-        total = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
-        of_piece = total[pieces.begin + pieces.length] - total[pieces.begin]
-        trained_lost = np.diff(total[offsets]) - _per_document(pieces, of_piece, len(lengths))
+        of_piece = _trained_in(trained, pieces.begin, pieces.begin + pieces.length)
+        of_document = _trained_in(trained, offsets[:-1], offsets[1:])
+        trained_lost = of_document - _per_document(pieces, of_piece, len(lengths))
     return Loss(
         truncated_documents=int(truncated.sum()),
         truncated_tokens=int((lengths - placed)[truncated].sum()),
@@ -99,6 +101,12 @@ def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Los
         dropped_tokens=int(lengths[dropped].sum()),
         dropped_trained_tokens=int(trained_lost[dropped].sum()),
     )
+
+
+def _trained_in(trained: UInt8, begin: Int64, end: Int64) -> Int64:
+    counts = np.empty(len(begin), np.int64)
+    token_ids.count_trained(trained, begin, end, counts)
+    return counts
 
 
 def _per_document(pieces: Pieces, values: Any, count: int) -> Int64:

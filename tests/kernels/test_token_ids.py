@@ -83,3 +83,16 @@ def test_the_fast_way_is_the_careful_one(kind: Any, seed: int) -> None:
 def test_a_huge_unsigned_label_is_not_taken_for_the_ignored_one() -> None:
     label = np.array([(1 << 64) - 100], np.uint64)
     assert faultless(np.array([5]), np.array([0, 1]), label, None) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_trained_tokens_of_spans(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    trained = (rng.random(200) < 0.3).astype(np.uint8)
+    begin = rng.integers(0, 200, 30)
+    end = np.minimum(begin + rng.integers(0, 40, 30), 200)
+    out = np.empty(30, np.int64)
+    token_ids.count_trained(trained, begin, end, out)
+    assert out.tolist() == reference.count_trained(trained.tolist(), begin, end)
+    with pytest.raises(ValueError, match="span 0 is 0 to 201 of 200 tokens"):
+        token_ids.count_trained(trained, np.array([0]), np.array([201]), out[:1])

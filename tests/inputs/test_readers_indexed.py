@@ -1,0 +1,366 @@
+"""Megatron-LM's and datatrove's files of token ids, written by hand from their definitions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_tokenizers as tiny
+from showing import show_json
+from support import assert_error, check_directory, pack, packer, recover_documents
+
+from packer_cli import open_packed
+from packer_cli.result.shards import digest
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+DOCUMENTS = [[5, 6, 7], [], [8], [1, 2, 3, 4], [9, 9]]
+CODES = {"u1": 1, "i1": 2, "i2": 3, "i4": 4, "i8": 5, "u2": 8}
+
+
+def megatron(
+    stem: str,
+    documents: list[list[int]] = DOCUMENTS,
+    kind: str = "i4",
+    *,
+    sequences: list[int] | None = None,
+    boundaries: list[int] | None = None,
+    modes: bytes = b"",
+) -> None:
+    """`sequences`: their lengths, if a document is not just one."""
+    tokens = np.array([token for document in documents for token in document], kind)
+    lengths = np.array(sequences or [len(document) for document in documents], "<i4")
+    edges = np.array(boundaries or range(len(lengths) + 1), "<i8")
+    begins = (np.cumsum(lengths, dtype="<i8") - lengths) * tokens.itemsize
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, CODES[kind], len(lengths), len(edges))
+    index = header + lengths.tobytes() + begins.tobytes() + edges.tobytes() + modes
+    Path(f"{stem}.bin").write_bytes(tokens.tobytes())
+    Path(f"{stem}.idx").write_bytes(index)
+
+
+def datatrove(
+    stem: str,
+    documents: list[list[int]] = DOCUMENTS,
+    kind: str = "<u2",
+    *,
+    loss: list[int] | None = None,
+    metadata: str | None = None,
+) -> None:
+    tokens = np.array([token for document in documents for token in document], kind)
+    Path(f"{stem}.ds").write_bytes(tokens.tobytes())
+    ends = np.cumsum([len(document) for document in documents]).astype("<u8")
+    Path(f"{stem}.ds.index").write_bytes(ends.tobytes())
+    if loss is not None:
+        Path(f"{stem}.ds.loss").write_bytes(bytes(loss))
+    if metadata is not None:
+        Path(f"{stem}.ds.metadata").write_text(metadata)
+
+
+def documents_packed(directory: str = "out") -> dict[tuple[int, int], list[int]]:
+    return {place: tokens.tolist() for place, tokens in recover_documents(directory).items()}
+
+
+def expected(documents: list[list[int]] = DOCUMENTS) -> dict[tuple[int, int], list[int]]:
+    return {(0, i): document for i, document in enumerate(documents) if document}
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_megatron_of_every_token_type(kind: str) -> None:
+    megatron("a", kind=kind)
+    manifest = pack("a.bin", "-l", 6)
+    assert documents_packed() == expected()
+    assert manifest["empty_documents"] == 1
+    assert manifest["config"]["add_eos"] is False
+    (one,) = manifest["inputs"]
+    assert (one["path"], one["size"], one["sha256"]) == ("a.bin", *digest("a.bin"))
+
+
+def test_a_document_of_megatron_may_be_several_sequences() -> None:
+    tokens = [list(range(10))]
+    megatron("a", tokens, sequences=[1, 2, 3, 0, 4], boundaries=[0, 2, 2, 5])
+    pack("a.bin", "-l", 16)
+    assert documents_packed() == {(0, 0): [0, 1, 2], (0, 2): [3, 4, 5, 6, 7, 8, 9]}
+
+
+@pytest.mark.parametrize("modes", [b"", bytes(5)])
+def test_modes_of_megatron_are_all_text(modes: bytes) -> None:
+    megatron("a", modes=modes)
+    pack("a.bin", "-l", 6)
+    assert documents_packed() == expected()
+    megatron("a", modes=b"\0\0\1\0\0")
+    assert_error(packer("pack", "a.bin", "-l", 6), 1, "a.idx: has sequences of a mode other than 0")
+
+
+@pytest.mark.parametrize("kind", ["<u2", "<u4"])
+@pytest.mark.parametrize(
+    "metadata", [None, "gpt2|{}\n15\n15 T", "Unknown Tokenizer|{0}|{0}", "old"]
+)
+def test_datatrove_of_both_token_sizes(kind: str, metadata: str | None) -> None:
+    datatrove("a", kind=kind, metadata=metadata and metadata.format(kind[-1]))
+    manifest = pack("a.ds", "-l", 6)
+    assert documents_packed() == expected()
+    assert [one["path"] for one in manifest["inputs"]] == ["a.ds"]
+
+
+def test_loss_of_datatrove_is_what_is_trained_on() -> None:
+    documents = [[1, 2, 3], [4, 5], [6, 7]]
+    datatrove("a", documents, loss=[1, 0, 1, 1, 1, 0, 0])
+    manifest = pack("a.ds", "-l", 8, "--strategy", "next-fit")
+    packed = open_packed("out")
+    (batch,) = packed.batches(packed.manifest["shards"][0])
+    assert batch.column("labels").to_pylist() == [[-100, -100, 3, -100, 5, -100, -100, -100]]
+    assert (manifest["trained_tokens"], manifest["untrained_documents"]) == (2, 1)
+
+
+WRITERS: dict[str, tuple[Callable[..., None], str, list[str]]] = {
+    "megatron": (megatron, "a.bin", ["a.bin", "a.idx"]),
+    "datatrove": (datatrove, "a.ds", ["a.ds", "a.ds.index", "a.ds.metadata"]),
+}
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_every_way_to_name_a_pair_names_it_once(folder: Path, form: str) -> None:
+    write, main, names = WRITERS[form]
+    Path("data").mkdir()
+    os.chdir("data")
+    write("a", **({"metadata": "gpt2|2"} if form == "datatrove" else {}))
+    os.chdir("..")
+    paths = [f"data/{name}" for name in names]
+    ways = [["data"], ["data/*"], paths, paths[::-1], *([path] for path in paths)]
+    for way in ways:
+        shutil.rmtree("out", ignore_errors=True)
+        manifest = pack(*way, "-l", 6)
+        assert [one["path"] for one in manifest["inputs"]] == [f"data/{main}"], way
+        assert documents_packed() == expected()
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("unit_bytes", [1, 4000, "1G"])
+def test_slices_are_documents(form: str, unit_bytes: object) -> None:
+    rng = np.random.default_rng(1)
+    lengths = np.minimum(rng.lognormal(3, 1.5, 300).astype(int), 2000)
+    documents = [rng.integers(0, 250, length).tolist() for length in lengths]
+    write, main, _ = WRITERS[form]
+    write("a", documents)
+    manifest = pack(main, "-l", 128, "--unit-bytes", unit_bytes, "--workers", 2)
+    assert documents_packed() == expected(documents)
+    assert manifest["inputs"][0]["sha256"] == digest(main)[1]
+    units = manifest["units"]
+    assert len(units) == 1 if unit_bytes == "1G" else len(units) > 5
+    if unit_bytes == 4000:  # cut where the tokens are, not where so many documents are
+        slices = [part for unit in units for part in unit["slices"]]
+        tokens = [sum(map(len, documents[start:stop])) for _, start, stop in slices]
+        assert max(tokens) < 2 * sum(tokens) / len(tokens) + 2000
+    for sample in ("all", "20"):
+        result = packer("verify", "out", "--against-inputs", "--sample", sample)
+        assert result.exit_code == 0, result.stderr
+
+
+def test_show_says_which_document(folder: Path) -> None:
+    megatron("a")
+    pack("a.bin", "-l", 16, "--strategy", "next-fit")
+    segments = show_json("0")[0]["segments"]
+    places = [(one["position"], one["position_unit"]) for one in segments]
+    assert places == [(0, "document"), (2, "document"), (3, "document"), (4, "document")]
+
+
+@pytest.mark.parametrize("to", ["megatron", "nanotron"])
+def test_what_is_exported_is_read_again(to: str) -> None:
+    datatrove("a", kind="<u4")
+    pack("a.ds", "-l", 6)
+    result = packer("export", "out", "--to", to, "-o", "exported")
+    assert result.exit_code == 0, result.stderr
+    shutil.rmtree("out")
+    pack("exported", "-l", 6)
+    assert list(documents_packed().values()) == list(expected().values())
+
+
+BAD_IDS = [
+    (megatron, "a.bin", "i4", -3, "input_ids[1] is -3, not between 0 and 2147483647"),
+    (megatron, "a.bin", "i8", 1 << 40, f"input_ids[1] is {1 << 40}, not between 0 and"),
+    (datatrove, "a.ds", "<u4", 1 << 31, f"input_ids[1] is {1 << 31}, not between 0 and"),
+]
+
+
+@pytest.mark.parametrize(("write", "name", "kind", "value", "message"), BAD_IDS)
+def test_ids_that_are_none_are_bad_records(
+    write: Any, name: str, kind: str, value: int, message: str
+) -> None:
+    write("a", [[1, 2], [3, value, 4], [5]], kind)
+    assert_error(packer("pack", name, "-l", 8, "-q"), 1, f"{name}, document 1: {message}")
+    manifest = pack(name, "-l", 8, "--on-error", "skip")
+    assert (manifest["rejected_records"], manifest["documents"]) == (1, 2)
+    assert documents_packed() == {(0, 0): [1, 2], (0, 2): [5]}
+
+
+def test_loss_goes_with_the_documents_that_stay() -> None:
+    datatrove("a", [[1, 2], [3, 1 << 31, 4], [5, 6]], "<u4", loss=[1, 1, 1, 1, 1, 0, 1])
+    manifest = pack("a.ds", "-l", 8, "--on-error", "skip")
+    assert documents_packed() == {(0, 0): [1, 2], (0, 2): [5, 6]}
+    assert manifest["trained_tokens"] == 2
+
+
+def test_an_id_that_the_tokenizer_does_not_have(folder: Path) -> None:
+    tiny.save(folder / "tok", tiny.byte_level(), tokenizer_config={"eos_token": tiny.EOS})
+    megatron("a", [[1], [2, 5000]])
+    result = packer("pack", "a.bin", "-l", 8, "-q", "-t", "tok")
+    assert_error(result, 1, "a.bin, document 1: input_ids holds 5000, the tokenizer's highest id")
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_document_that_is_too_long_is_passed_over(form: str) -> None:
+    write, main, _ = WRITERS[form]
+    documents = [[1, 2], [3] * 1000, [4, 5]]
+    flags = {"loss": [1] * 1002 + [1, 1]} if form == "datatrove" else {}
+    write("a", documents, **flags)
+    options = ["-l", 8, "--max-line-bytes", 1000]
+    assert_error(packer("pack", main, *options, "-q"), 1, "document 1: the document is longer than")
+    manifest = pack(main, *options, "--on-error", "skip")
+    assert documents_packed() == {(0, 0): [1, 2], (0, 2): [4, 5]}
+    assert manifest["inputs"][0]["sha256"] == digest(main)[1]
+
+
+def edit(path: str, at: int, data: bytes) -> None:
+    content = bytearray(Path(path).read_bytes())
+    content[at : at + len(data)] = data
+    Path(path).write_bytes(content)
+
+
+def cut(path: str, size: int) -> None:
+    os.truncate(path, os.stat(path).st_size - size)
+
+
+def append(path: str, data: bytes) -> None:
+    Path(path).write_bytes(Path(path).read_bytes() + data)
+
+
+# header 34 bytes, then 5 lengths of 4, begins of 8 from 54, boundaries of 8 from 94, to 142
+DAMAGED_MEGATRON = [
+    (lambda: edit("a.idx", 0, b"NOTIDX"), "a.idx: begins with b'NOTIDXX\\x00\\x00'"),
+    (lambda: Path("a.idx").write_bytes(b"MMI"), "has 3 bytes of a header, expected"),
+    (lambda: Path("a.idx").write_bytes(b""), "begins with b''"),
+    (lambda: edit("a.idx", 9, b"\2"), "a.idx: version 2, expected 1"),
+    (lambda: edit("a.idx", 17, b"\7"), "a.idx: tokens of type code 7, expected one of 1 (uint8)"),
+    (lambda: edit("a.idx", 17, b"\5"), "a.idx, sequence 1: begins at byte 12, expected 24"),
+    (lambda: edit("a.idx", 18, b"\xff" * 8), "a.idx: 142 bytes, expected "),
+    (lambda: cut("a.idx", 1), "a.idx: 141 bytes, expected 142 for 5 sequences and 6 boundaries"),
+    (lambda: append("a.idx", b"12"), "a.idx: 144 bytes, expected 142"),
+    (lambda: edit("a.idx", 34, b"\xff" * 4), "a.idx, sequence 0: tokens: -1, expected 0 or more"),
+    (lambda: edit("a.idx", 86, b"\xff" * 7), "a.idx, sequence 4: begins at byte 72057594037927935"),
+    (lambda: edit("a.idx", 94, b"\1"), "a.idx, boundary 0: is at sequence 1, expected 0 first"),
+    (lambda: edit("a.idx", 110, b"\6"), "a.idx, boundary 2: is at sequence 6, expected"),
+    (lambda: edit("a.idx", 110, b"\0"), "a.idx, boundary 2: is at sequence 0, expected"),
+    (lambda: edit("a.idx", 134, b"\4"), "the last of 6 boundaries of documents is at sequence 4"),
+    (lambda: cut("a.bin", 1), "a.bin: 39 bytes, expected 40 by a.idx"),
+    (lambda: append("a.bin", bytes(8)), "a.bin: 48 bytes, expected 40 by a.idx"),
+    (lambda: os.remove("a.idx"), "a.bin: expected a.idx beside it, there is none"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGED_MEGATRON)
+def test_damaged_megatron(damage: Any, message: str) -> None:
+    megatron("a")
+    damage()
+    assert_error(packer("pack", "a.bin", "-l", 6, "-q", "--on-error", "skip"), 1, message)
+    assert not Path("a-packed-6").exists()
+
+
+DAMAGED_DATATROVE = [
+    (lambda: cut("a.ds", 1), "a.ds: 19 bytes, expected a multiple of 2, the bytes of a token"),
+    (lambda: cut("a.ds", 2), "a.ds: 18 bytes, expected 20 or 40 for the 10 tokens of a.ds.index"),
+    (lambda: cut("a.ds.index", 1), "a.ds.index: 39 bytes, expected a multiple of 8"),
+    (lambda: cut("a.ds.index", 8), "a.ds: 20 bytes, expected 16 or 32 for the 8 tokens"),
+    (lambda: edit("a.ds.index", 16, b"\1"), "a.ds.index, document 2: ends at token 1, before"),
+    (lambda: edit("a.ds.index", 32, b"\xff" * 8), "a.ds.index, document 4: ends at token 184467"),
+    (lambda: Path("a.ds.metadata").write_text("x|4"), "a.ds: 20 bytes, expected 40 for the 10"),
+    (lambda: Path("a.ds.metadata").write_text("x|3"), "a.ds.metadata: tokens of 3 bytes"),
+    (lambda: Path("a.ds.loss").write_bytes(b"\1" * 9), "a.ds.loss: 9 bytes, expected 10"),
+    (lambda: Path("a.ds.loss").write_bytes(b"\1" * 8 + b"\1\7"),
+     "a.ds.loss, document 4: byte 1 is 7, expected 0 or 1"),
+    (lambda: os.remove("a.ds.index"), "a.ds: expected a.ds.index beside it, there is none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGED_DATATROVE)
+def test_damaged_datatrove(damage: Any, message: str) -> None:
+    datatrove("a")
+    damage()
+    assert_error(packer("pack", "a.ds", "-l", 6, "-q", "--on-error", "skip"), 1, message)
+
+
+@pytest.mark.parametrize(
+    ("index", "main"), [("a.idx", "a.bin"), ("a.ds.index", "a.ds"), ("a.ds.loss", "a.ds")]
+)
+def test_an_index_alone(folder: Path, index: str, main: str) -> None:
+    (folder / index).write_bytes(b"")
+    message = f"{index}: expected {main} beside it, there is none"
+    assert_error(packer("pack", index, "-l", 6), 1, message)
+    if index != "a.ds.loss":
+        (folder / "b.jsonl").write_text('{"input_ids": [1]}\n')
+        assert_error(packer("pack", ".", "-l", 6), 1, message)
+
+
+def test_other_files_called_bin_are_left_out_of_a_folder(folder: Path) -> None:
+    Path("data").mkdir()
+    Path("data/model.bin").write_bytes(b"weights")
+    Path("data/b.jsonl").write_text('{"input_ids": [1, 2]}\n')
+    result = packer("pack", "data", "-l", 6, "-o", "out")
+    assert result.exit_code == 0
+    assert "data/model.bin: left out: there is no model.idx beside it" in result.stderr
+    assert [one["path"] for one in check_directory("out")["inputs"]] == ["data/b.jsonl"]
+    megatron("data/c")  # beside a pair, it may be one that has lost its index
+    message = "data/model.bin: expected model.idx beside it, there is none"
+    assert_error(packer("pack", "data", "-l", 6, "-o", "other"), 1, message)
+
+
+def test_no_documents_at_all() -> None:
+    megatron("a", [])
+    datatrove("b", [])
+    for name in ("a.bin", "b.ds"):
+        assert_error(packer("pack", name, "-l", 6), 1, f"{name}: no records in 1 input file")
+    Path("c.jsonl").write_text('{"input_ids": [1, 2]}\n')
+    pack("a.bin", "b.ds", "c.jsonl", "-l", 6)
+    assert documents_packed() == {(2, 0): [1, 2]}
+
+
+def test_texts_and_ids_do_not_mix() -> None:
+    megatron("a")
+    Path("b.jsonl").write_text('{"text": "words"}\n')
+    result = packer("pack", "b.jsonl", "a.bin", "-l", 6, "-t", "bytes", "-o", "out")
+    assert_error(result, 1, "a.bin: megatron files hold token ids, b.jsonl does not")
+    result = packer("pack", "a.bin", "b.jsonl", "-l", 6, "-q", "-o", "out")
+    assert_error(result, 1, "b.jsonl")
+
+
+def test_an_index_that_changes_changes_the_input() -> None:
+    megatron("a")
+    pack("a.bin", "-l", 6)
+    times = os.stat("a.bin")
+    again = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", "--update")
+    assert "up to date" in again.stderr
+    megatron("a", sequences=[1, 2, 1, 4, 2])
+    os.utime("a.bin", ns=(times.st_atime_ns, times.st_mtime_ns))
+    result = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", "--update")
+    assert result.exit_code == 0, result.stderr
+    check_directory("out")
+    assert documents_packed() == expected([[5], [6, 7], [8], [1, 2, 3, 4], [9, 9]])
+
+
+def test_not_through_stdin_nor_compressed(folder: Path) -> None:
+    (folder / "a.bin.gz").write_bytes(b"")
+    assert_error(packer("pack", "a.bin.gz", "-l", 6), 2, "megatron files are not read through gzip")
+    result = packer("pack", "-", "--input-format", "datatrove", "-l", 6, "-o", "out")
+    assert_error(result, 2, "datatrove cannot be read from stdin")
+
+
+def test_a_format_that_is_named(folder: Path) -> None:
+    megatron("a")
+    os.rename("a.bin", "a.tokens")
+    pack("a.tokens", "-l", 6, "--input-format", "megatron")
+    assert documents_packed() == expected()
