@@ -89,12 +89,15 @@ def problems(draw: st.DrawFn, most: int = 300) -> tuple[np.ndarray, int]:
     return lengths_of(kind, capacity, n, draw(seeds)), capacity
 
 
-def plan(lengths: np.ndarray, capacity: int, most: int = 0) -> tuple[list[int], list[int]]:
+def plan(lengths: np.ndarray, capacity: int, most: int = 0) -> tuple[list[int], ...]:
     order, offsets = output(len(lengths)), output(len(lengths) + 1)
-    rows = best_fit.best_fit_decreasing(lengths, capacity, order, offsets, most)
+    tokens, counts = output(len(lengths), np.int32), output(capacity + 1, np.int32)
+    counts[:] = 0
+    rows = best_fit.best_fit_decreasing(lengths, capacity, order, offsets, tokens, counts, most)
     assert (offsets[rows + 1 :] == UNTOUCHED).all()
-    assert margins_kept(order, offsets)
-    return order.tolist(), offsets[: rows + 1].tolist()
+    assert (tokens[rows:] == UNTOUCHED).all()
+    assert margins_kept(order, offsets, tokens, counts)
+    return order.tolist(), offsets[: rows + 1].tolist(), tokens[:rows].tolist(), counts.tolist()
 
 
 def decide(name: str, lengths: np.ndarray, *arguments: int, most: int = 0) -> tuple[list[int], int]:
