@@ -35,20 +35,21 @@ cdef extern from *:
 cdef enum:
     AHEAD = 16  # turns of a loop, in which what is prefetched arrives
 
+
 cdef int64_t _place(
-    const int32_t[::1] counts, int32_t longest, int32_t capacity, BitSet* spaces,
-    int32_t[::1] top, int32_t[::1] below, int32_t[::1] group_row, int32_t[::1] group_size,
-    int32_t[::1] open_to, int32_t[::1] row_tokens, int64_t* rows,
+    const int32_t[::1] counts, int32_t longest, int32_t capacity, int32_t most_segments,
+    BitSet* spaces, int32_t[::1] top, int32_t[::1] below,
+    int32_t[::1] group_row, int32_t[::1] group_size,
+    int64_t[::1] row_offsets, int32_t[::1] row_tokens, int64_t* rows,
 ) noexcept nogil:
     """Make the groups, longest length first; returns how many, and the rows opened.
 
     Rows of one free space form a stack: top[space] is its last row, below[row] the
-    row under it, -1 the end. open_to[row], where it is given, is how many more segments
-    that row may take.
+    row under it, -1 the end. row_offsets[row + 1] counts the segments of a row.
     """
-    cdef bint limited = open_to is not None
     cdef int64_t groups = 0
     cdef int32_t s, c, k, left, row, opened = 0
+    row_offsets[0] = 0
     for s in range(longest, 0, -1):
         left = counts[s]
         while left:
@@ -57,6 +58,7 @@ cdef int64_t _place(
                 row = opened
                 opened += 1
                 c = capacity
+                row_offsets[opened] = 0
             else:
                 row = top[c]
                 top[c] = below[row]
@@ -65,17 +67,16 @@ cdef int64_t _place(
             k = c // s
             if k > left:
                 k = left
-            if limited:
-                if k > open_to[row]:
-                    k = open_to[row]
-                open_to[row] -= k
+            if most_segments and k > most_segments - row_offsets[row + 1]:
+                k = most_segments - <int32_t>row_offsets[row + 1]
             left -= k
             c -= k * s
             group_row[groups] = row
             group_size[groups] = k
             groups += 1
             row_tokens[row] = capacity - c
-            if c and not (limited and open_to[row] == 0):
+            row_offsets[row + 1] += k
+            if c and not (most_segments and row_offsets[row + 1] == most_segments):
                 if top[c] < 0:
                     bitset_add(spaces, c)
                 below[row] = top[c]
@@ -106,12 +107,8 @@ cdef void _write_plan(
     const int32_t[::1] group_row, const int32_t[::1] group_size, int64_t groups, int64_t rows,
     const int32_t[::1] by_length, int64_t[::1] order, int64_t[::1] row_offsets,
 ) noexcept nogil:
-    """row_offsets[row + 1] first counts, then is the row's cursor, and ends as its end."""
+    """row_offsets[row + 1] is a count first, then the row's cursor, and ends as its end."""
     cdef int64_t g, i, k, position, start = 0
-    for i in range(rows + 1):
-        row_offsets[i] = 0
-    for g in range(groups):
-        row_offsets[group_row[g] + 1] += group_size[g]
     for i in range(1, rows + 1):
         k = row_offsets[i]
         row_offsets[i] = start
@@ -152,7 +149,6 @@ def best_fit_decreasing(
     cdef int32_t[:, ::1] scratch = np.empty((4, n), np.int32)
     cdef int32_t[::1] below = scratch[0], by_length = scratch[1]
     cdef int32_t[::1] group_row = scratch[2], group_size = scratch[3]
-    cdef int32_t[::1] open_to = np.full(n, most_segments, np.int32) if most_segments else None
     cdef BitSet spaces
     if bitset_init(&spaces, <int64_t>capacity + 1):
         raise MemoryError("no memory for the set of free spaces")
@@ -162,8 +158,8 @@ def best_fit_decreasing(
             if lengths[i] > longest:
                 longest = lengths[i]
         groups = _place(
-            counts, longest, capacity, &spaces, top, below, group_row, group_size, open_to,
-            row_tokens, &rows,
+            counts, longest, capacity, most_segments, &spaces, top, below,
+            group_row, group_size, row_offsets, row_tokens, &rows,
         )
         bitset_free(&spaces)
         _sort_longest_first(lengths, longest, counts, cursor, by_length)

@@ -95,17 +95,12 @@ def group_by_row(row_of, visit, rows):
 
 
 def best_fit_decreasing(lengths, capacity, most_segments=0):
-    """(order, row_offsets, row_tokens, counts)"""
+    """(order, row_offsets, row_tokens, how many have each length)"""
     visit = longest_first(lengths)
     row_of, rows = best_fit([lengths[i] for i in visit], capacity, most_segments)
     order, row_offsets = group_by_row(row_of, visit, rows)
-    counts = Counter(map(int, lengths))
-    return (
-        order,
-        row_offsets,
-        sum_rows(lengths, order, row_offsets),
-        [counts[s] for s in range(capacity + 1)],
-    )
+    row_tokens = sum_rows(lengths, order, row_offsets)
+    return order, row_offsets, row_tokens, Counter(map(int, lengths))
 
 
 def sum_rows(lengths, order, row_offsets):
