@@ -7,6 +7,7 @@ into arrays that the caller allocated.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -94,9 +95,49 @@ def group_by_row(row_of, visit, rows):
 
 
 def best_fit_decreasing(lengths, capacity, most_segments=0):
+    """(order, row_offsets, row_tokens, how many have each length)"""
     visit = longest_first(lengths)
     row_of, rows = best_fit([lengths[i] for i in visit], capacity, most_segments)
-    return group_by_row(row_of, visit, rows)
+    order, row_offsets = group_by_row(row_of, visit, rows)
+    row_tokens = sum_rows(lengths, order, row_offsets)
+    return order, row_offsets, row_tokens, Counter(map(int, lengths))
+
+
+def sum_rows(lengths, order, row_offsets):
+    return [sum(int(lengths[i]) for i in order[a:b]) for a, b in pairwise(row_offsets)]
+
+
+def copy_lengths(lengths, max_length):
+    """(the lengths, [empty documents, overlong ones, tokens of these])"""
+    overlong = [int(length) for length in lengths if length > max_length]
+    empty = [length for length in lengths if length == 0]
+    return [*map(int, lengths)], [len(empty), len(overlong), sum(overlong)]
+
+
+def cut_lengths(lengths, max_length, most):
+    return [length for _, _, length in _pieces(lengths, max_length, most)]
+
+
+def locate_pieces(lengths, max_length, most, at_end, first):
+    """[(document, begin, start)]"""
+    begins = np.cumsum([first, *lengths]).tolist()
+    located = []
+    for document, start, length in _pieces(lengths, max_length, most):
+        at = lengths[document] - length if at_end and lengths[document] > max_length else start
+        located.append((document, begins[document] + at, at))
+    return located
+
+
+def _pieces(lengths, max_length, most):
+    """[(document, start, length)]"""
+    pieces = []
+    for document, total in enumerate(map(int, lengths)):
+        of_document = [
+            (document, start, min(max_length, total - start))
+            for start in range(0, total, max_length)
+        ]
+        pieces += of_document[:most] if total > max_length else of_document
+    return pieces
 
 
 def mffd(lengths, capacity):

@@ -1,4 +1,4 @@
-"""Linear-time reordering: by length, by row, and the seeded shuffle.
+"""Linear-time reordering: by length, by row, and the seeded shuffle; and what rows hold then.
 
 Every strategy but best-fit decides a row for one document at a time, in some visiting
 order. These passes make the visiting order and turn the decisions into a plan.
@@ -85,6 +85,23 @@ def group_by_row(
             k = row_offsets[row_of[i] + 1]
             row_offsets[row_of[i] + 1] = k + 1
             order[k] = visit[i] if renumber else i
+
+
+def sum_rows(
+    const int32_t[::1] lengths, const int64_t[::1] order, const int64_t[::1] row_offsets,
+    int32_t[::1] out,
+):
+    """OUT out int32[rows]: the sum of the lengths of each row's documents.
+
+    IN lengths int32[n], order int64[n], row_offsets int64[rows + 1]
+    """
+    cdef int64_t row, i, total
+    with nogil:
+        for row in range(out.shape[0]):
+            total = 0
+            for i in range(row_offsets[row], row_offsets[row + 1]):
+                total += lengths[order[i]]
+            out[row] = <int32_t>total
 
 
 def shuffle_plan(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from packer_cli.records import Int64
+from packer_cli.records import Int32, Int64
 
 
 def lower_bound_rows(
-    counts: Int64, max_length: int, *, max_segments: int | None = None, segment_multiple: int = 1
+    counts: Int32 | Int64,
+    max_length: int,
+    *,
+    max_segments: int | None = None,
+    segment_multiple: int = 1,
 ) -> int:
     """A number of rows below which nothing can pack these lengths.
 
-    counts            int64[max_length + 1]: counts[s] documents have s tokens; counts[0] is
+    counts            [max_length + 1]: counts[s] documents have s tokens; counts[0] is
                       ignored
     max_segments      that a row may hold; None: any number
     segment_multiple  that segments are padded to; divides max_length
@@ -24,10 +28,10 @@ def lower_bound_rows(
     those from a to half a row can only use what the latter leave. Here for all a at once, by
     prefix sums over lengths: O(max_length).
     """
-    counts, max_length = _in_units(counts[: max_length + 1], max_length, segment_multiple)
-    lengths = np.arange(len(counts), dtype=np.int64)
-    documents = np.concatenate([[0], np.cumsum(counts)])  # documents[s]: shorter than s
-    tokens = np.concatenate([[0], np.cumsum(counts * lengths)])
+    of_length, max_length = _in_units(counts[: max_length + 1], max_length, segment_multiple)
+    lengths = np.arange(len(of_length), dtype=np.int64)
+    documents = np.concatenate([[0], np.cumsum(of_length)])  # documents[s]: shorter than s
+    tokens = np.concatenate([[0], np.cumsum(of_length * lengths)])
     half = max_length // 2
     a = np.arange(1, half + 1)
     alone = documents[-1] - documents[max_length - a + 1]
@@ -38,15 +42,15 @@ def lower_bound_rows(
     spill = middle_tokens - (paired * max_length - paired_tokens)
     l2 = above_half + np.maximum(0, -(-spill // max_length))
     by_volume = -(-int(tokens[-1]) // max_length)
-    by_number = -(-int(counts[1:].sum()) // max_segments) if max_segments else 0
+    by_number = -(-int(of_length[1:].sum()) // max_segments) if max_segments else 0
     return max(by_volume, by_number, int(above_half), int(l2.max(initial=0)))
 
 
-def _in_units(counts: Int64, max_length: int, unit: int) -> tuple[Int64, int]:
+def _in_units(counts: Int32 | Int64, max_length: int, unit: int) -> tuple[Int64, int]:
     """Counts of the lengths rounded up to whole units, and the row, in units."""
-    counts = np.asarray(counts, np.int64)
+    of_length = counts.astype(np.int64)
     if unit == 1:
-        return counts, max_length
+        return of_length, max_length
     padded = np.zeros(max_length // unit + 1, np.int64)
-    np.add.at(padded, -(-np.arange(len(counts)) // unit), counts)
+    np.add.at(padded, -(-np.arange(len(of_length)) // unit), of_length)
     return padded, max_length // unit

@@ -89,12 +89,18 @@ def problems(draw: st.DrawFn, most: int = 300) -> tuple[np.ndarray, int]:
     return lengths_of(kind, capacity, n, draw(seeds)), capacity
 
 
-def plan(lengths: np.ndarray, capacity: int, most: int = 0) -> tuple[list[int], list[int]]:
+def plan(
+    lengths: np.ndarray, capacity: int, most: int = 0
+) -> tuple[list[int], list[int], list[int], dict[int, int]]:
     order, offsets = output(len(lengths)), output(len(lengths) + 1)
-    rows = best_fit.best_fit_decreasing(lengths, capacity, order, offsets, most)
+    tokens, counts = output(len(lengths), np.int32), output(capacity + 1, np.int32)
+    counts[:] = 0
+    rows = best_fit.best_fit_decreasing(lengths, capacity, order, offsets, tokens, counts, most)
     assert (offsets[rows + 1 :] == UNTOUCHED).all()
-    assert margins_kept(order, offsets)
-    return order.tolist(), offsets[: rows + 1].tolist()
+    assert (tokens[rows:] == UNTOUCHED).all()
+    assert margins_kept(order, offsets, tokens, counts)
+    of_length = {int(length): int(counts[length]) for length in np.flatnonzero(counts)}
+    return order.tolist(), offsets[: rows + 1].tolist(), tokens[:rows].tolist(), of_length
 
 
 def decide(name: str, lengths: np.ndarray, *arguments: int, most: int = 0) -> tuple[list[int], int]:
@@ -226,7 +232,7 @@ def test_fill_rows_equals_its_twin(
     ids = fixed(rng.integers(0, 2**31, int(lengths.sum()) + 3), np.uint32)
     trained = fixed(rng.choice([0, 1, 255], len(ids)), np.uint8) if some_untrained else None
     begin = fixed(np.cumsum(lengths) - lengths + 3)
-    order, offsets = map(fixed, plan(fixed(-(-lengths // multiple), np.int32), units))
+    order, offsets = map(fixed, plan(fixed(-(-lengths // multiple), np.int32), units)[:2])
     rows = len(offsets) - 1
     kinds = [np.int32, np.int32, np.uint8, np.int32]
     out = [output((rows, capacity), kind) if want else None
@@ -272,7 +278,7 @@ def test_balance_rows_equals_its_twin_and_keeps_rows_as_full(
 ) -> None:
     units = min(problem[1], 3000)
     sizes = fixed(np.minimum(problem[0], units), np.int32)
-    order, offsets = plan(sizes, units, most)
+    order, offsets, _, _ = plan(sizes, units, most)
     rng = np.random.default_rng(len(sizes))
     # at most as long as what was planned, in units, and planned row after row
     lengths = fixed(sizes[order] * multiple - rng.integers(0, multiple, len(sizes)), np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,6 +75,49 @@ def test_truncate_keeps_the_beginning_of_every_document(
     assert loss == Loss(
         truncated_documents=len(cut), truncated_tokens=sum(cut), truncated_trained_tokens=sum(cut)
     )
+
+
+@relaxed
+@given(documents, st.integers(1, 20))
+def test_truncating_on_the_left_keeps_the_end_of_every_document(
+    lengths: list[int], max_length: int
+) -> None:
+    offsets = offsets_of(lengths)
+    pieces = fit(offsets, max_length, "truncate", "left")
+    kept = [(i, max(0, n - max_length), min(n, max_length)) for i, n in enumerate(lengths) if n]
+    assert as_tuples(pieces) == kept
+    assert (offsets[pieces.document] + pieces.start).tolist() == pieces.begin.tolist()
+    assert loss_of(pieces, offsets) == loss_of(fit(offsets, max_length, "truncate"), offsets)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [("truncate", [(0, 0, 9), (1, 0, 10), (2, 0, 3)]), ("drop", [(0, 0, 9), (2, 0, 3)])],
+)
+def test_documents_of_more_tokens_than_31_bits_hold(
+    policy: str, kept: list[tuple[int, int, int]]
+) -> None:
+    offsets = offsets_of([9, (1 << 32) + 5, 3])
+    pieces = fit(offsets, 10, policy)
+    assert as_tuples(pieces) == kept
+    assert pieces.begin.tolist() == [offsets[document] for document, _, _ in kept]
+    lost = (1 << 32) + 5 - (10 if policy == "truncate" else 0)
+    loss = loss_of(pieces, offsets)
+    assert loss.truncated_tokens + loss.dropped_tokens == lost
+
+
+@relaxed
+@given(documents, st.integers(1, 20), policies, st.data())
+def test_trained_tokens_are_lost_with_the_others(
+    lengths: list[int], max_length: int, policy: str, data: st.DataObject
+) -> None:
+    total = sum(lengths)
+    trained = data.draw(st.lists(st.integers(0, 1), min_size=total, max_size=total))
+    offsets = offsets_of(lengths)
+    pieces = fit(offsets, max_length, policy)
+    loss = loss_of(pieces, offsets, np.array(trained, np.uint8))
+    lost = sum(trained) - sum(trained[at] for at in tokens(pieces))
+    assert loss.truncated_trained_tokens + loss.dropped_trained_tokens == lost
 
 
 @relaxed
