@@ -1,0 +1,230 @@
+"""The page of `packer plan`: what would come out, for each length of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import packer_cli
+from packer_cli.page.charts import Curve, curves, legend
+from packer_cli.page.document import boxes, page, section, table
+from packer_cli.page.histograms import document_lengths, row_fill_caption, row_fill_chart
+from packer_cli.page.markup import Markup, element
+from packer_cli.result.wording import count, percent, size
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What would come out of one max_length, strategy and way with overlong documents.
+
+    The totals are those of the same names in a manifest; `tokens` are those placed in rows.
+
+    cut_documents    split over several rows
+    bytes            of the shards
+    row_fill         int[21], as in a manifest
+    attention_span   E[l²] / E[l] over segments: tokens in the segment of the average token
+    attention_share  of attention in what a step costs, 0 to 1; None: not known
+    steps            of an epoch; None: no batch size was given
+    standard_errors  name of a field, or "utilization" -> its standard error, of a sample
+    """
+
+    max_length: int
+    strategy: str
+    overlong: str
+    rows: int
+    lower_bound_rows: int
+    documents: int
+    segments: int
+    tokens: int
+    bytes: int
+    row_fill: Sequence[int]
+    cut_documents: int = 0
+    truncated_documents: int = 0
+    truncated_tokens: int = 0
+    truncated_trained_tokens: int = 0
+    dropped_documents: int = 0
+    dropped_tokens: int = 0
+    dropped_trained_tokens: int = 0
+    attention_span: float | None = None
+    attention_share: float | None = None
+    steps: int | None = None
+    standard_errors: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def utilization(self) -> float:
+        return self.tokens / (self.rows * self.max_length)
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What the page shows. Nothing is computed from it but shares and distances.
+
+    title            whose plan it is: the inputs
+    made_from        (what, how it was), as `stats.origin.origin_lines` gives them
+    documents        that rows are planned of, before any is cut, truncated or dropped
+    tokens           of these documents
+    document_length  int[32], as in a manifest
+    outcomes         in the order of the table, at least one
+    sample           the share of the inputs that was read; None: all of them
+    """
+
+    title: str
+    made_from: Sequence[tuple[str, str]]
+    documents: int
+    tokens: int
+    document_length: Sequence[int]
+    outcomes: Sequence[Outcome]
+    sample: float | None = None
+
+
+class _Column(NamedTuple):
+    """Of the table. A column that `is_shown` for no outcome is left out."""
+
+    title: str
+    written: Callable[[Outcome], str]
+    is_shown: Callable[[Outcome], bool] = lambda _: True
+
+
+def plan_page(report: PlanReport) -> bytes:
+    """The page as a file's content."""
+    outcomes = report.outcomes
+    known = [
+        ("documents", count(report.documents), "before any is cut, truncated or dropped"),
+        ("tokens", count(report.tokens), "of these documents"),
+    ]
+    if report.sample is not None:
+        known.append(("sample", percent(report.sample), "of the inputs; ± is a standard error"))
+    lengths = sorted({outcome.max_length for outcome in outcomes})
+    return page(
+        f"Plan of {report.title}",
+        boxes(known),
+        section("Utilization", *_utilization(outcomes)),
+        section("What would come out", _table(outcomes), _losses(outcomes)),
+        section("Document lengths", document_lengths(report.document_length, lengths)),
+        section("Row fill", *_row_fill(outcomes)),
+        section("Made from", table("", ("what", "how"), list(report.made_from), texts=2)),
+        footer=f"planned by packer {packer_cli.__version__}",
+    )
+
+
+def _utilization(outcomes: Sequence[Outcome]) -> list[Markup]:
+    shown: dict[str, Curve] = {}
+    for one in outcomes:
+        name = _way(one, outcomes) or one.strategy
+        shown.setdefault(name, Curve(name, [])).points.append((one.max_length, one.utilization))
+    lines = list(shown.values())
+    best = max(outcomes, key=lambda one: one.utilization)
+    caption = (
+        f"The share of all places in rows that hold real tokens: at most "
+        f"{percent(best.utilization)}, with {_name(best, outcomes)}."
+    )
+    chart = curves(
+        "utilization", "Utilization over row length", caption, lines, "max_length (logarithmic)"
+    )
+    return [element("figure", element("figcaption", caption), legend(lines), chart)]
+
+
+def _way(one: Outcome, outcomes: Sequence[Outcome]) -> str:
+    """What tells the outcomes of one length apart: "" where there is nothing to tell."""
+    ways = (one.strategy, one.overlong)
+    differ = (
+        len({other.strategy for other in outcomes}) > 1,
+        len({other.overlong for other in outcomes}) > 1,
+    )
+    return ", ".join(
+        way for way, is_one_of_several in zip(ways, differ, strict=True) if is_one_of_several
+    )
+
+
+def _name(one: Outcome, outcomes: Sequence[Outcome]) -> str:
+    way = _way(one, outcomes)
+    return f"{count(one.max_length)}{way and ', '}{way}"
+
+
+def _table(outcomes: Sequence[Outcome]) -> Markup:
+    columns = [column for column in _COLUMNS if any(map(column.is_shown, outcomes))]
+    rows = [
+        (_name(one, outcomes), *(column.written(one) for column in columns)) for one in outcomes
+    ]
+    return table("", ("max_length", *(column.title for column in columns)), rows)
+
+
+def _counted(name: str) -> Callable[[Outcome], str]:
+    """A figure with its standard error, if it has one."""
+
+    def written(one: Outcome) -> str:
+        error = one.standard_errors.get(name)
+        figure = count(getattr(one, name))
+        return figure if error is None else f"{figure} ± {error:,.0f}"
+
+    return written
+
+
+def _filled(one: Outcome) -> str:
+    error = one.standard_errors.get("utilization")
+    return percent(one.utilization) + ("" if error is None else f" ± {percent(error)}")
+
+
+def _any(name: str) -> Callable[[Outcome], bool]:
+    return lambda one: bool(getattr(one, name))
+
+
+def _above(one: Outcome) -> str:
+    return percent(one.rows / one.lower_bound_rows - 1)
+
+
+_COLUMNS = (
+    _Column("rows", _counted("rows")),
+    _Column("utilization", _filled),
+    _Column("above the lower bound", _above),
+    _Column("documents cut", _counted("cut_documents"), _any("cut_documents")),
+    _Column("documents truncated", _counted("truncated_documents"), _any("truncated_documents")),
+    _Column("tokens cut off", _counted("truncated_tokens"), _any("truncated_tokens")),
+    _Column("documents dropped", _counted("dropped_documents"), _any("dropped_documents")),
+    _Column("tokens dropped", _counted("dropped_tokens"), _any("dropped_tokens")),
+    _Column(
+        "trained tokens lost",
+        lambda one: count(one.truncated_trained_tokens + one.dropped_trained_tokens),
+        lambda one: bool(one.truncated_trained_tokens + one.dropped_trained_tokens),
+    ),
+    _Column("segments in a row", lambda one: f"{one.segments / one.rows:,.2f}"),
+    _Column("on disk", lambda one: size(one.bytes)),
+    _Column(
+        "attention span in tokens",
+        lambda one: f"{one.attention_span or 0:,.0f}",
+        lambda one: one.attention_span is not None,
+    ),
+    _Column(
+        "attention in a step's cost",
+        lambda one: percent(one.attention_share or 0),
+        lambda one: one.attention_share is not None,
+    ),
+    _Column("steps", lambda one: count(one.steps or 0), lambda one: one.steps is not None),
+)
+
+
+def _losses(outcomes: Sequence[Outcome]) -> Markup:
+    kept = all(not one.truncated_documents and not one.dropped_documents for one in outcomes)
+    text = "No document is truncated or dropped. " if kept else ""
+    fewest = "The lower bound is a number of rows below which no packer can go."
+    return element("p", text + fewest)
+
+
+def _row_fill(outcomes: Sequence[Outcome]) -> list[Markup]:
+    """A small chart for each outcome, and one table of all."""
+    charts = []
+    for number, one in enumerate(outcomes):
+        name = _name(one, outcomes)
+        heading = element("h3", name)
+        caption = element("figcaption", row_fill_caption(one.row_fill))
+        chart = row_fill_chart(one.row_fill, f"row-fill-{number}", name)
+        charts.append(element("figure", heading, caption, chart))
+    steps = (("below 50%", 0, 10), ("50-75%", 10, 15), ("75-90%", 15, 18), ("90-95%", 18, 19),
+             ("95-100%", 19, 20), ("full", 20, 21))  # fmt: skip
+    rows = [
+        (_name(one, outcomes), *(count(sum(one.row_fill[a:b])) for _, a, b in steps))
+        for one in outcomes
+    ]
+    figures = table("rows by how full they are", ("max_length", *(s[0] for s in steps)), rows)
+    return [element("div", *charts, class_="several"), figures]
