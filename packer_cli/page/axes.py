@@ -13,7 +13,7 @@ from typing import NamedTuple
 from packer_cli.page.markup import Markup, element
 
 LEFT, RIGHT = 14.0, 98.5  # percent
-TOP, HEIGHT, BELOW = 14, 180, 44  # pixels: above the plot, of it, and of what is under it
+TOP, BELOW = 14, 44  # pixels, of what is above the plot and under it
 _CHARACTER, _GAP = 6.6, 10  # pixels
 _PHONE = 300 * (RIGHT - LEFT) / 100  # pixels across the plot
 _MOST_STEPS = 5
@@ -27,28 +27,29 @@ class Mark(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Shares up the side of a chart."""
+    """Shares up the side of a plot of `height` pixels."""
 
     low: float
     high: float
     step: float
+    height: float
 
     def y(self, share: float) -> float:
         """In pixels below the top of the plot."""
-        return HEIGHT * (self.high - share) / (self.high - self.low)
+        return self.height * (self.high - share) / (self.high - self.low)
 
     def steps(self) -> list[float]:
         number = round((self.high - self.low) / self.step)
         return [self.low + i * self.step for i in range(number + 1)]
 
 
-def scale(low: float, high: float, least: float) -> Scale:
+def scale(low: float, high: float, *, least: float, height: float = 180) -> Scale:
     """In round steps from `low` or below to `high` or above; they differ by `least` or more."""
     low = max(min(low, high - least), 0)
     power = 10.0 ** math.floor(math.log10((high - low) / _MOST_STEPS))
     step = next(power * n for n in (1, 2, 5, 10, 20) if power * n * _MOST_STEPS >= high - low)
     below, above = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return Scale(below * step, above * step, step)
+    return Scale(below * step, above * step, step, height)
 
 
 def x(at: float) -> str:
@@ -68,9 +69,9 @@ def grid(sides: Scale, top: float) -> list[Markup]:
     return lines
 
 
-def under(labels: Sequence[tuple[float, str]], title: str, top: float) -> list[Markup]:
+def under(labels: Sequence[tuple[float, str]], title: str, bottom: float) -> list[Markup]:
     """Labels below the plot, without those that would cover one before, and what they are of."""
-    y, free, texts = top + HEIGHT + 16, -math.inf, []
+    y, free, texts = bottom + 16, -math.inf, []
     for at, label in labels:
         half = len(label) * _CHARACTER / 2
         if at * _PHONE - half >= free:
@@ -81,49 +82,49 @@ def under(labels: Sequence[tuple[float, str]], title: str, top: float) -> list[M
     return texts
 
 
-def marks(placed: Sequence[Mark]) -> tuple[list[Markup], float]:
+def marks(placed: Sequence[Mark], height: float) -> tuple[list[Markup], float]:
     """The marks' lines and labels, and how much room the latter take above the plot."""
-    levels = _levels(placed)
+    befores = _befores(placed)
+    levels = _levels(placed, befores)
     top = TOP + 16 * (max(levels, default=-1) + 1)
     drawn = []
-    for mark, level in zip(placed, levels, strict=True):
-        y, before = top - 16 * level - 4, _is_before(mark)
-        drawn.append(
-            element("line", class_="mark", x1=x(mark.at), x2=x(mark.at), y1=y - 11, y2=top + HEIGHT)
-        )
+    for mark, before, level in zip(placed, befores, levels, strict=True):
+        y, across = top - 16 * level - 4, x(mark.at)
         side, anchor = (-4, "end") if before else (4, "start")
-        drawn.append(
-            element("text", mark.label, class_="name", x=x(mark.at), y=y, dx=side,
-                    text_anchor=anchor)
-        )  # fmt: skip
+        drawn += [
+            element("line", class_="mark", x1=across, x2=across, y1=y - 11, y2=top + height),
+            element("text", mark.label, class_="name", x=across, y=y, dx=side, text_anchor=anchor),
+        ]
     return drawn, top
 
 
-def _is_before(mark: Mark) -> bool:
-    """Whether the label stands left of its line: it would not fit on the right."""
-    return mark.at * _PHONE + _width(mark) > _PHONE
+def _befores(placed: Sequence[Mark]) -> list[bool]:
+    """Whether each label stands left of its line: where there is room, all stand on one side, since
+    no line then crosses a label.
+    """
+    if not any(_span(mark, before=False)[1] > _PHONE for mark in placed):
+        return [False] * len(placed)
+    if not any(_span(mark, before=True)[0] < 0 for mark in placed):
+        return [True] * len(placed)
+    return [_span(mark, before=False)[1] > _PHONE for mark in placed]
 
 
-def _width(mark: Mark) -> float:
-    return len(mark.label) * _CHARACTER + _GAP
-
-
-def _levels(placed: Sequence[Mark]) -> list[int]:
+def _levels(placed: Sequence[Mark], befores: Sequence[bool]) -> list[int]:
     """How high each label stands: above those that it would cover, whose lines start below it."""
     levels: dict[int, int] = {}
+    spans = [_span(mark, before=before) for mark, before in zip(placed, befores, strict=True)]
     order = sorted(range(len(placed)), key=lambda i: placed[i].at)
-    after = [i for i in reversed(order) if not _is_before(placed[i])]
-    for i in [*after, *(i for i in order if _is_before(placed[i]))]:
-        covered = [level for j, level in levels.items() if _meet(placed[i], placed[j])]
+    after = [i for i in reversed(order) if not befores[i]]
+    for i in [*after, *(i for i in order if befores[i])]:
+        begin, end = spans[i]
+        covered = [
+            level for j, level in levels.items() if begin < spans[j][1] and spans[j][0] < end
+        ]
         levels[i] = max(covered, default=-1) + 1
     return [levels[i] for i in range(len(placed))]
 
 
-def _meet(one: Mark, other: Mark) -> bool:
-    (a, b), (c, d) = _span(one), _span(other)
-    return a < d and c < b
-
-
-def _span(mark: Mark) -> tuple[float, float]:
-    at, width = mark.at * _PHONE, _width(mark)
-    return (at - width, at) if _is_before(mark) else (at, at + width)
+def _span(mark: Mark, *, before: bool) -> tuple[float, float]:
+    """From where to where a label stands on a phone, in pixels."""
+    at, width = mark.at * _PHONE, len(mark.label) * _CHARACTER + _GAP
+    return (at - width, at) if before else (at, at + width)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from packer_cli.page.axes import (
     BELOW,
-    HEIGHT,
     LEFT,
     RIGHT,
+    TOP,
     Mark,
     grid,
     marks,
@@ -44,41 +44,45 @@ class Curve(NamedTuple):
 
 def histogram(
     name: str, title: str, description: str, buckets: Sequence[Bucket], of: str,
-    placed: Sequence[Mark] = (),
+    placed: Sequence[Mark] = (), *, height: float = 180,
 ) -> Markup:  # fmt: skip
-    """Bars in shares of all. `name`: of this chart in the page; `of`: what is below the axis."""
+    """Bars in shares of all. `name`: of this chart in the page; `of`: what the axis below is of;
+    `height`: of the bars, in pixels.
+    """
     whole = max(sum(bucket.number for bucket in buckets), 1)
-    sides = scale(0, max(bucket.number for bucket in buckets) / whole, least=0.01)
-    drawn, top = marks(placed)
+    sides = scale(0, max(bucket.number for bucket in buckets) / whole, least=0.01, height=height)
+    drawn, top = marks(placed, height)
     bars = []
     for i, bucket in enumerate(buckets):
         share = bucket.number / whole
         if share:
-            height = max(HEIGHT - sides.y(share), _LEAST_HEIGHT)
+            tall = max(height - sides.y(share), _LEAST_HEIGHT)
             wide = 0.86 * (RIGHT - LEFT) / len(buckets)
             tip = f"{bucket.label}: {count(bucket.number)} ({percent(share)})"
             bars.append(
-                element("rect", element("title", tip), class_="bar", y=top + HEIGHT - height,
-                        x=x((i + 0.07) / len(buckets)), width=f"{wide:.2f}%", height=height)
+                element("rect", element("title", tip), class_="bar", y=top + height - tall,
+                        x=x((i + 0.07) / len(buckets)), width=f"{wide:.2f}%", height=tall)
             )  # fmt: skip
     edges = [
-        ((i + 0.5 * (not bucket.edge[0].isdigit())) / len(buckets), bucket.edge)
+        ((i + 0.5 * bucket.edge.isalpha()) / len(buckets), bucket.edge)
         for i, bucket in enumerate(buckets)
+        if bucket.edge
     ]
-    return _svg(name, title, description, top, grid(sides, top), bars, drawn, under(edges, of, top))
+    bottom = top + height
+    parts = grid(sides, top), bars, drawn, under(edges, of, bottom)
+    return _svg(name, title, description, bottom, *parts)
 
 
 def curves(name: str, title: str, description: str, shown: Sequence[Curve], of: str) -> Markup:
     """Lines over row lengths, which are on a logarithmic axis."""
     points = [point for curve in shown for point in curve.points]
     lengths = sorted({length for length, _ in points})
-    sides = scale(min(share for _, share in points), 1, least=0.001)
+    sides, top = scale(min(share for _, share in points), 1, least=0.001), TOP
     begin, end = math.log2(lengths[0]), math.log2(lengths[-1])
 
     def place(length: int) -> float:
         return 0.06 + 0.88 * (math.log2(length) - begin) / (end - begin) if end > begin else 0.5
 
-    top = marks(())[1]
     lines = []
     for number, curve in enumerate(shown):
         ordered = sorted(curve.points)
@@ -97,7 +101,9 @@ def curves(name: str, title: str, description: str, shown: Sequence[Curve], of: 
                 element("svg", spot, x=x(place(length)), y=top + sides.y(share), overflow="visible")
             )
     labels = [(place(length), count(length)) for length in lengths]
-    return _svg(name, title, description, top, grid(sides, top), lines, under(labels, of, top))
+    bottom = top + sides.height
+    parts = grid(sides, top), lines, under(labels, of, bottom)
+    return _svg(name, title, description, bottom, *parts)
 
 
 def legend(shown: Sequence[Curve]) -> Markup:
@@ -129,12 +135,14 @@ def _dashes(number: int) -> str:
     return _DASHES[number % len(_DASHES)]
 
 
-def _svg(name: str, title: str, description: str, top: float, *parts: Sequence[Markup]) -> Markup:
+def _svg(
+    name: str, title: str, description: str, bottom: float, *parts: Sequence[Markup]
+) -> Markup:
     return element(
         "svg",
         element("title", title, id=f"{name}-title"),
         element("desc", description, id=f"{name}-desc"),
         *map(joined, parts),
-        class_="chart", role="img", width="100%", height=top + HEIGHT + BELOW,
+        class_="chart", role="img", width="100%", height=bottom + BELOW,
         aria_labelledby=f"{name}-title {name}-desc",
     )  # fmt: skip

@@ -14,10 +14,10 @@ START = '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n' + 
     '<meta name="generator" content="packer">\n'
 )
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_CHARACTER, _PADDING = 7.6, 17  # pixels
+_CHARACTER, _PADDING = 7.9, 16  # pixels
 _NAME = 24  # characters of a name that wraps
 _LINE = Markup("\n")
-_LONG = 13  # characters of a figure that needs a wider box
+_LONG = 11  # characters of a figure that needs a wider box
 
 
 def page(title: str, *content: Markup, footer: str) -> bytes:
@@ -52,21 +52,17 @@ def boxes(lines: Sequence[tuple[str, str, str]]) -> Markup:
     return element("dl", *drawn, class_="long" if long else "")
 
 
-def table(
-    caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1
-) -> Markup:
-    """The first cell of a line is what the line is about. `texts`: columns, from the left, of text,
-    which wraps; the others hold figures.
-    """
-    kinds = ["text" if i < texts else "number" for i in range(len(head))]
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    """The first cell of a line is what the line is about, in text; the others hold figures."""
+    kinds = ["text", *["number"] * (len(head) - 1)]
     top = [
         element("th", name, class_=kind, scope="col", role="columnheader")
         for name, kind in zip(head, kinds, strict=True)
     ]
-    width = _width(head, rows, texts)
+    width = _width(head, rows)
     body = []
     for first, *rest in rows:
-        name = "text name" if width > WIDTHS[0] else "text"
+        name = "text name" if len(first) > _NAME else "text"
         cells = [
             element("td", cell, class_=kind, role="cell", data_of=title)
             for cell, kind, title in zip(rest, kinds[1:], head[1:], strict=True)
@@ -84,12 +80,22 @@ def table(
     return element("div", drawn, class_="table")
 
 
-def _width(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> int:
+def facts(lines: Sequence[tuple[str, str]]) -> Markup:
+    """(what, how it is) in words, as a table that is narrow enough for every page."""
+    rows = [
+        element("tr", element("th", what, class_="text", scope="row"),
+                element("td", how, class_="text"))
+        for what, how in lines
+    ]  # fmt: skip
+    return element("table", element("tbody", *rows), class_="facts")
+
+
+def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     """How wide it must be for every figure to stay in one line."""
-    pixels = 0.0
+    pixels = -_PADDING / 2
     for column, title in enumerate(head):
         cells = max((len(row[column]) for row in rows), default=0)
-        if column < texts:
+        if column == 0:
             cells = min(cells, _NAME)
         words = max(map(len, title.split()), default=0)
         pixels += max(cells, words) * _CHARACTER + _PADDING

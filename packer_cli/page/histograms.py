@@ -33,13 +33,14 @@ def document_lengths(counts: Sequence[int], max_lengths: Sequence[int]) -> Marku
     return chart_with_table(chart, caption, buckets_table("documents", "tokens", buckets))
 
 
-def row_fill_chart(counts: Sequence[int], name: str = "row-fill", of: str = "") -> Markup:
+def row_fill_chart(
+    counts: Sequence[int], name: str = "row-fill", of: str = "", height: float = 180
+) -> Markup:
     """Rows by how full they are, int[21] in steps of five percent; `of`: which rows."""
     buckets = fill_buckets(counts)
     title = f"Histogram of row fill{of and ', '}{of}"
-    return histogram(
-        name, title, row_fill_caption(counts), buckets, "tokens in a row, of max_length"
-    )
+    described, axis = row_fill_caption(counts), "tokens in a row, of max_length"
+    return histogram(name, title, described, buckets, axis, height=height)
 
 
 def row_fill_caption(counts: Sequence[int]) -> str:
@@ -56,7 +57,8 @@ def row_fill(counts: Sequence[int]) -> Markup:
 def segments_per_row(counts: Sequence[int]) -> Markup:
     """Rows by their number of segments, int[32] by powers of two."""
     _, buckets = _used(power_buckets(counts))
-    caption = _most_often(buckets, " segments", "rows")
+    one = _peak(buckets).label == "1"
+    caption = _most_often(buckets, " segment" if one else " segments", "rows")
     title = "Histogram of segments in a row"
     chart = histogram("segments-per-row", title, caption, buckets, "segments in a row")
     return chart_with_table(chart, caption, buckets_table("rows", "segments", buckets))

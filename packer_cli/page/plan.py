@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import packer_cli
 from packer_cli.page.charts import Curve, curves, legend
-from packer_cli.page.document import boxes, page, section, table
+from packer_cli.page.document import boxes, facts, page, section, table
 from packer_cli.page.histograms import document_lengths, row_fill_caption, row_fill_chart
 from packer_cli.page.markup import Markup, element
 from packer_cli.result.wording import count, percent, size
@@ -100,10 +100,11 @@ def plan_page(report: PlanReport) -> bytes:
         f"Plan of {report.title}",
         boxes(known),
         section("Utilization", *_utilization(outcomes)),
-        section("What would come out", _table(outcomes), _losses(outcomes)),
+        section("What would come out", _table(_ROWS, outcomes), element("p", _BOUND)),
+        section("Cut, truncated or dropped", _losses(outcomes)),
         section("Document lengths", document_lengths(report.document_length, lengths)),
         section("Row fill", *_row_fill(outcomes)),
-        section("Made from", table("", ("what", "how"), list(report.made_from), texts=2)),
+        section("Made from", facts(report.made_from)),
         footer=f"planned by packer {packer_cli.__version__}",
     )
 
@@ -117,7 +118,7 @@ def _utilization(outcomes: Sequence[Outcome]) -> list[Markup]:
     best = max(outcomes, key=lambda one: one.utilization)
     caption = (
         f"The share of all places in rows that hold real tokens: at most "
-        f"{percent(best.utilization)}, with {_name(best, outcomes)}."
+        f"{percent(best.utilization)}, with max_length {_name(best, outcomes)}."
     )
     chart = curves(
         "utilization", "Utilization over row length", caption, lines, "max_length (logarithmic)"
@@ -142,8 +143,8 @@ def _name(one: Outcome, outcomes: Sequence[Outcome]) -> str:
     return f"{count(one.max_length)}{way and ', '}{way}"
 
 
-def _table(outcomes: Sequence[Outcome]) -> Markup:
-    columns = [column for column in _COLUMNS if any(map(column.is_shown, outcomes))]
+def _table(columns: Sequence[_Column], outcomes: Sequence[Outcome]) -> Markup:
+    columns = [column for column in columns if any(map(column.is_shown, outcomes))]
     rows = [
         (_name(one, outcomes), *(column.written(one) for column in columns)) for one in outcomes
     ]
@@ -174,20 +175,11 @@ def _above(one: Outcome) -> str:
     return percent(one.rows / one.lower_bound_rows - 1)
 
 
-_COLUMNS = (
+_BOUND = "The lower bound is a number of rows below which no packer can go."
+_ROWS = (
     _Column("rows", _counted("rows")),
     _Column("utilization", _filled),
     _Column("above the lower bound", _above),
-    _Column("documents cut", _counted("cut_documents"), _any("cut_documents")),
-    _Column("documents truncated", _counted("truncated_documents"), _any("truncated_documents")),
-    _Column("tokens cut off", _counted("truncated_tokens"), _any("truncated_tokens")),
-    _Column("documents dropped", _counted("dropped_documents"), _any("dropped_documents")),
-    _Column("tokens dropped", _counted("dropped_tokens"), _any("dropped_tokens")),
-    _Column(
-        "trained tokens lost",
-        lambda one: count(one.truncated_trained_tokens + one.dropped_trained_tokens),
-        lambda one: bool(one.truncated_trained_tokens + one.dropped_trained_tokens),
-    ),
     _Column("segments in a row", lambda one: f"{one.segments / one.rows:,.2f}"),
     _Column("on disk", lambda one: size(one.bytes)),
     _Column(
@@ -204,11 +196,24 @@ _COLUMNS = (
 )
 
 
+_LOSSES = (
+    _Column("documents cut", _counted("cut_documents"), _any("cut_documents")),
+    _Column("documents truncated", _counted("truncated_documents"), _any("truncated_documents")),
+    _Column("tokens cut off", _counted("truncated_tokens"), _any("truncated_tokens")),
+    _Column("documents dropped", _counted("dropped_documents"), _any("dropped_documents")),
+    _Column("tokens dropped", _counted("dropped_tokens"), _any("dropped_tokens")),
+    _Column(
+        "trained tokens lost",
+        lambda one: count(one.truncated_trained_tokens + one.dropped_trained_tokens),
+        lambda one: bool(one.truncated_trained_tokens + one.dropped_trained_tokens),
+    ),
+)
+
+
 def _losses(outcomes: Sequence[Outcome]) -> Markup:
-    kept = all(not one.truncated_documents and not one.dropped_documents for one in outcomes)
-    text = "No document is truncated or dropped. " if kept else ""
-    fewest = "The lower bound is a number of rows below which no packer can go."
-    return element("p", text + fewest)
+    if not any(column.is_shown(one) for column in _LOSSES for one in outcomes):
+        return element("p", "No document is cut, truncated or dropped.")
+    return _table(_LOSSES, outcomes)
 
 
 def _row_fill(outcomes: Sequence[Outcome]) -> list[Markup]:
@@ -218,7 +223,7 @@ def _row_fill(outcomes: Sequence[Outcome]) -> list[Markup]:
         name = _name(one, outcomes)
         heading = element("h3", name)
         caption = element("figcaption", row_fill_caption(one.row_fill))
-        chart = row_fill_chart(one.row_fill, f"row-fill-{number}", name)
+        chart = row_fill_chart(one.row_fill, f"row-fill-{number}", name, height=100)
         charts.append(element("figure", heading, caption, chart))
     steps = (("below 50%", 0, 10), ("50-75%", 10, 15), ("75-90%", 15, 18), ("90-95%", 18, 19),
              ("95-100%", 19, 20), ("full", 20, 21))  # fmt: skip

@@ -6,7 +6,7 @@ Tables with more columns than there is room for become a block for each of their
 from __future__ import annotations
 
 # A table folds where the place for it is narrower than the one of these that it needs.
-WIDTHS = (280, 340, 400, 480, 560, 640, 720, 800, 900, 1000, 1100, 1250, 1400)
+WIDTHS = (240, 270, 300, 325, 360, 400, 480, 560, 640, 720, 800, 900, 1000, 1100, 1250, 1400)
 
 _STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--dim:#59636e;--line:#d5dae0;
@@ -32,7 +32,7 @@ dl>div{background:var(--panel);border:1px solid var(--line);border-radius:6px;
 padding:.5rem .7rem;break-inside:avoid}
 dt{color:var(--dim);font-size:.85rem}
 dd{margin:0}
-dd.figure{font-size:1.25rem;font-weight:650;font-variant-numeric:tabular-nums}
+dd.figure{font-size:1.12rem;font-weight:650;font-variant-numeric:tabular-nums}
 dd.meaning{color:var(--dim);font-size:.82rem;line-height:1.35}
 figure{margin:0;break-inside:avoid}
 figcaption{margin:0 0 .5rem;max-width:46rem}
@@ -54,14 +54,15 @@ svg text.name{fill:var(--mark);font-weight:600}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.25rem 1.25rem;margin:0 0 .25rem;padding:0}
 .legend svg{vertical-align:-2px}
 .table{container-type:inline-size;margin:0 0 .5rem}
-table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
-.pair table,.fit table{width:auto}
+table{border-collapse:collapse;max-width:100%;font-size:13px;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--dim);padding:0 0 .25rem}
 th,td{padding:3px 8px;border-bottom:1px solid var(--line);text-align:right;vertical-align:top}
 th:first-child,td:first-child{padding-left:0}
 th{font-weight:500}
 thead th{color:var(--dim);vertical-align:bottom;border-bottom-width:2px}
 th.text,td.text{text-align:left}
+table.facts{width:100%}
+table.facts th{white-space:nowrap;width:7rem;color:var(--dim)}
 th.name{min-width:11rem}
 td.number,th.number{white-space:nowrap;overflow-wrap:normal}
 tr{break-inside:avoid}

@@ -10,7 +10,7 @@ _DECIMAL = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class Bucket(NamedTuple):
-    """Of a histogram. `edge`: its least value, in as few characters as an axis has room for."""
+    """Of a histogram. `edge`: its least value as an axis shows it; "" where it has no room."""
 
     label: str
     number: int
@@ -60,7 +60,8 @@ def fill_buckets(counts: Sequence[int]) -> list[Bucket]:
     """Of a histogram in steps of five percent, whose last bucket is of full rows."""
     *partly, full = counts
     buckets = [
-        Bucket(f"{5 * i}-{5 * i + 5}%", number, f"{5 * i}%") for i, number in enumerate(partly)
+        Bucket(f"{5 * i}-{5 * i + 5}%", number, "" if i % 5 else f"{5 * i}%")
+        for i, number in enumerate(partly)
     ]
     return [*buckets, Bucket("full", full, "full")]
 

@@ -6,7 +6,7 @@ from heapq import nlargest
 from itertools import pairwise
 from pathlib import Path
 
-from packer_cli.page.document import boxes, page, section, table
+from packer_cli.page.document import boxes, facts, page, section, table
 from packer_cli.page.histograms import document_lengths, row_fill, segments_per_row
 from packer_cli.page.markup import Markup, element, shortened
 from packer_cli.result.manifest import Input, Manifest
@@ -26,7 +26,7 @@ def stats_page(directory: Path | str, manifest: Manifest) -> bytes:
         str(directory),
         _warning(manifest),
         boxes(_titled(lines)),
-        section("Made from", table("", ("what", "how"), origin_lines(manifest), texts=2)),
+        section("Made from", facts(origin_lines(manifest))),
         section(
             "Document lengths",
             document_lengths(histograms.document_length, [manifest.config.max_length]),
