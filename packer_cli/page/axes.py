@@ -46,6 +46,7 @@ class Scale(NamedTuple):
 def scale(low: float, high: float, *, least: float, height: float = 180) -> Scale:
     """In round steps from `low` or below to `high` or above; they differ by `least` or more."""
     low = max(min(low, high - least), 0)
+    high = max(high, low + least)
     power = 10.0 ** math.floor(math.log10((high - low) / _MOST_STEPS))
     step = next(power * n for n in (1, 2, 5, 10, 20) if power * n * _MOST_STEPS >= high - low)
     below, above = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

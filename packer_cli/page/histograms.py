@@ -67,8 +67,8 @@ def segments_per_row(counts: Sequence[int]) -> Markup:
 def _used(buckets: list[Bucket], also: Sequence[int] = ()) -> tuple[int, list[Bucket]]:
     """The number of the first bucket that is shown, and all to the last. `also`: shown, too."""
     shown = [i for i, bucket in enumerate(buckets) if bucket.number] + list(also)
-    first = max(min(*shown, len(buckets) - _LEAST_BUCKETS), 0)
-    return first, buckets[first : max(max(shown) + 1, first + _LEAST_BUCKETS)]
+    first = min(*shown, len(buckets) - _LEAST_BUCKETS)
+    return first, buckets[first : max(*shown, first + _LEAST_BUCKETS - 1) + 1]
 
 
 def _peak(buckets: Sequence[Bucket]) -> Bucket:
@@ -76,6 +76,8 @@ def _peak(buckets: Sequence[Bucket]) -> Bucket:
 
 
 def _most_often(buckets: Sequence[Bucket], unit: str, noun: str) -> str:
-    peak, whole = _peak(buckets), max(sum(bucket.number for bucket in buckets), 1)
+    peak, whole = _peak(buckets), sum(bucket.number for bucket in buckets)
+    if not whole:
+        return f"There are no {noun}."
     share = percent(peak.number / whole)
     return f"Most often {peak.label}{unit}: {count(peak.number)} of the {noun} ({share})."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import packer_cli
 from packer_cli.page.charts import Curve, curves, legend
@@ -53,7 +53,8 @@ class Outcome:
 
     @property
     def utilization(self) -> float:
-        return self.tokens / (self.rows * self.max_length)
+        """0 where nothing is left to pack."""
+        return self.tokens / max(self.rows * self.max_length, 1)
 
 
 @dataclass(frozen=True)
@@ -167,12 +168,26 @@ def _filled(one: Outcome) -> str:
     return percent(one.utilization) + ("" if error is None else f" ± {percent(error)}")
 
 
-def _any(name: str) -> Callable[[Outcome], bool]:
-    return lambda one: bool(getattr(one, name))
+def _loss(title: str, name: str) -> _Column:
+    return _Column(title, _counted(name), lambda one: getattr(one, name) > 0)
+
+
+def _known(title: str, name: str, form: Callable[[Any], str]) -> _Column:
+    """Of what is not known of every outcome."""
+
+    def written(one: Outcome) -> str:
+        figure = getattr(one, name)
+        return "" if figure is None else form(figure)
+
+    return _Column(title, written, lambda one: getattr(one, name) is not None)
+
+
+def _trained(one: Outcome) -> int:
+    return one.truncated_trained_tokens + one.dropped_trained_tokens
 
 
 def _above(one: Outcome) -> str:
-    return percent(one.rows / one.lower_bound_rows - 1)
+    return percent((one.rows - one.lower_bound_rows) / max(one.lower_bound_rows, 1))
 
 
 _BOUND = "The lower bound is a number of rows below which no packer can go."
@@ -180,33 +195,19 @@ _ROWS = (
     _Column("rows", _counted("rows")),
     _Column("utilization", _filled),
     _Column("above the lower bound", _above),
-    _Column("segments in a row", lambda one: f"{one.segments / one.rows:,.2f}"),
+    _Column("segments in a row", lambda one: f"{one.segments / max(one.rows, 1):,.2f}"),
     _Column("on disk", lambda one: size(one.bytes)),
-    _Column(
-        "attention span in tokens",
-        lambda one: f"{one.attention_span or 0:,.0f}",
-        lambda one: one.attention_span is not None,
-    ),
-    _Column(
-        "attention in a step's cost",
-        lambda one: percent(one.attention_share or 0),
-        lambda one: one.attention_share is not None,
-    ),
-    _Column("steps", lambda one: count(one.steps or 0), lambda one: one.steps is not None),
+    _known("attention span in tokens", "attention_span", lambda tokens: f"{tokens:,.0f}"),
+    _known("attention in a step's cost", "attention_share", percent),
+    _known("steps", "steps", count),
 )
-
-
 _LOSSES = (
-    _Column("documents cut", _counted("cut_documents"), _any("cut_documents")),
-    _Column("documents truncated", _counted("truncated_documents"), _any("truncated_documents")),
-    _Column("tokens cut off", _counted("truncated_tokens"), _any("truncated_tokens")),
-    _Column("documents dropped", _counted("dropped_documents"), _any("dropped_documents")),
-    _Column("tokens dropped", _counted("dropped_tokens"), _any("dropped_tokens")),
-    _Column(
-        "trained tokens lost",
-        lambda one: count(one.truncated_trained_tokens + one.dropped_trained_tokens),
-        lambda one: bool(one.truncated_trained_tokens + one.dropped_trained_tokens),
-    ),
+    _loss("documents cut", "cut_documents"),
+    _loss("documents truncated", "truncated_documents"),
+    _loss("tokens cut off", "truncated_tokens"),
+    _loss("documents dropped", "dropped_documents"),
+    _loss("tokens dropped", "dropped_tokens"),
+    _Column("trained tokens lost", lambda one: count(_trained(one)), lambda one: _trained(one) > 0),
 )
 
 

@@ -40,7 +40,7 @@ figcaption{margin:0 0 .5rem;max-width:46rem}
 .several{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,20rem),1fr));
 gap:1.25rem 1.5rem;margin-bottom:1rem}
 @media (max-width:760px){.pair{grid-template-columns:minmax(0,1fr)}}
-@media print{.pair{grid-template-columns:minmax(0,3fr) minmax(0,2fr)}}
+@media print{.pair{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}}
 svg.chart{display:block;overflow:visible}
 svg text{font-size:11px;fill:var(--dim);font-variant-numeric:tabular-nums}
 svg text.name{fill:var(--mark);font-weight:600}
@@ -72,19 +72,25 @@ footer{margin-top:2rem;border-top:1px solid var(--line);padding-top:.5rem;font-s
 table{font-size:10.5px}th,td{padding:2px 6px}h2,h3,caption{break-after:avoid}}
 """
 
+_PRINTED = 0.8  # of the width that a table needs on a screen: letters are smaller
 _FOLDED = """
-@container (max-width:{below}px){{.fold{width},.fold{width} tbody,.fold{width} tr,
-.fold{width} th,.fold{width} td{{display:block;text-align:left;padding:0;border:0;min-width:0}}
+@media {medium}{{@container (max-width:{below:.2f}px){{.fold{width},.fold{width} tbody,
+.fold{width} tr,.fold{width} th,.fold{width} td{{display:block;text-align:left;padding:0;border:0;
+min-width:0}}
 .fold{width} thead{{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}}
 .fold{width} tr{{display:grid;grid-template-columns:1fr 1fr;gap:0 1rem;padding:.4rem 0;
 border-bottom:1px solid var(--line)}}
 .fold{width} tbody th:first-child{{grid-column:1/-1;font-weight:650}}
 .fold{width} td{{white-space:normal}}
-.fold{width} td::before{{content:attr(data-of) " ";color:var(--dim)}}}}
+.fold{width} td::before{{content:attr(data-of) " ";color:var(--dim)}}}}}}
 """
 
 
 def style(used: set[int]) -> str:
     """The style sheet, for tables that fold at these widths."""
-    folded = (_FOLDED.format(width=width, below=width - 0.02) for width in sorted(used))
+    folded = (
+        _FOLDED.format(width=width, medium=medium, below=width * scale - 0.02)
+        for width in sorted(used)
+        for medium, scale in (("screen", 1), ("print", _PRINTED))
+    )
     return (_STYLE + "".join(folded)).strip()
