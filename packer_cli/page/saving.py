@@ -23,9 +23,9 @@ def check_place(name: str) -> None:
             f"--html: {name}: pages are only written to local files", "name a file here"
         )
     path = _path(name)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UsageError(f"--html: {name} is a directory", f"name a file: {path / 'page.html'}")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise UsageError(f"--html: {path.parent} is no directory", f"mkdir -p {path.parent}")
     if any(is_manifest(path.parent / file) for file in (MANIFEST, INCOMPLETE)):
         raise UsageError(

@@ -63,7 +63,8 @@ thead th{color:var(--dim);vertical-align:bottom;border-bottom-width:2px}
 th.text,td.text{text-align:left}
 table.facts{width:100%}
 table.facts th{white-space:nowrap;width:7rem;color:var(--dim)}
-th.name{min-width:11rem}
+th.text{white-space:nowrap}
+th.name{min-width:11rem;white-space:normal}
 td.number,th.number{white-space:nowrap;overflow-wrap:normal}
 tr{break-inside:avoid}
 thead th.number{white-space:normal}
@@ -81,7 +82,7 @@ min-width:0}}
 .fold{width} tr{{display:grid;grid-template-columns:1fr 1fr;gap:0 1rem;padding:.4rem 0;
 border-bottom:1px solid var(--line)}}
 .fold{width} tbody th:first-child{{grid-column:1/-1;font-weight:650}}
-.fold{width} td{{white-space:normal}}
+.fold{width} th,.fold{width} td{{white-space:normal}}
 .fold{width} td::before{{content:attr(data-of) " ";color:var(--dim)}}}}}}
 """
 
