@@ -15,7 +15,7 @@ _LEAST_BUCKETS = 6  # or a bar would be as wide as the chart
 
 
 def document_lengths(counts: Sequence[int], max_lengths: Sequence[int]) -> Markup:
-    """Documents by length, int[32] by powers of two, with the lengths of rows marked."""
+    """Documents by length, int[32] by powers of two, with the lengths of rows, if any, marked."""
     ends = [max(length - 1, 1).bit_length() - 1 for length in max_lengths]
     first, buckets = _used(power_buckets(counts), ends)
     prefix = "max_length " if len(max_lengths) == 1 else ""
@@ -23,9 +23,11 @@ def document_lengths(counts: Sequence[int], max_lengths: Sequence[int]) -> Marku
         Mark((math.log2(length) - first) / len(buckets), f"{prefix}{count(length)}")
         for length in sorted(max_lengths)
     ]
-    caption = f"{_most_often(buckets, ' tokens', 'documents')} Dashed: "
-    caption += "max_length." if len(max_lengths) == 1 else "the lengths of rows compared."
-    described = f"{caption} {', '.join(mark.label for mark in marks)}."
+    caption = described = _most_often(buckets, " tokens", "documents")
+    if marks:
+        dashed = "max_length" if len(marks) == 1 else "the lengths of rows compared"
+        caption += f" Dashed: {dashed}."
+        described += f" Dashed: {', '.join(mark.label for mark in marks)}."
     chart = histogram(
         "document-length", "Histogram of document lengths", described, buckets,
         "tokens in a document (1k is 1,024)", marks,
@@ -66,7 +68,7 @@ def segments_per_row(counts: Sequence[int]) -> Markup:
 
 def _used(buckets: list[Bucket], also: Sequence[int] = ()) -> tuple[int, list[Bucket]]:
     """The number of the first bucket that is shown, and all to the last. `also`: shown, too."""
-    shown = [i for i, bucket in enumerate(buckets) if bucket.number] + list(also)
+    shown = [i for i, bucket in enumerate(buckets) if bucket.number] + list(also) or [0]
     first = min(*shown, len(buckets) - _LEAST_BUCKETS)
     return first, buckets[first : max(*shown, first + _LEAST_BUCKETS - 1) + 1]
 

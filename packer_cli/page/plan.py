@@ -118,7 +118,7 @@ def _utilization(outcomes: Sequence[Outcome]) -> list[Markup]:
     lines = list(shown.values())
     best = max(outcomes, key=lambda one: one.utilization)
     caption = (
-        f"The share of all places in rows that hold real tokens: at most "
+        f"The share of all positions in rows that hold real tokens: at most "
         f"{percent(best.utilization)}, with max_length {_name(best, outcomes)}."
     )
     chart = curves(

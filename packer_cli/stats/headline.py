@@ -26,16 +26,20 @@ def headline(manifest: Manifest, *, times: str = "×") -> list[Line]:
     trained = f"{count(f['trained_tokens'])} trained on"
     share = percent(f["trained_tokens"] / max(f["tokens"], 1))
     lines = [
-        Line("utilization", percent(f["utilization"]), "of all places hold real tokens"),
+        Line("utilization", percent(f["utilization"]), "of all positions hold real tokens"),
         Line("rows", count(f["rows"]), f"of {f['max_length']:,} tokens, {f['strategy']}; {disk}"),
         Line("lower bound", count(f["lower_bound_rows"]), f"rows; {bound}"),
-        Line("unpacked", count(f["unpacked_rows"]), f"rows if each were padded alone: {fewer}"),
+        Line(
+            "unpacked",
+            count(f["unpacked_rows"]),
+            f"rows if each document were padded alone: {fewer}",
+        ),
         Line("documents", count(f["documents"]), f"in {f['segments']:,} segments"),
         Line("tokens", count(f["tokens"]), f"{trained} ({share})"),
     ]
     if f["trained_turns"]:
         lines.append(Line("turns", count(f["trained_turns"]), "written by the assistant"))
-    lines.append(Line("padding", count(f["padding_tokens"]), "places without a token"))
+    lines.append(Line("padding", count(f["padding_tokens"]), "positions without a token"))
     if "attention_cost" in f:
         before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]
         for name, title, meaning in (

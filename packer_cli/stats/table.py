@@ -38,18 +38,11 @@ def print_report(
     width = None if piped is None else 10_000
     console = Console(file=piped, highlight=False, soft_wrap=True, width=width)
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-    table = Table.grid(padding=(0, 2))
-    table.add_column(justify="left", style="dim")
-    table.add_column(justify="right", style="bold")
-    table.add_column()
-    for line in headline(manifest, times="x" if plain else "×"):
-        table.add_row(*line)
-    for line in losses(manifest):
-        table.add_row(*line, style="yellow")
+    times = "x" if plain else "×"
     console.print(f"[bold]{escape(one_line(str(directory)))}[/bold]")
     _print_origin(console, manifest)
     console.print()
-    console.print(table)
+    console.print(_figures_table(manifest, times))
     if detail:
         _histograms(console, manifest, plain)
     if by:
@@ -58,6 +51,18 @@ def print_report(
         console.print("\nrecounted from the shards: all figures agree")
     if piped is not None:
         sys.stdout.write("\n".join(line.rstrip() for line in piped.getvalue().split("\n")))
+
+
+def _figures_table(manifest: Manifest, times: str) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="left", style="dim")
+    table.add_column(justify="right", style="bold")
+    table.add_column()
+    for line in headline(manifest, times=times):
+        table.add_row(*line)
+    for line in losses(manifest):
+        table.add_row(*line, style="yellow")
+    return table
 
 
 def _print_origin(console: Console, manifest: Manifest) -> None:
@@ -103,7 +108,7 @@ def _histogram(console: Console, title: str, buckets: list[Bucket], plain: bool)
 
 
 def _breakdown(console: Console, manifest: Manifest, by: str) -> None:
-    """Names come last, where a long one moves no figure and is whole when it is copied."""
+    """Names come last, where long ones stay whole and move no figure."""
     if by == "shard":
         rows = [["rows", "segments", "tokens", "utilization", "bytes", "shard"]]
         for s in manifest.shards:

@@ -10,6 +10,8 @@ import pytest
 from pages import Page, assert_stands_alone
 
 from packer_cli.page.axes import Mark, marks
+from packer_cli.page.document import page
+from packer_cli.page.histograms import document_lengths
 from packer_cli.page.plan import Outcome, PlanReport, plan_page
 
 FILL = [1, *[0] * 18, 9, 90]
@@ -157,3 +159,14 @@ def test_no_line_of_a_mark_crosses_a_label(shown: list[Mark]) -> None:
         for other, line in zip(shown, lines, strict=True):
             if other is not mark and begin < other.at * 253 < end:
                 assert float(line["y1"]) >= float(label["y"])
+
+
+def test_documents_without_rows() -> None:
+    """As of a tokenized directory, whose documents are in no rows yet."""
+    content = page("tokens", document_lengths(LENGTHS, []), footer="tokenized")
+    assert_stands_alone(content)
+    shown = Page(content)
+    assert shown.table("tokens") == [["256-511", "300", "60.00%"], ["512-1,023", "200", "40.00%"]]
+    assert "Dashed" not in shown.text
+    nothing = Page(page("tokens", document_lengths([0] * 32, []), footer="tokenized"))
+    assert "There are no documents." in nothing.text

@@ -83,12 +83,12 @@ def test_the_table(packed: Path) -> None:
     text = packer("stats", "out").stdout
     lines = [" ".join(line.split()) for line in text.splitlines()]
     for line in (
-        "utilization 81.25% of all places hold real tokens",
+        "utilization 81.25% of all positions hold real tokens",
         "lower bound 4 rows; no packer can do better",
-        "unpacked 6 rows if each were padded alone: 1.5× fewer rows",
+        "unpacked 6 rows if each document were padded alone: 1.5× fewer rows",
         "documents 6 in 6 segments",
         "tokens 52 46 trained on (88.46%)",
-        "padding 12 places without a token",
+        "padding 12 positions without a token",
         "empty 1 documents without a token, not packed",
         "85-90% 2 " + "█" * 40,
         "full 1 " + "█" * 20,
