@@ -126,6 +126,7 @@ LAYERS = (
     {"tokenization"},
     {"supervised"},
     {"run"},
+    {"page"},
     {"stats", "show", "verify", "export", "torch", "hf", "energon", "tokenizer_check"},
     {"cli"},
     {"__main__"},

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from packer_cli.cli.pages import STDOUT, Html, check_page, save_page
 from packer_cli.cli.reports import print_report
 from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, print_note
 from packer_cli.cli.values import refuse_name
@@ -34,6 +35,7 @@ def stats(
             aliases={"shards": "shard", "inputs": "input", "file": "input"},
         ),
     ] = None,
+    html: Html = None,
     deep: Annotated[bool, Option("Recount from the shards; exit 1 on any difference.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -47,6 +49,7 @@ def stats(
 
     directory = name if is_url(name) else Path(name)
     refuse_name("DIR", name)
+    check_page(html, as_json=as_json)
     if deep:
         local(name, LOCAL_ONLY)
     manifest = load(directory, incomplete_too=True)
@@ -56,7 +59,12 @@ def stats(
         from packer_cli.result.recount import check_recount
 
         check_recount(Path(directory))
-    print_report(directory, manifest, as_json=as_json, detail=True, by=by, deep=deep)
+    if html is not None:
+        from packer_cli.stats.page import stats_page
+
+        save_page(html, stats_page(directory, manifest))
+    if html != STDOUT:
+        print_report(directory, manifest, as_json=as_json, detail=True, by=by, deep=deep)
     utilization = manifest.utilization
     if min_utilization is not None and utilization < min_utilization:
         raise ThresholdMissed(

@@ -16,6 +16,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import Manifest, Tokenizer
+from packer_cli.result.wording import plural, size
 
 BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _DIGITS = 12  # of a digest: enough to tell tokenizers apart
@@ -43,8 +44,8 @@ def origin(manifest: Manifest) -> dict[str, Any]:
 def origin_lines(manifest: Manifest) -> list[tuple[str, str]]:
     """(title, text) for people, each on one line."""
     config, inputs = manifest.config, manifest.inputs_now.values()
-    template, size = _template(manifest), sum(one.size for one in inputs)
-    lines = [("made from", f"{len(inputs):,} input{'s' * (len(inputs) != 1)}, {_bytes(size)}")]
+    template, taken = _template(manifest), sum(one.size for one in inputs)
+    lines = [("made from", f"{plural(len(inputs), 'input')}, {size(taken)}")]
     lines += _tokenizer(manifest.tokenizer, template is not None)
     shape = config.shape
     if config.prompt_template == "alpaca":
@@ -119,10 +120,3 @@ def _quoted(value: object) -> str:
 
 def _short(sha256: str) -> str:
     return f"sha256 {sha256[:_DIGITS]}"
-
-
-def _bytes(size: int) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:,.1f} {name}"
-    return f"{size:,} bytes"

@@ -1,0 +1,84 @@
+"""The figures of a result as lines, each with what it means: for the terminal and for a page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.wording import above_bound, count, percent, plural
+from packer_cli.stats.report import figures
+
+
+class Line(NamedTuple):
+    """`title` is empty where that of the line before goes on."""
+
+    title: str
+    figure: str
+    meaning: str
+
+
+def headline(manifest: Manifest, *, times: str = "×") -> list[Line]:
+    """What was packed, and how well."""
+    f = figures(manifest)
+    disk = f"{f['bytes'] / 1e6:,.1f} MB in {plural(f['shards'], 'shard')}"
+    bound = above_bound(f["rows"], f["lower_bound_rows"])
+    fewer = f"{f['unpacked_ratio']:.1f}{times} fewer rows"
+    trained = f"{count(f['trained_tokens'])} trained on"
+    share = percent(f["trained_tokens"] / max(f["tokens"], 1))
+    lines = [
+        Line("utilization", percent(f["utilization"]), "of all positions hold real tokens"),
+        Line("rows", count(f["rows"]), f"of {f['max_length']:,} tokens, {f['strategy']}; {disk}"),
+        Line("lower bound", count(f["lower_bound_rows"]), f"rows; {bound}"),
+        Line(
+            "unpacked",
+            count(f["unpacked_rows"]),
+            f"rows if each document were padded alone: {fewer}",
+        ),
+        Line("documents", count(f["documents"]), f"in {f['segments']:,} segments"),
+        Line("tokens", count(f["tokens"]), f"{trained} ({share})"),
+    ]
+    if f["trained_turns"]:
+        lines.append(Line("turns", count(f["trained_turns"]), "written by the assistant"))
+    lines.append(Line("padding", count(f["padding_tokens"]), "positions without a token"))
+    if "attention_cost" in f:
+        before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]
+        for name, title, meaning in (
+            ("cv", "attention", "variation of cost between rows"),
+            ("max_over_mean", "", "costliest row / mean"),
+        ):
+            was = f"{meaning}; {before[name]:.3f} without --balance"
+            lines.append(Line(title, f"{after[name]:.3f}", was))
+    return lines
+
+
+def losses(manifest: Manifest, *, always: tuple[str, ...] = ()) -> list[Line]:
+    """What was lost, or may be wrong. `always`: titles of lines that are there for nothing, too."""
+    f = figures(manifest)
+
+    def trained(what: str) -> str:
+        if manifest.config.train_on == "all":
+            return ""
+        return f", {f[f'{what}_trained_tokens']:,} of them trained"
+
+    untrained = f["untrained_documents"]
+    rows = [
+        ("truncated", f["truncated_documents"],
+         f"documents, {f['truncated_tokens']:,} tokens cut off{trained('truncated')}"),
+        ("dropped", f["dropped_documents"],
+         f"documents, {f['dropped_tokens']:,} tokens{trained('dropped')}"),
+        ("untrained", untrained, "of the dropped documents, without a token to train on"),
+        ("empty", f["empty_documents"], "documents without a token, not packed"),
+        ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
+        ("no end", f["turns_without_end"], f"of {f['trained_turns']:,} trained turns end in no "
+         "special token: the model may not learn to stop"),
+        ("not shown", f["unshown_tools"], "conversations have tool calls or tools, which the chat "
+         "template leaves out"),
+        ("special", f["special_tokens_in_text"], "special tokens that the content of "
+         "records spells out, see --special-tokens-in-text"),
+        ("double BOS", f["double_bos_documents"], "documents begin with BOS twice"),
+    ]  # fmt: skip
+    return [
+        Line(title, count(number), meaning)
+        for title, number, meaning in rows
+        if number or title in always
+    ]

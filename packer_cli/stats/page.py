@@ -1,0 +1,71 @@
+"""The page of `packer stats --html`: what the table shows, with charts, in one file."""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from itertools import pairwise
+from pathlib import Path
+
+from packer_cli.page.document import boxes, facts, page, section, table
+from packer_cli.page.histograms import document_lengths, row_fill, segments_per_row
+from packer_cli.page.markup import Markup, element, shortened
+from packer_cli.result.manifest import Input, Manifest
+from packer_cli.result.wording import count, size
+from packer_cli.stats.headline import Line, headline, losses
+from packer_cli.stats.origin import origin_lines
+
+MOST_INPUTS = 100  # that are listed: a page stays small
+_ALWAYS = ("truncated", "dropped")
+
+
+def stats_page(directory: Path | str, manifest: Manifest) -> bytes:
+    """The page as a file's content."""
+    histograms = manifest.histograms
+    lines = [*headline(manifest), *losses(manifest, always=_ALWAYS)]
+    return page(
+        str(directory),
+        _warning(manifest),
+        boxes(_titled(lines)),
+        section("Made from", facts(origin_lines(manifest))),
+        section(
+            "Document lengths",
+            document_lengths(histograms.document_length, [manifest.config.max_length]),
+        ),
+        section("Row fill", row_fill(histograms.row_fill)),
+        section("Segments in a row", segments_per_row(histograms.segments_per_row)),
+        section("Inputs", *_inputs(list(manifest.inputs_now.values()))),
+        footer=f"packed by packer {manifest.packer_version}",
+    )
+
+
+def _warning(manifest: Manifest) -> Markup:
+    if not manifest.incomplete:
+        return Markup()
+    return element("p", f"Marked incomplete: {manifest.incomplete}", class_="warning")
+
+
+def _titled(lines: list[Line]) -> list[Line]:
+    """With the title of the line before in the place of an empty one."""
+    return [lines[0], *(b if b.title else b._replace(title=a.title) for a, b in pairwise(lines))]
+
+
+def _inputs(inputs: list[Input]) -> list[Markup]:
+    """A line for each, in their order; of many, for those with the most tokens."""
+    largest = nlargest(MOST_INPUTS, range(len(inputs)), key=lambda index: inputs[index].tokens)
+    listed = [inputs[index] for index in sorted(largest)]
+    rows = [(shortened(one.path), *_figures([one])) for one in listed]
+    rest = [inputs[index] for index in sorted(set(range(len(inputs))) - set(largest))]
+    text = Markup()
+    if rest:
+        rows.append((f"{count(len(rest))} other inputs", *_figures(rest)))
+        text = element(
+            "p", f"Listed: the {count(len(listed))} of {count(len(inputs))} inputs with the most "
+            f"tokens. Not listed: {count(len(rest))}; packer stats --by input lists them.",
+        )  # fmt: skip
+    return [text, table("", ("input", "documents", "tokens", "empty", "rejected", "size"), rows)]
+
+
+def _figures(inputs: list[Input]) -> list[str]:
+    names = ("documents", "tokens", "empty_documents", "rejected_records")
+    totals = [count(sum(getattr(one, name) for one in inputs)) for name in names]
+    return [*totals, size(sum(one.size for one in inputs))]

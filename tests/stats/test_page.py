@@ -1,0 +1,263 @@
+"""`packer stats --html`: the page shows the figures of `--json`, whatever the inputs are called."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import Page, assert_stands_alone
+from support import assert_error, jsonl, pack, packer, packer_process
+
+pytestmark = pytest.mark.usefixtures("folder")
+TEXTS = ["a" * 15, "b" * 7, "c" * 3, "d" * 3, "e" * 9, "f" * 9, "g" * 40, ""]
+
+
+def written(*options: object) -> Page:
+    """The page of `out`, and that the table is printed beside it."""
+    result = packer("stats", "out", "--html", "page.html", *options)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == packer("stats", "out", *options).stdout
+    content = Path("page.html").read_bytes()
+    assert_stands_alone(content)
+    return Page(content)
+
+
+def buckets(counts: list[int], labels: list[str]) -> list[list[str]]:
+    whole = sum(counts)
+    return [
+        [label, f"{count:,}", f"{count / whole:.2%}"]
+        for label, count in zip(labels, counts, strict=True)
+        if count
+    ]
+
+
+def powers() -> list[str]:
+    return ["1", *(f"{2**i:,}-{2 ** (i + 1) - 1:,}" for i in range(1, 32))]
+
+
+@pytest.mark.parametrize("overlong", ["split", "truncate", "drop"])
+def test_the_figures_are_those_of_json(overlong: str) -> None:
+    Path("a.jsonl").write_bytes(jsonl(*TEXTS) + b"{\n")
+    Path("b.jsonl").write_bytes(jsonl(*TEXTS[:3] * 50))
+    pack("a.jsonl", "b.jsonl", "-l", 16, "--overlong", overlong, "--on-error", "skip")
+    page = written("--by", "input")
+    f: Any = json.loads(packer("stats", "out", "--by", "input", "--json").stdout)
+    for title, name in (
+        ("rows", "rows"),
+        ("tokens", "tokens"),
+        ("documents", "documents"),
+        ("padding", "padding_tokens"),
+        ("lower bound", "lower_bound_rows"),
+        ("unpacked", "unpacked_rows"),
+        ("truncated", "truncated_documents"),
+        ("dropped", "dropped_documents"),
+        ("empty", "empty_documents"),
+        ("rejected", "rejected_records"),
+    ):
+        assert page.boxes[title][0] == f"{f[name]:,}", title
+    assert page.boxes["utilization"][0] == f"{f['utilization']:.2%}"
+    assert f"{f['truncated_tokens']:,} tokens cut off" in page.boxes["truncated"][1]
+    assert f"{f['dropped_tokens']:,} tokens" in page.boxes["dropped"][1]
+    histograms = f["histograms"]
+    fill = [*(f"{5 * i}-{5 * i + 5}%" for i in range(20)), "full"]
+    assert page.table("tokens") == buckets(histograms["document_length"], powers())
+    assert page.table("full") == buckets(histograms["row_fill"], fill)
+    assert page.table("segments") == buckets(histograms["segments_per_row"], powers())
+    inputs = [line[:5] for line in page.table("input")]
+    assert inputs == [
+        [one["path"], *(f"{one[n]:,}" for n in ("documents", "tokens", "empty_documents",
+                                                "rejected_records"))]
+        for one in f["by_input"]
+    ]  # fmt: skip
+    facts = page.table_of_facts()
+    how = "--max-length 16 --strategy best-fit --overlong"
+    assert facts["options"] == f"{how} {overlong} --on-error skip"
+
+
+def test_charts_show_every_bucket_and_max_length() -> None:
+    Path("a.jsonl").write_bytes(jsonl(*TEXTS))
+    pack("a.jsonl", "-l", 16)
+    page = written()
+    assert len(page.charts) == 3
+    for first in ("tokens", "full", "segments"):
+        for label, count, share in page.table(first):
+            assert f"{label}: {count} ({share})" in page.tips
+    assert "max_length 16" in page.text
+    assert "max_length 16" in page.charts["Histogram of document lengths"]
+
+
+def test_one_row_of_one_document() -> None:
+    Path("a.jsonl").write_bytes(jsonl("a"))
+    pack("a.jsonl", "-l", "1M")
+    page = written()
+    assert page.boxes["rows"] == ("1", page.boxes["rows"][1])
+    assert page.boxes["truncated"] == ("0", "documents, 0 tokens cut off")
+    assert page.table("tokens") == [["2-3", "1", "100.00%"]]
+    assert "max_length 1,048,576" in page.text
+
+
+HOSTILE = [
+    "<script>alert(1)<",
+    "\"onload='x.jsonl",
+    "a\nb\u202ec&amp;.jsonl",
+    "ends in &lt.jsonl",
+    "style>body{display:none}",
+    "name " * 40 + "end.jsonl",
+]
+
+
+def test_names_stay_text() -> None:
+    Path(HOSTILE[0]).mkdir()
+    inputs = [f"{HOSTILE[0]}/script>.jsonl", *HOSTILE[1:]]
+    for name in inputs:
+        Path(name).write_bytes(jsonl("text"))
+    out = "<b>&\"'out"
+    packed = packer("pack", *(f"./{name}" for name in inputs), "-l", 8, "--input-format", "jsonl",
+                    "-t", "bytes", "-q", "-o", out)  # fmt: skip
+    assert packed.exit_code == 0, packed.stderr
+    assert packer("stats", out, "--html", "page.html").exit_code == 0
+    content = Path("page.html").read_bytes()
+    assert_stands_alone(content)
+    page = Page(content)
+    shown = {name.removeprefix("./") for name, *_ in page.table("input")}
+    (long,) = (name for name in shown if "…" in name)
+    assert shown - {long} == {inputs[0], *HOSTILE[1:2], *HOSTILE[3:5], "a\\nb\\u202ec&amp;.jsonl"}
+    assert long.startswith("name name")
+    assert long.endswith("name end.jsonl")
+    assert len(long) < 100
+    assert page.tags.keys() & {"b", "script"} == set()
+    assert out in page.text
+
+
+def forge(inputs: list[dict[str, Any]]) -> None:
+    path = Path("out/manifest.json")
+    manifest = json.loads(path.read_bytes())
+    template = manifest["inputs"][0]
+    manifest["inputs"] = [template | one for one in inputs]
+    path.write_text(json.dumps(manifest))
+
+
+def test_of_many_inputs_the_largest_are_listed() -> None:
+    Path("a.jsonl").write_bytes(jsonl(*TEXTS))
+    pack("a.jsonl", "-l", 16)
+    path = "/data/" + "<very> long & \u202ehostile name " * 9
+    forge([{"path": f"{path}{i}.jsonl", "tokens": 10**12 + i} for i in range(10_000)])
+    page = written()
+    assert Path("page.html").stat().st_size < 200_000
+    *listed, rest = page.table("input")
+    assert len(listed) == 100
+    assert [line[2] for line in listed] == [f"{10**12 + i:,}" for i in range(9_900, 10_000)]
+    tokens = sum(10**12 + i for i in range(9_900))
+    assert rest[:3] == ["9,900 other inputs", f"{9_900 * int(listed[0][1]):,}", f"{tokens:,}"]
+    assert "Listed: the 100 of 10,000 inputs with the most tokens. Not listed: 9,900" in page.text
+
+
+def test_figures_of_any_size() -> None:
+    Path("a.jsonl").write_bytes(jsonl(*TEXTS))
+    pack("a.jsonl", "-l", 16)
+    path = Path("out/manifest.json")
+    manifest = json.loads(path.read_bytes())
+    manifest["tokens"] = 10**15
+    manifest["histograms"]["document_length"] = [10**9] * 31 + [1]
+    path.write_text(json.dumps(manifest))
+    page = written()
+    assert page.boxes["tokens"][0] == "1,000,000,000,000,000"
+    assert ["2,147,483,648-4,294,967,295", "1", "0.00%"] in page.table("tokens")
+
+
+def test_an_incomplete_result_says_so() -> None:
+    Path("a.jsonl").write_bytes(jsonl("a" * 99, "b"))
+    packed = packer("pack", "a.jsonl", "-l", 16, "--overlong", "drop", "--max-loss", 0, "-t",
+                    "bytes", "-o", "out")  # fmt: skip
+    assert packed.exit_code == 1
+    result = packer("stats", "out", "--html", "-")
+    assert result.exit_code == 0
+    page = Page(result.stdout_bytes)
+    assert "Marked incomplete: " in page.text
+    assert page.boxes["dropped"][0] == "1"
+
+
+def packed() -> None:
+    Path("a.jsonl").write_bytes(jsonl(*TEXTS))
+    pack("a.jsonl", "-l", 16)
+
+
+def test_a_page_is_the_same_each_time_and_replaces_an_earlier_one() -> None:
+    packed()
+    written()
+    first = Path("page.html").read_bytes()
+    Path("page.html").write_bytes(first[:1000])
+    written()
+    assert Path("page.html").read_bytes() == first
+    assert sorted(os.listdir()) == ["a.jsonl", "out", "page.html"]
+    result = packer_process("stats", "out", "--html", "-")
+    assert (result.returncode, result.stdout, result.stderr) == (0, first, b"")
+
+
+def test_an_empty_file_is_written_and_a_link_leads_to_the_page() -> None:
+    packed()
+    Path("pages").mkdir()
+    Path("pages/new.html").touch()
+    Path("page.html").symlink_to("pages/new.html")
+    written()
+    assert Path("page.html").is_symlink()
+    assert Path("pages/new.html").read_bytes().startswith(b"<!DOCTYPE html>")
+
+
+def test_json_goes_beside_a_page() -> None:
+    packed()
+    written("--json")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pages", "--html: pages is a directory"),
+        ("none/page.html", "--html: none is no directory"),
+        ("a.jsonl/page.html", "--html: a.jsonl is no directory"),
+        ("a.jsonl", "--html: a.jsonl is there, and is not a page of packer's"),
+        ("other.html", "--html: other.html is there, and is not a page of packer's"),
+        ("mine", "--html: mine.part is there, and is not a page of packer's"),
+        ("out/page.html", "--html: out/page.html would be in a result of packer"),
+        ("out/manifest.json", "--html: out/manifest.json would be in a result of packer"),
+        ("pipe", "--html: pipe is not a regular file"),
+        ("s3://bucket/page.html", "--html: s3://bucket/page.html: pages are only written to local"),
+        ("", "--html: is empty"),
+    ],
+)
+def test_where_no_page_is_written(name: str, message: str) -> None:
+    packed()
+    Path("pages").mkdir()
+    Path("other.html").write_text("<!DOCTYPE html>\n<html><body>mine</body></html>\n")
+    Path("mine.part").write_text("half of something")
+    os.mkfifo("pipe")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    assert_error(packer("stats", "out", "--html", name), 2, message)
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+def test_two_things_on_stdout() -> None:
+    packed()
+    result = packer("stats", "out", "--html", "-", "--json")
+    assert_error(result, 2, "--html - and --json both write to stdout")
+
+
+def test_what_the_file_system_refuses() -> None:
+    packed()
+    name = "x" * 300
+    result = packer("stats", "out", "--html", name)
+    assert_error(result, 1, f"{name}: cannot read: File name too long")
+    loop = Path("loop.html")
+    loop.symlink_to(loop)
+    assert_error(packer("stats", "out", "--html", loop), 1, "Too many levels of symbolic links")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_to() -> None:
+    packed()
+    Path("locked").mkdir(0o500)
+    result = packer("stats", "out", "--html", "locked/page.html")
+    assert_error(result, 1, "locked/page.html.part: cannot write: Permission denied")
