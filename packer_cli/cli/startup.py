@@ -38,13 +38,23 @@ def reference_begun_early(arguments: list[str]) -> Iterator[EarlyReference | Non
     cores (medians of 7 and 8 pairs), and costs no processor time: the engine loads on another core
     while this process imports.
     """
-    if arguments[1:2] not in (["pack"], ["tokenize"]):
+    command = arguments[1] if len(arguments) > 1 else ""
+    is_idle = command == "pack" and any(map(_is_tokenized, arguments[2:]))
+    if command not in ("pack", "tokenize") or is_idle:
         yield None
         return
     from packer_cli.early import begin_reference
 
     with begin_reference(*_tokenizer_of(arguments)) as early:
         yield early
+
+
+def _is_tokenized(argument: str) -> bool:
+    """Whether it is an input that needs no tokenizer: its manifest begins with saying so."""
+    folder = argument.removesuffix("manifest.json")
+    with suppress(OSError, ValueError), open(os.path.join(folder, "manifest.json"), "rb") as file:
+        return b'"kind": "tokenized"' in file.read(64)
+    return False
 
 
 def _tokenizer_of(arguments: list[str]) -> tuple[str, str]:

@@ -72,10 +72,13 @@ def _overlong(config: PackConfig, shape: Shape) -> str:
     if supervised and config.strategy == "wrap":
         overlong = "split"
     if supervised and overlong == "split" and not config.force_split:
+        others = (
+            "drop or truncate" if shape.kind == "tokens" else "drop, truncate or truncate-turns"
+        )
         raise UsageError(
             f"records of shape {shape.kind} must not be cut: a part would be trained on "
             "without what it answers",
-            "choose --overlong drop, truncate or truncate-turns, or insist with --force-split",
+            f"choose --overlong {others}, or insist with --force-split",
         )
     if overlong == "truncate-turns" and not shape.is_chat:
         raise UsageError(

@@ -30,6 +30,8 @@ from packer_cli.inputs.arrow_records import (
 from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.parquet_pages import pages
 from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice
+from packer_cli.result.document_writer import kind_in
+from packer_cli.result.manifest import TOKENIZED
 
 # Texts and fields become objects, each with a size of its own; lists of tokens do not.
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
@@ -344,6 +346,11 @@ def _open_arrow(
 
         with start() as reader:
             schema = reader.schema
+        if kind_in(schema) == TOKENIZED:  # whose tokenizer and trained tokens are told elsewhere
+            raise DataError(
+                f"{file.path}: is a part of a tokenized directory",
+                "name the directory that packer tokenize has finished",
+            )
 
         def read_columns(names: list[str]) -> Iterator[Any]:
             with start([schema.get_field_index(name) for name in names]) as reader:

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,19 +29,29 @@ from packer_cli.records import (
     Int64,
     Records,
     Slice,
+    Stretch,
     TokenBatch,
     WorkUnit,
 )
+from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
+from packer_cli.result.shards import digest
 from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
 
 _BATCH_TOKENS, _BATCH_DOCUMENTS = 1 << 20, 1 << 16
 _BYTES_PER_TOKEN = 4
+_OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
 
 
 @lru_cache(maxsize=64)
 def _opened(file: InputFile) -> TokenizedDirectory:
-    return open_tokenized(Path(file.path).parent)
+    return open_tokenized(file.path.removesuffix(MANIFEST) or ".")
+
+
+@lru_cache(maxsize=64)
+def _manifest_read(file: InputFile) -> Stretch:
+    """The manifest, which names all shards by their content, as it is when it is opened."""
+    return Stretch(0, *digest(file.path))
 
 
 class TokenizedReader:
@@ -94,6 +103,7 @@ class TokenizedInputs:
 
     def __init__(self, files: Sequence[InputFile], seed: int | None) -> None:
         """`seed`: of the order; None: documents come as they were tokenized."""
+        self._files = {file.index: file for file in files}
         self._place = {file.index: place for place, file in enumerate(files)}
         self._directories = [_opened(file) for file in files]
         self._seed = seed
@@ -123,6 +133,10 @@ class TokenizedInputs:
         for begin, end in _cuts(lengths):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
 
+    def stretches(self, unit: WorkUnit) -> dict[int, list[Stretch]]:
+        """What of its inputs a unit depends on."""
+        return {part.file: [_manifest_read(self._files[part.file])] for part in unit.slices}
+
     def _chosen(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""
         if self._seed is None:
@@ -130,7 +144,9 @@ class TokenizedInputs:
             return np.arange(part.start, stop)
         with self._ordering:
             if part.file not in self._orders:
-                self._orders[part.file] = self._directory(part.file).order(self._seed)
+                # equal documents of two directories do not come at the same place in both
+                seed = (self._seed + part.file * _OF_INPUT) % (1 << 64)
+                self._orders[part.file] = self._directory(part.file).order(seed)
         return self._orders[part.file][part.start : part.stop]
 
     def _directory(self, file: int) -> TokenizedDirectory:

@@ -57,6 +57,14 @@ def documents_schema(tokenizer_sha256: str, *, has_trained: bool) -> Any:
     return pa.schema(fields, metadata={"packer": json.dumps(metadata)})
 
 
+def kind_in(schema: Any) -> str | None:
+    """What a shard of ours with this Arrow schema holds, if its metadata tells."""
+    try:
+        return str(json.loads(schema.metadata[b"packer"])["kind"])
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
 class DocumentWriter:
     """Writes the documents of one unit, in parts of at most about `shard_bytes`.
 

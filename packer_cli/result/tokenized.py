@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli import storage
@@ -28,6 +29,7 @@ from packer_cli.result.manifest import TokenizedManifest, load_tokenized
 from packer_cli.result.reader import first_line
 from packer_cli.result.shards import Shard
 
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 AGAIN = "copy the directory again, or run packer tokenize again with --overwrite"
 
 
@@ -60,14 +62,17 @@ class TokenizedDirectory:
         return lengths
 
     def order(self, seed: int) -> Int64:
-        """int64[n], the documents in the order of `seed`: the same wherever they lie."""
+        """int64[n], the documents in the order of `seed`: the same wherever they lie.
+
+        Equal documents are as far from each other as others are.
+        """
         keys = np.empty(len(self), np.uint64)
         at = 0
         for index in self._index():
             hashes = _values(index.column("content_hash"), np.uint64, 2)
             kernels.order_keys(hashes, seed, keys[at : at + len(hashes)])
             at += len(hashes)
-        return np.argsort(keys, kind="stable")
+        return np.argsort(_apart(keys), kind="stable")
 
     def _index(self) -> Iterator[Any]:
         """The index of each shard, as one record batch."""
@@ -85,7 +90,9 @@ class TokenizedDirectory:
         """The record batches of a shard of documents, mapped. Raises DataError."""
         sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
         has_trained = self.facts.config.shape != "text"
-        yield from self._mapped(shard, documents_schema(sha256, has_trained=has_trained))
+        for batch in self._mapped(shard, documents_schema(sha256, has_trained=has_trained)):
+            _check_lists(self.path / shard.file, batch)
+            yield batch
 
     def _mapped(self, shard: Shard, expected: Any) -> Iterator[Any]:
         path = self.path / shard.file
@@ -188,10 +195,13 @@ class Tokens:
             return None
         out = np.empty(int(length.sum(dtype=np.int64)), np.uint8)
         spans, numbers = self._spans, self.numbered(directory, document)
-        kernels.gather_trained(
+        wrong = kernels.gather_trained(
             numbers, start, length, spans.firsts, spans.trained_offsets, spans.trained,
             spans.valid, out,
         )  # fmt: skip
+        if wrong >= 0:
+            path = self._directories[int(directory[wrong])].path
+            raise DataError(f"{path / MANIFEST}: has no document {document[wrong]}", AGAIN)
         return out
 
 
@@ -227,7 +237,32 @@ def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
     return rows[0], rows[1], rows[2]
 
 
+def _apart(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The keys, of which those that are equal are spread evenly over all that there may be."""
+    order = np.argsort(keys, kind="stable")
+    same = np.zeros(len(keys), bool)
+    same[1:] = keys[order[1:]] == keys[order[:-1]]
+    if not same.any():
+        return keys
+    number = np.arange(len(keys))
+    earlier = number - np.maximum.accumulate(np.where(same, 0, number))
+    spread = np.copy(keys)
+    spread[order] += earlier.astype(np.uint64) * _GOLDEN
+    return spread
+
+
+def _check_lists(path: Path, batch: Any) -> None:
+    """Raise DataError for lists that are not in their values: kernels take them by address."""
+    for name in ("input_ids", "trained"):
+        if name in batch.schema.names and len(batch):
+            column = batch.column(name)
+            edges = _edges(column)
+            if edges[0] < 0 or (np.diff(edges) < 0).any() or edges[-1] > len(column.values):
+                raise DataError(f"{path}: damaged: a list of {name} is not in the file", AGAIN)
+
+
 def _all_batches(directory: TokenizedDirectory) -> Iterator[Any]:
+    document = 0
     for shard in directory.shards:
         batches = list(directory.batches(shard))
         if sum(map(len, batches)) != shard.rows:
@@ -236,7 +271,22 @@ def _all_batches(directory: TokenizedDirectory) -> Iterator[Any]:
                 f"manifest says {shard.rows}",
                 AGAIN,
             )
-        yield from batches
+        for batch in batches:
+            lengths = directory.lengths[document : document + len(batch)]
+            if not np.array_equal(np.diff(_edges(batch.column("input_ids"))), lengths):
+                raise DataError(
+                    f"{directory.path / shard.file}: its documents are not as long as its index "
+                    "says",
+                    AGAIN,
+                )
+            document += len(batch)
+            yield batch
+
+
+def _edges(column: Any) -> Int32:
+    """int32[n + 1], where the lists of a column begin and end, without a copy."""
+    edges: Int32 = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
+    return edges
 
 
 def _values(column: Any, kind: Any, width: int = 1) -> Any:

@@ -20,7 +20,7 @@ from typing import IO, Any
 from packer_cli import storage
 from packer_cli.errors import PackerError, from_os_error
 from packer_cli.records import InputFile, Stretch
-from packer_cli.result.manifest import load
+from packer_cli.result.manifest import load_any
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
 from packer_cli.run.commits import Digest
@@ -134,7 +134,7 @@ def as_packed_in(folder: Path) -> IsSame:
 
 def _digests_of_result(folder: Path) -> dict[int, Digest]:
     try:
-        inputs = load(folder, incomplete_too=True).inputs
+        inputs = load_any(folder, incomplete_too=True).inputs
     except PackerError:
         return {}
     return {index: (one.size, one.sha256) for index, one in enumerate(inputs)}

@@ -246,8 +246,9 @@ def _pack_then_commit(
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
     """Progress that counts what is packed already as read."""
-    progress = Progress(sum(file.size for file in run.files), show=options.progress)
     weight = {unit.index: sum(part.weight for part in unit.slices) for unit in run.units}
+    size = sum(weight.values() if run.is_tokenized else (file.size for file in run.files))
+    progress = Progress(size, show=options.progress)
     left = sum(weight[unit.index] for unit in units)
     if len(units) < len(run.units):
         progress.skip(1 - left / sum(weight.values()))

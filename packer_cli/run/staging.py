@@ -146,7 +146,7 @@ def finished(result: Path) -> Result | None:
     if not replacing.holds_result(result):
         return None
     try:
-        manifest = manifests.load(result)
+        manifest = manifests.load_any(result)
         files = files_of(result, manifest)
     except (DataError, OSError):
         return None

@@ -92,6 +92,8 @@ def documents_of(
             job.stop_if_asked()
             job.progress.read(0, len(batch.position))
             yield batch
+        stretches |= job.tokenized.stretches(unit)
+        job.progress.read(sum(part.weight for part in unit.slices), 0)
         return
     for part in unit.slices:
         file = job.files[part.file]

@@ -66,7 +66,7 @@ def test_an_edit_of_what_was_added_is_seen(newer: dict[str, Any]) -> None:
     path = Path("out/manifest.json")
     path.write_text(path.read_text().replace('"since":"0.9"', '"since":"0.8"', 1))
     again = packer("pack", "a.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "--overwrite", "-q")
-    assert_error(again, 2, "manifest.json: was edited, so it does not tell")
+    assert_error(again, 2, "manifest.json: was edited, so it does not say which files")
 
 
 def test_it_is_typed(newer: dict[str, Any]) -> None:
