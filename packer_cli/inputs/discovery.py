@@ -162,15 +162,7 @@ def _files_below(
             f"name the one to pack, for example {storage.join(folder, (splits or ['train'])[0])}",
         )
     if {"state.json", "dataset_info.json"} <= names:
-        state = storage.join(folder, "state.json")
-        files = _strings(state, "_data_files", "filename")
-        for file in files:
-            if "/" in file or file in ("", ".", ".."):
-                raise DataError(
-                    f"{state}: names {file!r} as a file of the dataset, expected one in its folder",
-                    "save the dataset again, or name its files",
-                )
-        yield from (storage.join(folder, file) for file in files)
+        yield from _files_of_dataset(folder)
         return
     shown = [one for one in content if not one[0].startswith(".")]
     for name, is_folder in shown:
@@ -181,6 +173,19 @@ def _files_below(
     for name, is_folder in shown:
         if is_folder:
             yield from _files_below(storage.join(folder, name), config, notify, (*above, real))
+
+
+def _files_of_dataset(folder: str) -> Iterator[str]:
+    """The files that a Hugging Face dataset names. DataError for files elsewhere."""
+    state = storage.join(folder, "state.json")
+    files = _strings(state, "_data_files", "filename")
+    for file in files:
+        if "/" in file or file in ("", ".", ".."):
+            raise DataError(
+                f"{state}: names {file!r} as a file of the dataset, expected one in its folder",
+                "save the dataset again, or name its files",
+            )
+    yield from (storage.join(folder, file) for file in files)
 
 
 def _listing(folder: str) -> list[tuple[str, bool]]:

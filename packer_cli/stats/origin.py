@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 
 from packer_cli.config.columns import DEFAULT_COLUMNS, PADDED_BOUNDARIES
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
 from packer_cli.result.layout import TEMPLATE
@@ -90,7 +91,8 @@ def _template(manifest: Manifest) -> _Template | None:
 def _options(config: dict[str, Any]) -> Iterator[str]:
     """As on a command line: the options that matter most, and those that are not the default."""
     defaults = PackConfig(config["max_length"]).as_json()
-    for name, default in defaults.items():
+    for name in (*PackConfig.__annotations__, *DocumentConfig.__annotations__):  # rows first
+        default = defaults[name]
         value = config.get(name, default)
         if name in _ALWAYS or (name not in _NOT_OPTIONS and value != default):
             option = f"--{name.replace('_', '-')}"
