@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from packer_cli.cli.reports import print_report
-from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, print_note
+from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, TokensOf, print_note
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import Option, plain
 from packer_cli.errors import ThresholdMissed
@@ -35,6 +35,7 @@ def stats(
         ),
     ] = None,
     deep: Annotated[bool, Option("Recount from the shards; exit 1 on any difference.")] = False,
+    tokens: TokensOf = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -55,7 +56,7 @@ def stats(
     if deep:
         from packer_cli.result.recount import check_recount
 
-        check_recount(Path(directory))
+        check_recount(Path(directory), tokens)
     print_report(directory, manifest, as_json=as_json, detail=True, by=by, deep=deep)
     utilization = manifest.utilization
     if min_utilization is not None and utilization < min_utilization:
