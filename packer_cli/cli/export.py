@@ -22,7 +22,7 @@ def export(
     ],
     output: Annotated[str, Option("A new or empty directory.", short="-o", metavar="OUT")],
     overwrite: Annotated[bool, Option("Replace an earlier export in OUT.")] = False,
-    tokens: TokensOf = None,
+    tokens: TokensOf = (),
     no_lock: NoLock = False,
     quiet: Quiet = False,
     as_json: AsJson = False,

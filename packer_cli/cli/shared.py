@@ -10,7 +10,7 @@ from packer_cli.errors import one_line
 LOCAL_ONLY = "shards are only read from local directories"
 Debug = Annotated[bool, Option("Show a traceback with an error.", RUNNING)]
 TokensOf = Annotated[
-    list[str] | None,
+    tuple[str, ...],
     Option(
         "Where a tokenized directory of a view is now. May be given several times.",
         flag="--tokens",

@@ -24,7 +24,7 @@ def show(
     ] = None,
     ids: Annotated[bool, Option("Show token ids instead of text.")] = False,
     as_json: Annotated[bool, Option("Print a JSON object for each row.", flag="--json")] = False,
-    tokens: TokensOf = None,
+    tokens: TokensOf = (),
     debug: Debug = False,
 ) -> None:
     """Show rows as text: segments, where they came from, and which tokens are trained on.

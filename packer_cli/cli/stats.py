@@ -35,7 +35,7 @@ def stats(
         ),
     ] = None,
     deep: Annotated[bool, Option("Recount from the shards; exit 1 on any difference.")] = False,
-    tokens: TokensOf = None,
+    tokens: TokensOf = (),
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -28,7 +28,7 @@ def verify(
     workers: Annotated[
         int, Option("Units checked at a time. Default: as many as cores.", value="count", least=0)
     ] = 0,
-    tokens: TokensOf = None,
+    tokens: TokensOf = (),
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
