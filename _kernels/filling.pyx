@@ -65,10 +65,11 @@ def fill_rows(
     int32_t[:, ::1] input_ids, int32_t[:, ::1] labels, uint8_t[:, ::1] attention_mask,
     int32_t[:, ::1] position_ids, int32_t[::1] cu_seqlens, int32_t[::1] cu_offsets,
     bint pre_shifted=False, int32_t segment_multiple=1, int32_t[::1] cu_seqlens_padded=None,
+    bint by_address=False,
 ):
     """Write rows; every byte of every output is written, padding included.
 
-    IN  ids          uint32[T], tokens of all documents
+    IN  ids          uint32[T], tokens of all documents; None by address
     IN  trained      uint8[T], 1 where the token is trained on; None: everywhere
     IN  begin        int64[p], first token of each piece in ids
     IN  length       int32[p], tokens of each piece, 1..capacity
@@ -85,10 +86,14 @@ def fill_rows(
         padded lengths must fit in capacity
     OUT cu_seqlens_padded  int32[pieces + rows], where segments begin in the row: the
         boundaries with each segment's padding counted; may be None
+    IN  by_address   begin has the address in memory of each piece's first token, which the caller
+        has checked, and `trained` is that of the pieces in `order`, end to end
 
     Returns the number of trained tokens: labels that are not -100, wanted or not.
     """
     cdef int64_t rows = row_offsets.shape[0] - 1, row, i, piece, boundary = 0, trained_tokens = 0
+    cdef int64_t end = 0
+    cdef const uint32_t* tokens
     cdef int32_t used, size, place, padding
     cdef int32_t* ids_row = NULL
     cdef int32_t* labels_row = NULL
@@ -98,6 +103,8 @@ def fill_rows(
     cdef bint want_ids = input_ids is not None, want_labels = labels is not None
     cdef bint want_mask = attention_mask is not None, want_positions = position_ids is not None
     cdef bint some_untrained = trained is not None, want_padded = cu_seqlens_padded is not None
+    if (ids is None) != by_address:
+        raise ValueError("ids, or addresses of them")
     cu_offsets[0] = 0
     with nogil:
         for row in range(rows):
@@ -117,10 +124,15 @@ def fill_rows(
             for i in range(row_offsets[row], row_offsets[row + 1]):
                 piece = order[i]
                 size = length[piece]
+                if by_address:
+                    tokens = <const uint32_t*>begin[piece]
+                else:
+                    tokens = &ids[begin[piece]]
                 if some_untrained:
-                    flags = &trained[begin[piece]]
+                    flags = &trained[end if by_address else begin[piece]]
+                end += size
                 trained_tokens += _fill_segment(
-                    &ids[begin[piece]], flags, size, pre_shifted,
+                    tokens, flags, size, pre_shifted,
                     ids_row + place if want_ids else NULL,
                     labels_row + place if want_labels else NULL,
                     mask_row + place if want_mask else NULL,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from packer_cli.packing.sequences import PackedRows as PackedRows
     from packer_cli.packing.sequences import pack_sequences as pack_sequences
     from packer_cli.packing.stream_packer import StreamPacker as StreamPacker
+    from packer_cli.result.opening import open_packed as open_packed
     from packer_cli.result.reader import PackedDirectory as PackedDirectory
-    from packer_cli.result.reader import open_packed as open_packed
 
     __version__: str
 
@@ -29,7 +29,7 @@ _HOMES = {
     "pack_sequences": "packing.sequences",
     "StreamPacker": "packing.stream_packer",
     "PackedDirectory": "result.reader",
-    "open_packed": "result.reader",
+    "open_packed": "result.opening",
 }
 __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, NoLock, Quiet
+from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, NoLock, Quiet, TokensOf
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.export_formats import EXPORT_FORMATS
 from packer_cli.config.option import Option, plain
@@ -22,6 +22,7 @@ def export(
     ],
     output: Annotated[str, Option("A new or empty directory.", short="-o", metavar="OUT")],
     overwrite: Annotated[bool, Option("Replace an earlier export in OUT.")] = False,
+    tokens: TokensOf = (),
     no_lock: NoLock = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -41,6 +42,7 @@ def export(
         local(name, LOCAL_ONLY),
         to,
         Path(output),
+        tokens=tokens,
         overwrite=overwrite,
         no_lock=no_lock,
         show_progress=not quiet,

@@ -9,6 +9,14 @@ from packer_cli.errors import one_line
 
 LOCAL_ONLY = "shards are only read from local directories"
 Debug = Annotated[bool, Option("Show a traceback with an error.", RUNNING)]
+TokensOf = Annotated[
+    tuple[str, ...],
+    Option(
+        "Where a tokenized directory of a view is now. May be given several times.",
+        flag="--tokens",
+        metavar="DIR",
+    ),
+]
 NoLock = Annotated[
     bool,
     Option("Go on where the file system has no locks; let no other run write there.", RUNNING),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.shared import LOCAL_ONLY, Debug, print_note
+from packer_cli.cli.shared import LOCAL_ONLY, Debug, TokensOf, print_note
 from packer_cli.config.option import Option
 
 
@@ -24,6 +24,7 @@ def show(
     ] = None,
     ids: Annotated[bool, Option("Show token ids instead of text.")] = False,
     as_json: Annotated[bool, Option("Print a JSON object for each row.", flag="--json")] = False,
+    tokens: TokensOf = (),
     debug: Debug = False,
 ) -> None:
     """Show rows as text: segments, where they came from, and which tokens are trained on.
@@ -33,13 +34,13 @@ def show(
     Example: packer show documents-packed-1024 0 -1
     """
     from packer_cli.result.manifest import load
-    from packer_cli.result.reader import PackedDirectory
+    from packer_cli.result.opening import opened
     from packer_cli.show.rows import parse_rows, pick, read_row, row_as_json
     from packer_cli.storage import local
     from packer_cli.tokenization.decoding import load_decoder
 
     directory = local(name, LOCAL_ONLY)
-    packed = PackedDirectory(directory, load(directory))
+    packed = opened(directory, load(directory), tokens)
     wanted = parse_rows(rows or ["0"], len(packed))
     decoder = None if ids else load_decoder(directory, packed.facts.tokenizer)
     if isinstance(decoder, str):

@@ -9,7 +9,7 @@ import typer
 
 from packer_cli.cli.pages import STDOUT, Html, check_page, save_page
 from packer_cli.cli.reports import print_report
-from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, print_note
+from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, TokensOf, print_note
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import Option, plain
 from packer_cli.errors import ThresholdMissed
@@ -37,6 +37,7 @@ def stats(
     ] = None,
     html: Html = None,
     deep: Annotated[bool, Option("Recount from the shards; exit 1 on any difference.")] = False,
+    tokens: TokensOf = (),
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -58,7 +59,7 @@ def stats(
     if deep:
         from packer_cli.result.recount import check_recount
 
-        check_recount(Path(directory))
+        check_recount(Path(directory), tokens)
     if html is not None:
         from packer_cli.stats.page import stats_page
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, Quiet, print_note
+from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, Quiet, TokensOf, print_note
 from packer_cli.cli.values import parse_count
 from packer_cli.config.option import Option
 from packer_cli.errors import DataError, UsageError, one_line
@@ -28,6 +28,7 @@ def verify(
     workers: Annotated[
         int, Option("Units checked at a time. Default: as many as cores.", value="count", least=0)
     ] = 0,
+    tokens: TokensOf = (),
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -52,6 +53,7 @@ def verify(
         against_inputs=against_inputs,
         sample=None if sample == "all" else parse_count("--sample", sample),
         seed=seed,
+        tokens=tokens,
         notify=(lambda message: None) if quiet else print_note,
     )
     if as_json:

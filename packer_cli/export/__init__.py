@@ -28,7 +28,8 @@ from packer_cli.export.unpacked import Unpacked
 from packer_cli.export.writing import Writer
 from packer_cli.progress import Progress
 from packer_cli.result.manifest import checksum
-from packer_cli.result.reader import PackedDirectory, open_packed
+from packer_cli.result.opening import Paths, open_packed
+from packer_cli.result.reader import PackedDirectory
 
 FORMATS: dict[str, type[Writer]] = {
     "trl": Trl,
@@ -53,12 +54,14 @@ def export(
     to: str,
     output: str | os.PathLike[str],
     *,
+    tokens: Paths | None = None,
     overwrite: bool = False,
     no_lock: bool = False,
     show_progress: bool = False,
 ) -> PackedDirectory:
     """Write `directory` in the format `to` into the new or empty directory `output`, or, with
-    `overwrite`, in place of an earlier export. `no_lock`: also where there are no locks.
+    `overwrite`, in place of an earlier export. `no_lock`: also where there are no locks. `tokens`:
+    as in `open_packed`.
 
     Returns the opened directory. Raises UsageError for an unknown format, an output that must not
     be replaced, and a directory that lacks what the format needs; DataError for a directory that
@@ -66,7 +69,7 @@ def export(
     """
     if to not in FORMATS:
         raise one_of("--to", to, FORMATS)
-    packed, kind = open_packed(directory), FORMATS[to]
+    packed, kind = open_packed(directory, tokens), FORMATS[to]
     _refuse(packed, to, kind)
     details = {"format": to, "manifest_sha256": checksum(packed.manifest)}
     total = sum(shard.bytes for shard in packed.facts.shards)

@@ -50,6 +50,7 @@ class Config(Struct, frozen=True):
     segment_multiple: _Length = 1
     label_shift: str = "none"
     max_segments_per_row: _Length | None = None
+    view: bool = False
     input_format: str | None = None
     prompt_template: str | None = None
     chat_template: str | None = None

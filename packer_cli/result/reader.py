@@ -1,4 +1,5 @@
-"""Reading a packed directory: memory-mapped shards, checked against the manifest.
+"""Reading a packed directory: memory-mapped shards, checked against the manifest. `opening.py`
+opens one, and `view.py` reads views in the same way.
 
 A stream cut at a message boundary reads short without an error, so the size of every shard is
 compared on open, and its rows when it is mapped. Shards are named by their content, so a directory
@@ -8,10 +9,9 @@ whose result is replaced while it is read gives the rows of the result that was 
 from __future__ import annotations
 
 import json
-import os
 import stat
 from bisect import bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import accumulate
 from pathlib import Path
 from struct import error as struct_error
@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli import storage
 from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
 from packer_cli.errors import DataError
 from packer_cli.records import Int64
@@ -38,7 +37,11 @@ PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
 
 
 class PackedDirectory:
-    """A finished result. `path` is the directory, `facts` what its manifest says."""
+    """A finished result. `path` is the directory, `facts` what its manifest says.
+
+    Record batches are either as stored, or complete, with all columns of the manifest. Only in a
+    view do they differ.
+    """
 
     def __init__(self, path: Path, facts: Manifest) -> None:
         self.path = path
@@ -86,16 +89,25 @@ class PackedDirectory:
             )
 
     def batches(self, shard: Shard | dict[str, Any]) -> Iterator[Any]:
-        """The Arrow record batches of a shard (an entry of manifest["shards"]), mapped.
+        """The complete record batches of a shard (an entry of manifest["shards"]), mapped.
 
         Raises DataError when the shard cannot be read or holds another number of rows.
         """
         if isinstance(shard, dict):
             shard = msgspec.convert(shard, Shard)
+        return self._mapped(shard, self.read_batches)
+
+    def stored(self, shard: Shard) -> Iterator[Any]:
+        """The record batches of a shard as they are stored, mapped. Raises as `batches`."""
+        return self._mapped(shard, self.stored_batches)
+
+    def _mapped(
+        self, shard: Shard, read: Callable[[Any], Generator[Any, None, int]]
+    ) -> Iterator[Any]:
         path = self.path / shard.file
         try:
             with pa.memory_map(str(path)) as source:
-                rows = yield from self.read_batches(source)
+                rows = yield from read(source)
         except (pa.ArrowException, OSError) as error:
             raise self.replaced() or DataError(
                 f"{path}: not a readable shard: {first_line(error)}", PACK_AGAIN
@@ -118,6 +130,23 @@ class PackedDirectory:
         )
 
     def read_batches(self, source: Any) -> Generator[Any, None, int]:
+        """The complete record batches of a shard's stream; returns their rows. Raises as
+        `stored_batches` and `filled`.
+        """
+        rows = 0
+        for stored in self.stored_batches(source):
+            yield from self.filled(stored, rows)
+            rows += stored.num_rows
+        return rows
+
+    def filled(self, stored: Any, first_row: int = 0) -> Iterator[Any]:
+        """A stored record batch, or some of its rows, made complete.
+
+        Raises ArrowException for a row that cannot be; its rows count from `first_row`.
+        """
+        yield stored
+
+    def stored_batches(self, source: Any) -> Generator[Any, None, int]:
         """The record batches of an Arrow stream, each safe to look into; returns their rows.
 
         Raises ArrowException or OSError for what no shard of this directory can hold: a stream
@@ -211,25 +240,6 @@ def _is_compressed(metadata: Any) -> bool:
 
 def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def open_packed(path: str | os.PathLike[str]) -> PackedDirectory:
-    """Open a directory written by `packer pack`.
-
-    Raises DataError when it is unfinished, of another format version, or when a shard is
-    missing or has another size than the manifest says.
-    """
-    directory = storage.local(path, "rows are only read from local directories")
-    while True:
-        packed = PackedDirectory(directory, load(directory))
-        try:
-            for shard in packed.facts.shards:
-                packed.check_size(shard)
-        except DataError:
-            if packed.replaced() is None:
-                raise
-            continue  # another, complete result is there by now
-        return packed
 
 
 def rows_of(column: Any) -> npt.NDArray[Any]:

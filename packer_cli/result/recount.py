@@ -16,10 +16,10 @@ from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.documents import Documents, documents_of, segments_in
+from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import (
     PackedDirectory,
     metadata_of,
-    open_packed,
     rows_of,
     segments_of,
 )
@@ -27,12 +27,13 @@ from packer_cli.result.rules import RowLimits, broken_boundaries, broken_last_la
 from packer_cli.result.shards import Shard
 
 
-def check_recount(directory: Path) -> None:
-    """Raise DataError naming every figure in which shards and manifest differ.
+def check_recount(directory: Path, tokens: Paths | None = None) -> None:
+    """Raise DataError naming every figure in which shards and manifest differ. `tokens`: as in
+    `open_packed`.
 
     Figures that need a column which was not written (labels, segments) are left out.
     """
-    packed = open_packed(directory)
+    packed = open_packed(directory, tokens)
     counts = Counts()
     for shards in packed.facts.shards_of_units():
         parts = [part for shard in shards for part in _count_shard(packed, shard, counts)]

@@ -19,10 +19,11 @@ from packer_cli.config.options import PackConfig
 from packer_cli.errors import from_os_error
 from packer_cli.records import Int32, Int64, Stock
 from packer_cli.result.layout import PART, ROWS, unnamed_shard
+from packer_cli.result.manifest import Config
 from packer_cli.result.shards import FORMAT_VERSION, Shard
 
 _BATCH_TOKENS = 1 << 20  # a record batch of about 9 MB: small buffers, still cheap to index
-_PADDED = {
+PADDED = {  # to max_length, with the types of their values
     "input_ids": np.int32,
     "labels": np.int32,
     "attention_mask": np.uint8,
@@ -32,8 +33,8 @@ _PADDED = {
 
 def column_type(name: str, max_length: int) -> Any:
     """The Arrow type of a column; its values are never null."""
-    if name in _PADDED:
-        item = pa.field("item", pa.from_numpy_dtype(_PADDED[name]), nullable=False)
+    if name in PADDED:
+        item = pa.field("item", pa.from_numpy_dtype(PADDED[name]), nullable=False)
         return pa.list_(item, max_length)
     if name in ("cu_seqlens", PADDED_BOUNDARIES):
         return pa.list_(pa.field("item", pa.int32(), nullable=False))
@@ -42,7 +43,12 @@ def column_type(name: str, max_length: int) -> Any:
     return pa.list_(pa.field("item", struct, nullable=False))
 
 
-def schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
+def rows_per_batch(max_length: int) -> int:
+    """Rows in a record batch, if there are so many."""
+    return max(1, _BATCH_TOKENS // max_length)
+
+
+def schema(config: PackConfig | Config, pad_token_id: int, tokenizer_sha256: str) -> Any:
     """The Arrow schema of every shard, with what a reader must know as metadata."""
     metadata = {
         "format_version": FORMAT_VERSION,
@@ -73,10 +79,10 @@ class ShardWriter:
         self._config = config
         self._schema = schema
         self._pad = pad_token_id
-        self._rows_per_batch = max(1, _BATCH_TOKENS // config.max_length)
+        self._rows_per_batch = rows_per_batch(config.max_length)
         self._buffers: dict[str, Any] = {
             name: np.empty((self._rows_per_batch, config.max_length), kind)
-            for name, kind in _PADDED.items()
+            for name, kind in PADDED.items()
             if name in config.columns
         }
         self._sink: Any = None
@@ -112,7 +118,7 @@ class ShardWriter:
         )  # fmt: skip
         edges_of = {"cu_seqlens": boundaries, PADDED_BOUNDARIES: padded}
         columns = [
-            _fixed(self._schema.field(name).type, out[name])
+            fixed(self._schema.field(name).type, out[name])
             if name in out
             else ragged(self._schema.field(name).type, boundary_offsets, [edges_of[name]])
             if name in edges_of
@@ -166,7 +172,8 @@ class ShardWriter:
                 self._sink.close()
 
 
-def _fixed(kind: Any, rows: Any) -> Any:
+def fixed(kind: Any, rows: Any) -> Any:
+    """A column of lists of one length, of an array [rows, length], without a copy."""
     values = pa.Array.from_buffers(kind.value_type, rows.size, [None, pa.py_buffer(rows)])
     return pa.Array.from_buffers(kind, len(rows), [None], children=[values])
 

@@ -158,9 +158,9 @@ class Tokens:
         self._bases = self._bases.astype(np.int64)
 
     @cached_property
-    def _spans(self) -> _Spans:
+    def spans(self) -> Spans:
         """Where the record batches of all documents lie in memory."""
-        return _Spans([batch for one in self._directories for batch in _all_batches(one)])
+        return Spans([batch for one in self._directories for batch in _all_batches(one)])
 
     def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
         """int64[p], the documents' numbers over all directories."""
@@ -174,7 +174,7 @@ class Tokens:
         there are none such.
         """
         out = np.empty(int(length.sum(dtype=np.int64)), np.uint32)
-        spans, numbers = self._spans, self.numbered(directory, document)
+        spans, numbers = self.spans, self.numbered(directory, document)
         wrong = kernels.gather_documents(
             numbers, start, length, spans.firsts, spans.offsets, spans.values, out
         )
@@ -191,25 +191,33 @@ class Tokens:
         self, directory: Int32, document: Int64, start: Int32, length: Int32
     ) -> UInt8 | None:
         """uint8 of the same tokens, 1 where one is trained on; None: everywhere."""
-        if not any(one.facts.config.shape != "text" for one in self._directories):
+        return self.trained_of(self.numbered(directory, document), start, length)
+
+    def trained_of(self, number: Int64, start: Int32, length: Int32) -> UInt8 | None:
+        """The same by `numbered` documents."""
+        if not self._has_untrained:
             return None
         out = np.empty(int(length.sum(dtype=np.int64)), np.uint8)
-        spans, numbers = self._spans, self.numbered(directory, document)
+        spans = self.spans
         wrong = kernels.gather_trained(
-            numbers, start, length, spans.firsts, spans.trained_offsets, spans.trained,
+            number, start, length, spans.firsts, spans.trained_offsets, spans.trained,
             spans.valid, out,
         )  # fmt: skip
         if wrong >= 0:
-            path = self._directories[int(directory[wrong])].path
-            raise DataError(f"{path / MANIFEST}: has no document {document[wrong]}", AGAIN)
+            raise InternalError(f"no tokenized directory has the document {number[wrong]}")
         return out
 
+    @cached_property
+    def _has_untrained(self) -> bool:
+        return any(one.facts.config.shape != "text" for one in self._directories)
 
-class _Spans:
+
+class Spans:
     """Addresses of the columns of record batches, which stay mapped as long as this lives.
 
     firsts           int64[spans + 1], the first document of each, and how many there are
     offsets, values  int64[spans], of the lists of tokens
+    tokens           int64[4, spans]: firsts, offsets, values, and how many tokens there are
     trained_offsets, trained, valid  int64[spans], of the lists of what is trained on; 0: no such
     """
 
@@ -218,6 +226,8 @@ class _Spans:
         self.firsts = np.concatenate([[0], np.cumsum([len(one) for one in batches])])
         self.firsts = self.firsts.astype(np.int64)
         self.offsets, self.values, _ = _addresses(batches, "input_ids")
+        totals = np.array([len(one.column("input_ids").values) for one in batches], np.int64)
+        self.tokens = np.stack([self.firsts[:-1], self.offsets, self.values, totals])
         self.trained_offsets, self.trained, self.valid = _addresses(batches, "trained")
 
 

@@ -117,16 +117,17 @@ def read_row(packed: PackedDirectory, index: int) -> Row:
     shard, shard_row = packed.find(index)
     packed.check_size(shard)
     before = 0
-    for batch in packed.batches(shard):  # only their metadata is read
-        if shard_row < before + batch.num_rows:
+    for stored in packed.stored(shard):  # only their metadata is read
+        if shard_row < before + stored.num_rows:
             try:
-                segments = list(_segments(batch.slice(shard_row - before, 1), packed.facts))
+                (batch,) = packed.filled(stored.slice(shard_row - before, 1), shard_row)
+                segments = list(_segments(batch, packed.facts))
             except (ValueError, KeyError, pa.ArrowException) as error:
                 place = f"{packed.path / shard.file}: row {shard_row}"
                 raise DataError(f"{place}: is damaged: {error}", PACK_AGAIN) from error
             used = sum(len(segment.ids) for segment in segments)
             return Row(index, shard.file, shard_row, segments, packed.max_length - used)
-        before += batch.num_rows
+        before += stored.num_rows
     raise DataError(
         f"{packed.path / shard.file}: holds {before} rows, the manifest says {shard.rows}",
         PACK_AGAIN,

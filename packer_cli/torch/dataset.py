@@ -1,7 +1,8 @@
 """`PackedDataset`: a directory of `packer pack` as a map-style dataset.
 
 Rows are gathered from memory-mapped shards, a whole batch at a time; nothing else is ever read
-into memory. Shards are mapped in the process that reads them, on first use.
+into memory. Those of a view are filled from memory-mapped documents. Shards are mapped in the
+process that reads them, on first use.
 """
 
 from __future__ import annotations
@@ -21,20 +22,25 @@ from packer_cli import storage
 from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, open_packed
+from packer_cli.result.opening import Paths, open_packed
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
 from packer_cli.result.shards import Shard
-from packer_cli.torch.maps import MappedRows
+from packer_cli.result.view import View
+from packer_cli.torch.maps import MappedRows, MappedViewRows
 from packer_cli.torch.rows import RAGGED, RowBatch
 
 SHIFTED = "shift_labels"
+_Mapped = MappedRows | MappedViewRows
 
 
 class PackedDataset:
-    """The rows of a packed directory, in the order of its shards.
+    """The rows of a packed directory or a view, in the order of its shards.
 
     path      the --output of `packer pack`
     columns   which columns rows have, of those in the directory; None: all but `segments`
     tokenizer_sha256   digest of the tokenizer.json that training uses; checked when given
+    tokens    of a view: where its tokenized directories are, if no longer where they were packed
+              from; one or several, in any order
 
     `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
     uint8[L], cu_seqlens int32[segments + 1]. `dataset.__getitems__([i, ...])`, which DataLoader
@@ -43,7 +49,8 @@ class PackedDataset:
 
     It pickles as its path, and threads may share it. Raises DataError when the directory is not
     finished, of another format version, packed with another tokenizer or changed since it was
-    pickled, or a shard is missing or cut short; UsageError for a column that is not there.
+    pickled, a shard is missing or cut short, or a tokenized directory of a view is gone or changed;
+    UsageError for a column that is not there.
     """
 
     def __init__(
@@ -52,11 +59,15 @@ class PackedDataset:
         columns: Sequence[str] | None = None,
         *,
         tokenizer_sha256: str | None = None,
+        tokens: Paths | None = None,
     ) -> None:
         # absolute: shards are mapped later, perhaps by a worker elsewhere
         self.path = storage.local(path, "rows are only read from local directories").absolute()
         self._digest: str | None = None
+        self._tokens: Paths | None = tokens
         self._digest = self.packed.facts.sha256
+        if isinstance(self.packed, View):
+            self._tokens = [one.path.absolute() for one in self.packed.directories.values()]
         self.columns = self._chosen(columns)
         if tokenizer_sha256 is not None:
             self._check_tokenizer(tokenizer_sha256)
@@ -65,7 +76,7 @@ class PackedDataset:
     def packed(self) -> PackedDirectory:
         """The directory, opened once in each process."""
         self._stamp = self._manifest_stamp()
-        packed = open_packed(self.path)
+        packed = open_packed(self.path, self._tokens)
         if self._digest not in (None, packed.facts.sha256):
             raise DataError(
                 f"{self.path / MANIFEST}: changed since the dataset was opened",
@@ -82,12 +93,16 @@ class PackedDataset:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "columns": self.columns, "_digest": self._digest}
+        names = "path", "columns", "_digest", "_tokens"
+        return {name: self.__dict__[name] for name in names}
 
     @property
     def fingerprint(self) -> str:
         """The same for the same rows in the same order, wherever they lie."""
-        digests = "".join(shard.sha256 for shard in self.packed.facts.shards)
+        facts = self.packed.facts
+        digests = "".join(shard.sha256 for shard in facts.shards)
+        if facts.config.view:  # whose shards hold no tokens
+            digests += "".join(one.sha256 for one in facts.inputs_now.values())
         return sha256(digests.encode()).hexdigest()
 
     @property
@@ -115,8 +130,7 @@ class PackedDataset:
             else:
                 mapped = self._mapped = self._map(row, mapped)
         columns, ragged = {}, {}
-        for name in self.columns:
-            values = mapped.gather(wanted, name)
+        for name, values in mapped.gather(wanted).items():
             if name in RAGGED:
                 ragged[name] = values
             else:
@@ -127,17 +141,17 @@ class PackedDataset:
         shifted = column == "labels" and self.packed.label_shift == "pre"
         return SHIFTED if shifted else column
 
-    def _map(self, row: int, mapped: MappedRows) -> MappedRows:
+    def _map(self, row: int, mapped: _Mapped) -> _Mapped:
         """`mapped`, with the shard of a row added that it lacks."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         entry, within = self.packed.find(row)
         self._check(entry)  # the dataset may have been opened long ago
-        batches = list(self.packed.batches(entry))
+        batches = list(self.packed.stored(entry))
         self._check(entry)  # or the shard was replaced meanwhile
         for batch in batches:
             absent = set(self.columns) - set(batch.schema.names)
-            if absent:
+            if absent and not isinstance(self.packed, View):
                 raise DataError(
                     f"{self.path / entry.file}: has no column {min(absent)}, "
                     f"{MANIFEST} says it has",
@@ -156,8 +170,10 @@ class PackedDataset:
         self.packed.check_size(entry)
 
     @cached_property
-    def _mapped(self) -> MappedRows:
+    def _mapped(self) -> _Mapped:
         """What this process has mapped."""
+        if isinstance(self.packed, View):
+            return MappedViewRows(self.columns, self.packed)
         return MappedRows(self.columns, self.max_length)
 
     def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""`MappedRows`: the rows of the shards that this process has mapped, copied a batch at a time.
+"""The rows of the shards that this process has mapped, copied a batch at a time: `MappedRows`
+those of packed directories, `MappedViewRows` those of views.
 
 Every record batch is a span of rows with a place in memory for each column, so a batch is gathered
 by kernels from addresses. An object never changes: while one thread gathers from it, others may
@@ -13,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from packer_cli._kernels import gathering
+from packer_cli.errors import DataError
 from packer_cli.records import Int64
-from packer_cli.result.reader import ragged_of, rows_of
+from packer_cli.result.reader import PACK_AGAIN, ragged_of, rows_of
 from packer_cli.result.shard_writer import column_type
+from packer_cli.result.view import View
 from packer_cli.torch.rows import RAGGED, Lists
 
 
@@ -58,8 +61,11 @@ class MappedRows:
         absent: int = gathering.first_absent(rows, self._firsts, self._ends)
         return absent
 
-    def gather(self, rows: Int64, name: str) -> Any:
-        """A column of rows that are all here: an array [b, max_length], or `Lists`."""
+    def gather(self, rows: Int64) -> dict[str, Any]:
+        """The columns of rows that are all here: an array [b, max_length], or `Lists`."""
+        return {name: self._column(rows, name) for name in self._kinds}
+
+    def _column(self, rows: Int64, name: str) -> Any:
         kind, values = self._kinds[name], self._values[name]
         if name in RAGGED:
             ends, offsets = np.empty(len(rows) + 1, np.int64), self._offsets[name]
@@ -71,3 +77,28 @@ class MappedRows:
         to, row_bytes = out.view(np.uint8).reshape(-1), self._max_length * kind.itemsize
         gathering.gather_rows(rows, self._firsts, values, row_bytes, to)
         return out
+
+
+class MappedViewRows:
+    """The same for the rows of a view, which are filled from mapped documents."""
+
+    def __init__(self, columns: Sequence[str], view: View) -> None:
+        self._columns, self._view, self._rows = columns, view, view.rows
+
+    def added(self, first: int, batches: Sequence[Any]) -> MappedViewRows:
+        more = MappedViewRows(self._columns, self._view)
+        more._rows = self._rows.added(first, batches)
+        return more
+
+    def first_absent(self, rows: Int64) -> int:
+        return self._rows.first_absent(rows)
+
+    def gather(self, rows: Int64) -> dict[str, Any]:
+        """As `MappedRows`. Raises DataError for a row that cannot be filled."""
+        try:
+            values = self._rows.fill(rows, self._columns)
+        except ValueError as error:
+            raise DataError(f"{self._view.path}: {error}", PACK_AGAIN) from error
+        return {
+            name: Lists(*values[name]) if name in RAGGED else values[name] for name in self._columns
+        }

@@ -22,6 +22,7 @@ from packer_cli.progress import Progress
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import load
 from packer_cli.result.manifest_check import config_of
+from packer_cli.result.opening import Paths, opened
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.run.directory import is_replacing
 from packer_cli.threads import run_all
@@ -42,16 +43,17 @@ def verify(
     against_inputs: bool = False,
     sample: int | None = None,
     seed: int = 0,
+    tokens: Paths | None = None,
     notify: Callable[[str], None] = lambda message: None,
 ) -> Findings:
     """Check a finished directory, and with `against_inputs` documents against their inputs.
 
     `sample`: how many documents to compare; None packs every unit again. Inputs are only
-    compared with a result that is sound by itself. Raises DataError when there is no usable
-    manifest.
+    compared with a result that is sound by itself. `tokens`: as in `open_packed`. Raises DataError
+    when there is no usable manifest, or a view's tokenized directories are not there.
     """
     manifest = load(directory, incomplete_too=True)
-    packed, findings, stop = PackedDirectory(directory, manifest), Findings(), threading.Event()
+    packed, findings, stop = opened(directory, manifest, tokens), Findings(), threading.Event()
     try:
         config = config_of(manifest)
     except ValueError as error:

@@ -24,6 +24,7 @@ from packer_cli.result.recount import count_documents, count_rows, differences
 from packer_cli.result.rules import Broken, RowLimits, broken_rules, broken_sources
 from packer_cli.result.shard_writer import schema
 from packer_cli.result.shards import Shard
+from packer_cli.result.view_writer import view_schema
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
 from packer_cli.verify.findings import Findings
@@ -50,7 +51,12 @@ class ShardChecks:
         self._findings = findings
         self._progress = progress
         self._stop = stop
-        self._schema = schema(config, facts.pad_token_id, tokenizer.sha256 if tokenizer else "")
+        sha256 = tokenizer.sha256 if tokenizer else ""
+        self._schema = (
+            view_schema(config, sha256)
+            if config.view
+            else schema(config, facts.pad_token_id, sha256)
+        )
         self._limits = RowLimits.of(facts, _highest(packed, findings))
         self._files = {
             unit.unit: np.unique([part[0] for part in unit.slices]).astype(np.int64)
@@ -120,15 +126,17 @@ class ShardChecks:
         """Read an open shard once: its schema, its batches and its digest."""
         hashed = Hashed(file, shard.bytes, self._stop)
         try:
-            for batch in self._packed.read_batches(pa.PythonFile(hashed, mode="r")):
+            for stored in self._packed.stored_batches(pa.PythonFile(hashed, mode="r")):
                 if not counts.rows:
-                    texts += self._schema_differences(batch.schema)
+                    texts += self._schema_differences(stored.schema)
                 first_row = counts.rows
-                counts.rows += batch.num_rows
-                if batch.schema.names != list(self._config.columns):
+                counts.rows += stored.num_rows
+                if stored.schema.names != self._schema.names:
                     self._complete = False
                     break
-                self._check_batch(batch, first_row, shard.unit, rules, counts, parts)
+                for batch in self._packed.filled(stored, first_row):
+                    self._check_batch(batch, first_row, shard.unit, rules, counts, parts)
+                    first_row += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno:
                 raise

@@ -87,9 +87,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dozen rows: documents of one token, full rows, cut documents, untrained tokens."""
+@pytest.fixture(scope="module", params=["packed", "view"])
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dozen rows: documents of one token, full rows, cut documents, untrained tokens. Packed, and
+    as a view.
+    """
     folder = tmp_path_factory.mktemp("packed")
     random = np.random.default_rng(0)
     lines = []
@@ -98,7 +100,12 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         labels = np.where(random.random(n) < 0.7, ids, -100)
         lines.append(json.dumps({"input_ids": ids.tolist(), "labels": labels.tolist()}))
     (folder / "data.jsonl").write_text("\n".join(lines))
-    result = packer("pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q")
+    source, how = folder / "data.jsonl", list[str]()
+    if request.param == "view":
+        source, how = folder / "tokens", ["--view"]
+        result = packer("tokenize", folder / "data.jsonl", "-o", source, "-q")
+        assert result.exit_code == 0, result.stderr
+    result = packer("pack", source, "-l", L, "-o", folder / "out", "-q", *how)
     assert result.exit_code == 0, result.stderr
     assert recover_documents(folder / "out")
     return folder / "out"

@@ -47,14 +47,24 @@ def documents(count: int, longest: int = 90, seed: int = 0) -> str:
     )
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 900 rows of 64 tokens in several shards."""
+def tokenized(folder: Path) -> Path:
+    """The documents of data.jsonl."""
+    result = packer("tokenize", folder / "data.jsonl", "-o", folder / "tokens", "-q")
+    assert result.exit_code == 0, result.stderr
+    return folder / "tokens"
+
+
+@pytest.fixture(scope="module", params=["packed", "view"])
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 900 rows of 64 tokens in several shards, packed and as a view."""
     folder = tmp_path_factory.mktemp("packed")
     (folder / "data.jsonl").write_text(documents(1200))
+    source, how = folder / "data.jsonl", list[str]()
+    if request.param == "view":
+        source, how = tokenized(folder), ["--view"]
     result = packer(
-        "pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q", "--position-ids",
-        "--unit-bytes", "100K",
+        "pack", source, "-l", L, "-o", folder / "out", "-q", "--position-ids",
+        "--unit-bytes", "100K", *how,
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert len(open_packed(folder / "out").manifest["shards"]) > 2
@@ -283,6 +293,54 @@ def test_a_directory_that_changed_while_it_was_open(copy: Path) -> None:
     edit(copy, sha256="another")
     with pytest.raises(DataError, match="changed since the dataset was opened"):
         len(pickle.loads(pickled))  # noqa: S301
+
+
+class TestAView:
+    """What a packed directory does not have: tokens elsewhere."""
+
+    @pytest.fixture
+    def view(self, folder: Path) -> Path:
+        (folder / "data.jsonl").write_text(documents(200))
+        tokenized(folder)
+        result = packer("pack", "tokens", "-l", L, "--view", "-o", "view", "-q")
+        assert result.exit_code == 0, result.stderr
+        return Path("view")
+
+    def test_its_tokens_are_found_where_they_are(self, view: Path) -> None:
+        expected = PackedDataset(view)[3]["labels"]
+        Path("tokens").rename("moved")
+        with pytest.raises(DataError, match="its tokenized directory tokens is gone"):
+            PackedDataset(view)
+        dataset = PackedDataset(view, tokens="moved")
+        assert torch.equal(dataset[3]["labels"], expected)
+        again = pickle.loads(pickle.dumps(dataset))  # noqa: S301
+        assert torch.equal(again[3]["labels"], expected)
+
+    def test_workers_elsewhere_find_them(
+        self, view: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any
+    ) -> None:
+        dataset = pickle.dumps(PackedDataset(view))
+        monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+        assert len(pickle.loads(dataset)[0]["input_ids"]) == L  # noqa: S301
+
+    def test_other_tokens_are_other_rows(self, view: Path) -> None:
+        before = PackedDataset(view).fingerprint
+        Path("data.jsonl").write_text(documents(200).replace("7", "8"))
+        for arguments in (["tokenize", "data.jsonl", "-o", "tokens"],
+                          ["pack", "tokens", "-l", str(L), "--view", "-o", "view"]):  # fmt: skip
+            assert packer(*arguments, "-q", "--overwrite").exit_code == 0
+        assert PackedDataset(view).fingerprint != before
+
+    def test_references_that_are_changed_while_they_are_mapped(self, view: Path) -> None:
+        dataset = PackedDataset(view)
+        dataset[0]
+        (shard,) = open_packed(view).facts.shards
+        with open(view / shard.file, "r+b") as file:
+            data = file.read()
+            file.seek(len(data) // 2)
+            file.write(b"\xff" * (len(data) // 4))
+        with pytest.raises(DataError, match="view: row"):
+            dataset.__getitems__(range(len(dataset)))
 
 
 def test_a_directory_that_is_packed_again_while_it_is_open(folder: Path) -> None:

@@ -1,0 +1,128 @@
+"""Views: rows that refer to documents of tokenized directories, read as rows of a packed directory.
+
+Every reader gets complete rows, which are those that the same command without --view would have
+written, byte for byte: they are filled from the mapped documents by the kernel that fills rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from packer_cli import storage
+from packer_cli.config.columns import PADDED_BOUNDARIES
+from packer_cli.errors import DataError
+from packer_cli.records import Int64
+from packer_cli.result.layout import MANIFEST
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.reader import PackedDirectory, metadata_of
+from packer_cli.result.shard_writer import column_type, fixed, ragged, rows_per_batch, schema
+from packer_cli.result.shards import digest
+from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
+from packer_cli.result.view_rows import ViewRows
+from packer_cli.result.view_writer import VIEW_COLUMNS
+
+_WHERE = "say where it is now: --tokens DIR, or tokens=[DIR] in Python"
+
+
+class View(PackedDirectory):
+    """A finished view, whose tokenized directories are there, as they were.
+
+    directories  by the number of the input
+    """
+
+    def __init__(
+        self, path: Path, facts: Manifest, tokens: Sequence[str | os.PathLike[str]] = ()
+    ) -> None:
+        """`tokens`: where tokenized directories are now. Raises DataError for those that are gone
+        or changed.
+        """
+        super().__init__(path, facts)
+        self.directories = _directories(path, facts, tokens)
+        self.rows = ViewRows(facts, Tokens(list(self.directories.values())), self._documents())
+
+    def _documents(self) -> Int64:
+        """int64[inputs, 2], the first document of each input over all, and how many there are."""
+        counts = [
+            len(self.directories[number]) if number in self.directories else 0
+            for number in range(len(self.facts.inputs))
+        ]
+        return np.stack([np.cumsum([0, *counts[:-1]]), counts], axis=1).astype(np.int64)
+
+    def filled(self, stored: Any, first_row: int = 0) -> Iterator[Any]:
+        sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
+        kinds = schema(self.facts.config, self.facts.pad_token_id, sha256)
+        rows, step = self.rows.added(first_row, [stored]), rows_per_batch(self.max_length)
+        for begin in range(0, stored.num_rows, step):
+            some = stored.slice(begin, step)
+            numbers = np.arange(first_row + begin, first_row + begin + some.num_rows)
+            values = rows.fill(numbers, kinds.names)
+            columns = [
+                some.column(name)
+                if name == "segments"
+                else ragged(kinds.field(name).type, values[name][1].astype(np.int32),
+                            [values[name][0]])
+                if name in ("cu_seqlens", PADDED_BOUNDARIES)
+                else fixed(kinds.field(name).type, values[name])
+                for name in kinds.names
+            ]  # fmt: skip
+            yield pa.RecordBatch.from_arrays(columns, schema=kinds)
+
+    def _check_schema(self, schema: Any) -> None:
+        kinds = [column_type(name, self.max_length) for name in VIEW_COLUMNS]
+        if (schema.names, schema.types) != ([*VIEW_COLUMNS], kinds):
+            raise pa.ArrowInvalid(
+                f"the columns are {', '.join(schema.names)}, not those of a view, "
+                f"{' and '.join(VIEW_COLUMNS)}"
+            )
+        metadata_of(schema)
+
+
+def _directories(
+    view: Path, facts: Manifest, given: Sequence[str | os.PathLike[str]]
+) -> dict[int, TokenizedDirectory]:
+    """The tokenized directories by the numbers of the inputs."""
+    expected = {one.sha256 for one in facts.inputs_now.values()}
+    found: dict[str, TokenizedDirectory] = {}
+    for name in given:
+        directory = open_tokenized(name)
+        sha256 = digest(directory.path / MANIFEST)[1]
+        if sha256 not in expected:
+            raise DataError(
+                f"{name}: is not a tokenized directory of the view {view}: the sha256 of its "
+                f"manifest is {sha256}, expected {' or '.join(sorted(expected))}",
+                "give the one that the view was packed from",
+            )
+        found[sha256] = directory
+    for one in facts.inputs_now.values():
+        if one.sha256 not in found:
+            found[one.sha256] = open_tokenized(_recorded(view, one.path, one.sha256))
+    return {number: found[one.sha256] for number, one in facts.inputs_now.items()}
+
+
+def _recorded(view: Path, path: str, expected: str) -> Path:
+    """The tokenized directory of an input, where the view's manifest says. Raises DataError."""
+    other = ""
+    for place in dict.fromkeys([Path(path), view / path]):
+        if storage.is_file(str(place)):
+            sha256 = digest(place)[1]
+            if sha256 == expected:
+                return place.parent
+            other = other or sha256
+    folder = Path(path).parent
+    if other:
+        raise DataError(
+            f"{view}: its tokenized directory {folder} has changed: the sha256 of {MANIFEST} is "
+            f"{other}, expected {expected}",
+            f"if what the view was packed from is elsewhere, {_WHERE}; or pack it again",
+        )
+    raise DataError(
+        f"{view}: its tokenized directory {folder} is gone: expected its {MANIFEST} with the "
+        f"sha256 {expected}",
+        _WHERE,
+    )

@@ -1,0 +1,252 @@
+"""Views: rows of references that read as the rows that the same command writes without --view."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import assert_error, check_directory, jsonl, packer, recover_documents, shard_of
+from varied_results import conversation, texts
+
+from packer_cli import open_packed
+from packer_cli.errors import DataError, UsageError
+from packer_cli.result.view import View
+
+
+def text_lines(count: int, seed: int = 0) -> bytes:
+    return jsonl(*texts(seed, seed + count))
+
+
+def token_lines(count: int, seed: int = 0) -> bytes:
+    """Ids of which some are not trained on, some of whole documents."""
+    random = np.random.default_rng(seed)
+    lines = []
+    for i in range(count):
+        ids = random.integers(0, 256, int(random.integers(1, 90)))
+        labels = np.where(random.random(len(ids)) < (i % 4) / 3, ids, -100)
+        lines.append(json.dumps({"input_ids": ids.tolist(), "labels": labels.tolist()}))
+    return "\n".join(lines).encode()
+
+
+def chat_lines(count: int, seed: int = 0) -> bytes:
+    pairs = [
+        {"prompt": one["messages"][0]["content"], "completion": one["messages"][1]["content"]}
+        for one in map(conversation, range(seed, seed + count))
+    ]
+    return "\n".join(map(json.dumps, pairs)).encode()
+
+
+def tokenize(name: str, lines: bytes) -> str:
+    """A tokenized directory of that name."""
+    Path(f"{name}.jsonl").write_bytes(lines)
+    own = [] if b"input_ids" in lines else ["-t", "bytes"]
+    result = packer("tokenize", f"{name}.jsonl", *own, "-o", name, "-q")
+    assert result.exit_code == 0, result.stderr
+    return name
+
+
+def pack(*arguments: object, output: str = "packed") -> dict[str, Any]:
+    result = packer("pack", *arguments, "-q", "-o", output)
+    assert result.exit_code == 0, result.stderr
+    return check_directory(output)
+
+
+def table(directory: str | Path, **how: Any) -> Any:
+    packed = open_packed(directory, **how)
+    batches = [one for shard in packed.manifest["shards"] for one in packed.batches(shard)]
+    return pa.Table.from_batches(batches)
+
+
+KINDS = {"text": text_lines, "tokens": token_lines, "chat": chat_lines}
+OPTIONS: dict[str, tuple[str, list[object]]] = {
+    "plain": ("text", ["-l", 64]),
+    "short": ("text", ["-l", 7]),
+    "long": ("tokens", ["-l", 5000]),
+    "shifted": ("chat", ["-l", 128, "--label-shift", "pre", "--position-ids"]),
+    "multiple": ("tokens", ["-l", 64, "--segment-multiple", 8, "--position-ids"]),
+    "few columns": ("chat", ["-l", 128, "--columns", "input_ids,cu_seqlens"]),
+    "ordered": ("text", ["-l", 64, "--no-shuffle", "--strategy", "next-fit"]),
+    "wrapped": ("tokens", ["-l", 64, "--strategy", "wrap"]),
+    "truncated": ("tokens", ["-l", 32, "--overlong", "truncate", "--truncate-side", "left"]),
+    "units": ("chat", ["-l", 128, "--unit-bytes", 2000, "--max-segments-per-row", 2]),
+    "balanced": ("text", ["-l", 64, "--balance", "attention", "--seed", 5]),
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS.values(), ids=OPTIONS)
+def test_a_view_reads_as_the_packed_directory(
+    folder: Path, kind: str, options: list[object]
+) -> None:
+    parts = [tokenize(name, KINDS[kind](30, seed)) for name, seed in (("a", 0), ("b", 50))]
+    packed, view = pack(*parts, *options), pack(*parts, *options, "--view", output="view")
+    assert table("view").equals(table("packed"), check_metadata=True)
+    for name in ("rows", "segments", "tokens", "trained_tokens", "histograms"):
+        assert view[name] == packed[name]
+
+
+@given(
+    st.integers(1, 20),
+    st.integers(1, 9),
+    st.sampled_from(["none", "pre"]),
+    st.lists(st.tuples(st.sampled_from(["text", "chat"]), st.integers(3, 12)), min_size=1,
+             max_size=3),
+    st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=8)
+def test_every_view_reads_as_the_packed_directory(
+    tmp_path_factory: pytest.TempPathFactory, steps: int, multiple: int, shift: str,
+    kinds: list[tuple[str, int]], seed: int,
+) -> None:  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("any"))
+        parts = [
+            tokenize(f"part{i}", KINDS[kind](count, 7 * i)) for i, (kind, count) in enumerate(kinds)
+        ]
+        options = ["-l", steps * multiple, "--segment-multiple", multiple, "--label-shift", shift]
+        options += ["--position-ids", "--seed", seed, "--overlong", "truncate", "--keep-untrained"]
+        pack(*parts, *options)
+        pack(*parts, *options, "--view", output="view")
+        assert table("view").equals(table("packed"), check_metadata=True)
+
+
+@pytest.fixture
+def view(folder: Path) -> Path:
+    pack(tokenize("a", text_lines(40)), tokenize("b", text_lines(30, 50)), "-l", 64, "--view",
+         output="view")  # fmt: skip
+    return Path("view")
+
+
+def test_documents_of_a_view_are_those_of_the_inputs(view: Path) -> None:
+    assert len(recover_documents(view)) == 70
+
+
+def test_the_commands_serve_a_view(view: Path) -> None:
+    pack("a", "b", "-l", 64)
+    for command in (["show", "{}", "0", "-1", "--json"], ["show", "{}", "3-5"]):
+        of_view, of_packed = (
+            packer(*(part.format(name) for part in command)) for name in ("view", "packed")
+        )
+        assert of_view.exit_code == 0, of_view.stderr
+        names = [shard_of(name).name for name in ("view", "packed")]
+        assert of_view.stdout.replace(*names) == of_packed.stdout
+    assert packer("stats", "view", "--deep").exit_code == 0
+    for to in ("numpy", "parquet", "trl", "megatron-bridge", "unpacked", "megatron"):
+        for name in ("view", "packed"):
+            result = packer("export", name, "--to", to, "-o", f"{to}-{name}", "-q")
+            assert result.exit_code == 0, result.stderr
+        for path in Path(f"{to}-packed").rglob("*"):
+            if path.is_file() and path.name not in (".packer-export.json", "state.json"):
+                same = Path(f"{to}-view") / path.relative_to(f"{to}-packed")
+                assert same.read_bytes() == path.read_bytes(), same
+
+
+def test_verify_reads_the_rows_of_a_view(view: Path) -> None:
+    shard = shard_of(view)
+    assert shard.name not in packer("verify", "view").stdout
+    data = bytearray(shard.read_bytes())
+    batch = next(pa.ipc.open_stream(shard.read_bytes()).__iter__())
+    starts = batch.column("segments").values.field("start").to_numpy().tobytes()
+    at = bytes(data).index(starts)
+    data[at : at + 4] = (10**6).to_bytes(4, "little")
+    shard.write_bytes(data)
+    problem = "row 0: refers to tokens beyond the end of a document"
+    result = packer("verify", "view")
+    assert result.exit_code == 1
+    assert problem in result.stdout
+    assert "its sha256 is" in result.stdout
+    for command in (["stats", "view", "--deep"], ["export", "view", "--to", "numpy", "-o", "n"]):
+        assert_error(packer(*command), 1, shard.name, problem)
+    assert_error(packer("show", "view", "0"), 1, shard.name, "row 0", problem)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("file", 2, "a document that its tokenized directories do not have"),
+        ("file", -1, "a document that its tokenized directories do not have"),
+        ("position", 40, "a document that its tokenized directories do not have"),
+        ("position", -1, "a document that its tokenized directories do not have"),
+        ("start", -1, "tokens beyond the end of a document"),
+        ("boundary", 65, "cu_seqlens does not ascend from 0 to 64 at most"),
+        ("boundary", 0, "cu_seqlens does not ascend from 0 to 64 at most"),
+    ],
+)
+def test_references_that_lead_nowhere(view: Path, field: str, value: int, problem: str) -> None:
+    shard = shard_of(view)
+    data = bytearray(shard.read_bytes())
+    batch = next(pa.ipc.open_stream(bytes(data)).__iter__())
+    if field == "boundary":
+        values, place = batch.column("cu_seqlens").values.to_numpy(), 1
+    else:
+        parts = batch.column("segments").values
+        values = parts.field(field).to_numpy()
+        place = int(np.argmax(parts.field("file").to_numpy() == 0))
+    at = bytes(data).index(values.tobytes()) + place * values.itemsize
+    data[at : at + values.itemsize] = value.to_bytes(values.itemsize, "little", signed=True)
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match=problem):
+        table(view)
+
+
+class TestTokensThatMoved:
+    @pytest.mark.parametrize("command", [
+        ["show", "view"], ["stats", "view", "--deep"], ["verify", "view", "-q"],
+        ["export", "view", "--to", "numpy", "-o", "out", "-q"],
+    ], ids=lambda command: command[0])  # fmt: skip
+    def test_one_error_says_where_to_point(self, view: Path, command: list[str]) -> None:
+        expected = table(view)
+        Path("a").rename("elsewhere")
+        Path("b").rename("other")
+        result = packer(*command)
+        assert_error(result, 1, "view: its tokenized directory a is gone", "manifest.json")
+        assert "--tokens DIR" in result.stderr
+        assert not Path("out").exists()
+        moved = ["--tokens", "other", "--tokens", "elsewhere"]
+        result = packer(*command, *moved)
+        assert "is gone" not in result.stderr
+        assert command[0] == "verify" or result.exit_code == 0, result.stderr
+        assert table(view, tokens=["other", Path("elsewhere")]).equals(expected)
+
+    def test_a_directory_that_changed(self, view: Path) -> None:
+        expected = open_packed(view).manifest["inputs"][1]["sha256"]
+        shutil.rmtree("b")
+        tokenize("b", text_lines(31, 50))
+        result = packer("show", view)
+        assert_error(result, 1, "view: its tokenized directory b has changed", expected)
+        assert "--tokens DIR" in result.stderr
+        result = packer("show", view, "--tokens", "b")
+        assert_error(result, 1, "b: is not a tokenized directory of the view view", expected)
+
+    def test_relative_paths_are_also_tried_from_the_view(
+        self, view: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expected = table(view)
+        for name in "ab":
+            shutil.move(name, view)
+        place = view.absolute()
+        monkeypatch.chdir("/")
+        assert table(place).equals(expected)
+
+    def test_what_is_no_tokenized_directory(self, view: Path) -> None:
+        assert_error(packer("show", view, "--tokens", "nowhere"), 2, "nowhere")
+        assert_error(packer("show", view, "--tokens", view), 1, "view: holds packed rows")
+
+    def test_a_packed_directory_needs_none(self, view: Path) -> None:
+        pack("a", "-l", 64)
+        assert_error(packer("show", "packed", "--tokens", "a"), 2, "--tokens: packed is no view")
+        with pytest.raises(UsageError, match="is no view"):
+            open_packed("packed", tokens="a")
+
+
+def test_a_view_is_opened_as_one(view: Path) -> None:
+    opened = open_packed(view, tokens="a")
+    assert isinstance(opened, View)
+    assert [one.path for one in opened.directories.values()] == [Path("a"), Path("b")]
+    assert opened.facts.config.view
