@@ -126,7 +126,7 @@ LAYERS = (
     {"tokenization"},
     {"supervised"},
     {"run"},
-    {"stats", "show", "verify", "export", "torch", "hf", "energon", "tokenizer_check"},
+    {"stats", "plan", "show", "verify", "export", "torch", "hf", "energon", "tokenizer_check"},
     {"cli"},
     {"__main__"},
 )

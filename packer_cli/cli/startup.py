@@ -38,7 +38,7 @@ def reference_begun_early(arguments: list[str]) -> Iterator[EarlyReference | Non
     cores (medians of 7 and 8 pairs), and costs no processor time: the engine loads on another core
     while this process imports.
     """
-    if arguments[1:2] not in (["pack"], ["tokenize"]):
+    if arguments[1:2] not in (["pack"], ["tokenize"], ["plan"]):
         yield None
         return
     from packer_cli.early import begin_reference

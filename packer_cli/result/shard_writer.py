@@ -42,6 +42,11 @@ def column_type(name: str, max_length: int) -> Any:
     return pa.list_(pa.field("item", struct, nullable=False))
 
 
+def rows_per_batch(max_length: int) -> int:
+    """Rows in a record batch of a shard."""
+    return max(1, _BATCH_TOKENS // max_length)
+
+
 def schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
     """The Arrow schema of every shard, with what a reader must know as metadata."""
     metadata = {
@@ -73,7 +78,7 @@ class ShardWriter:
         self._config = config
         self._schema = schema
         self._pad = pad_token_id
-        self._rows_per_batch = max(1, _BATCH_TOKENS // config.max_length)
+        self._rows_per_batch = rows_per_batch(config.max_length)
         self._buffers: dict[str, Any] = {
             name: np.empty((self._rows_per_batch, config.max_length), kind)
             for name, kind in _PADDED.items()
