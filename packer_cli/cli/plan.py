@@ -123,8 +123,12 @@ def plan(
     if as_json:
         print(render(result, batch_tokens, hidden_size))
     else:
-        print_plan(result, ", ".join(inputs), batch_tokens, hidden_size)
+        print_plan(result, _title(inputs), batch_tokens, hidden_size)
     _refuse_losses(result)
+
+
+def _title(inputs: list[str]) -> str:
+    return inputs[0] + (f" and {len(inputs) - 1:,} more" if len(inputs) > 1 else "")
 
 
 def _named(tokenizer: str | None) -> str | None:

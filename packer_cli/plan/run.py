@@ -20,9 +20,10 @@ from packer_cli.config.run_options import EncodingOptions
 from packer_cli.config.shape_rules import for_shape
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
-from packer_cli.errors import DataError, InternalError, UsageError
+from packer_cli.errors import DataError, InternalError, Interrupted, UsageError
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs, plan_units
+from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag
 from packer_cli.plan.outcome import Outcome, documents_in, outcome_of
 from packer_cli.plan.unit import Documents, UnitPlan, plan_unit
@@ -128,17 +129,20 @@ class _Pass:
 def _passes(
     files: list[InputFile], configs: Sequence[PackConfig], sample: float | None
 ) -> list[_Pass]:
-    by_cut: dict[tuple[tuple[WorkUnit, ...], object], _Pass] = {}
+    by_cut: dict[tuple[tuple[WorkUnit, ...], tuple[int | None, bool]], _Pass] = {}
     for config in configs:
         units = tuple(plan_units(files, config))
-        # conversations are shortened to a length before they are documents
-        kept = config.max_length if config.shortens_conversations else None
-        order = config.documents_shuffled
-        if (units, (kept, order)) not in by_cut:
-            read = _sampled(len(units), sample, config.seed)
-            by_cut[units, (kept, order)] = _Pass(units, read, [])
-        by_cut[units, (kept, order)].configs.append(config)
+        key = units, _documents_by(config, files)
+        if key not in by_cut:
+            by_cut[key] = _Pass(units, _sampled(len(units), sample, config.seed), [])
+        by_cut[key].configs.append(config)
     return list(by_cut.values())
+
+
+def _documents_by(config: PackConfig, files: list[InputFile]) -> tuple[int | None, bool]:
+    """What else decides which documents a unit has, and their order."""
+    length = config.max_length if config.shortens_conversations else None
+    return length, config.documents_shuffled and is_tokenized(files)
 
 
 def _sampled(count: int, share: float | None, seed: int) -> list[int]:
@@ -173,7 +177,11 @@ def _planned(
         def task(unit: WorkUnit) -> None:
             plans[unit.index] = worker.make(unit, partial(plan_unit, configs=one.configs))
 
-        run_all([partial(task, unit) for unit in units], options.workers, stop, worker.stop)
+        try:
+            run_all([partial(task, unit) for unit in units], options.workers, stop, worker.stop)
+        except Interrupted as error:
+            again = "nothing was written; run the same command again"
+            raise Interrupted(error.message, again) from error
     return [plans[unit.index] for unit in units]
 
 

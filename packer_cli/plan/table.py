@@ -83,8 +83,6 @@ def _rows(plus_minus: str) -> list[_Column]:
         _Column("rows", rows),
         _Column("utilization", utilization),
         _Column("above\nbound", lambda one: f"{one.above_bound:.2%}"),
-        _Column("segments\nin a row", lambda one: f"{one.segments_per_row:,.2f}"),
-        _Column("on disk", lambda one: _size(one.planned.bytes)),
     ]
 
 
@@ -97,8 +95,10 @@ def _error(one: Outcome, name: str, form: str, plus_minus: str) -> str:
 
 def _costs(batch_tokens: int | None, hidden_size: int) -> list[_Column]:
     columns = [
+        _Column("segments\nin a row", lambda one: f"{one.segments_per_row:,.2f}"),
+        _Column("on disk", lambda one: _size(one.planned.bytes)),
         _Column("attention\nspan", lambda one: f"{one.attention_span:,.0f}"),
-        _Column("of a step's\ncost", lambda one: f"{one.attention_share(hidden_size):.2%}"),
+        _Column("attention\nshare", lambda one: f"{one.attention_share(hidden_size):.2%}"),
     ]
     if batch_tokens is not None:
         columns.append(_Column("steps of\nan epoch", lambda one: f"{one.steps(batch_tokens):,}"))
