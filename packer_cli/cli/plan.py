@@ -88,6 +88,14 @@ def plan(
         ),
     ] = None,
     options: EncodingOptions,
+    html: Annotated[
+        str | None,
+        Option(
+            "Also write a page with charts, one file for any browser; -: to stdout, without the "
+            "table.",
+            metavar="FILE",
+        ),
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -109,6 +117,13 @@ def plan(
     if sample == 0:
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
     _check_batch(batch_tokens, max_length)
+    if html is not None:
+        from packer_cli.cli.pages import (  # type: ignore[import-not-found, unused-ignore]
+            check_page,
+            save_page,
+        )
+
+        check_page(html, as_json=as_json)
     configs = []
     for name in strategy:
         for length in max_length:
@@ -120,9 +135,13 @@ def plan(
         inputs, configs, options, _named(tokenizer), sample, notify, print_note, ctx.obj,
         show_progress=not quiet,
     )  # fmt: skip
+    if html is not None:
+        from packer_cli.cli.plan_page import page_of
+
+        save_page(html, page_of(result, _title(inputs), batch_tokens, hidden_size))
     if as_json:
         print(render(result, batch_tokens, hidden_size))
-    else:
+    elif html != "-":
         print_plan(result, _title(inputs), batch_tokens, hidden_size)
     _refuse_losses(result)
 

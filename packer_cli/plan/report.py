@@ -7,6 +7,7 @@ import math
 from dataclasses import astuple
 from typing import Any
 
+from packer_cli.errors import one_line
 from packer_cli.packing.attention_cost import spread
 from packer_cli.plan.outcome import Outcome
 from packer_cli.plan.run import Plan
@@ -29,6 +30,24 @@ def as_json(plan: Plan, batch_tokens: int | None, hidden_size: int) -> str:
         "outcomes": [figures(one, batch_tokens, hidden_size) for one in plan.outcomes],
     }
     return json.dumps(content, indent=1)
+
+
+def made_from(plan: Plan) -> list[tuple[str, str]]:
+    """(title, text) of what is planned, each on one line."""
+    count, size = len(plan.files), size_of(sum(file.size for file in plan.files))
+    return [
+        ("made from", f"{count:,} input{'s' * (count != 1)}, {size}"),
+        ("records", f"{plan.shape.kind}; trained on: {plan.config.train_on}"),
+        ("tokenizer", one_line(plan.tokenizer or "none needed")),
+    ]
+
+
+def size_of(count: int) -> str:
+    """Bytes as 1.5 MB."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count:,} bytes"
 
 
 def figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from packer_cli.errors import one_line
 from packer_cli.plan.outcome import Outcome
+from packer_cli.plan.report import made_from, size_of
 from packer_cli.plan.run import Plan
 
 _Written = Callable[[Outcome], str]
@@ -57,19 +58,16 @@ def _table(columns: Sequence[_Column], outcomes: Sequence[Outcome], *, is_piped:
 
 def _read(plan: Plan, plus_minus: str) -> list[str]:
     """What was read, in lines."""
-    files, documents = plan.files, plan.documents
-    lines = [
-        f"{len(files):,} input{'s' * (len(files) != 1)}, {_size(sum(file.size for file in files))}",
-        f"records: {plan.shape.kind}; tokenizer: {one_line(plan.tokenizer or 'none needed')}",
-        f"{documents.count:,} documents, {documents.tokens:,} tokens",
-    ]
+    documents = plan.documents
+    lines = [f"{title:<11}  {text}" for title, text in made_from(plan)]
+    lines.append(f"documents    {documents.count:,} with {documents.tokens:,} tokens")
     if plan.sample is None:
         return lines
     counts = dict.fromkeys(one.units for one in plan.outcomes)
     shown = ", ".join(f"{read:,} of {units:,}" for read, units in counts)
     if all(read == units for read, units in counts):
-        return [*lines, f"all work units were read ({shown}): nothing is estimated"]
-    return [*lines, f"estimated from {shown} work units; {plus_minus} is a standard error"]
+        return [*lines, f"sample       all work units were read ({shown}): nothing is estimated"]
+    return [*lines, f"sample       {shown} work units; {plus_minus} is a standard error"]
 
 
 def _rows(plus_minus: str) -> list[_Column]:
@@ -96,7 +94,7 @@ def _error(one: Outcome, name: str, form: str, plus_minus: str) -> str:
 def _costs(batch_tokens: int | None, hidden_size: int) -> list[_Column]:
     columns = [
         _Column("segments\nin a row", lambda one: f"{one.segments_per_row:,.2f}"),
-        _Column("on disk", lambda one: _size(one.planned.bytes)),
+        _Column("on disk", lambda one: size_of(one.planned.bytes)),
         _Column("attention\nspan", lambda one: f"{one.attention_span:,.0f}"),
         _Column("attention\nshare", lambda one: f"{one.attention_share(hidden_size):.2%}"),
     ]
@@ -122,10 +120,3 @@ def _losses(plan: Plan) -> list[list[_Column]]:
 
 def _total(title: str, name: str) -> _Column:
     return _Column(title, lambda one: f"{one.totals[name]:,}")
-
-
-def _size(count: int) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count:,} bytes"

@@ -252,9 +252,10 @@ def test_lines_in_a_pipe() -> None:
     assert result.exit_code == 0
     tables = [block.splitlines() for block in result.stdout.split("\n\n")]
     assert tables[0][1:] == [
-        "1 input, 207.1 kB",
-        "records: text; tokenizer: bytes",
-        "400 documents, 196,415 tokens",
+        "made from    1 input, 207.1 kB",
+        "records      text; trained on: all",
+        "tokenizer    bytes",
+        "documents    400 with 196,415 tokens",
     ]
     assert [len(table) for table in tables[1:]] == [5, 5, 5]
     heads = [" ".join(table[0].split()) for table in tables[1:]]
@@ -322,3 +323,21 @@ def test_options_are_those_of_pack_that_concern_inputs_documents_and_rows() -> N
     for name in options_of(RunOptions).keys() - options_of(EncodingOptions).keys():
         assert f"{options_of(RunOptions)[name].name(name)} " not in text, name
     assert "--output " not in text
+
+
+def test_a_page_with_the_same_figures(folder: Path) -> None:
+    pytest.importorskip("packer_cli.page", reason="pages for a browser are not in this packer yet")
+    options = ["-l", "512,4k", "-t", "bytes", "-q", "--batch-tokens", "64k"]
+    result = packer("plan", DOCUMENTS, *options, "--html", "plan.html")
+    assert result.exit_code == 0, result.stderr
+    page = Path("plan.html").read_text()
+    assert "utilization" in result.stdout
+    for outcome in planned(DOCUMENTS, *options)["outcomes"]:
+        assert f">{outcome['rows']:,}<" in page
+        assert f">{outcome['utilization']:.2%}<" in page
+        assert f">{outcome['attention_share']:.2%}<" in page
+    assert packer("plan", DOCUMENTS, *options, "--html", "-").stdout == page
+    Path("mine.txt").write_text("not a page")
+    assert_error(packer("plan", DOCUMENTS, *options, "--html", "mine.txt"), 2, "mine.txt")
+    sampled = [*SAMPLED, "-q", "--sample", "40%", "--html", "-"]
+    assert "±" in packer("plan", DOCUMENTS, *sampled).stdout
