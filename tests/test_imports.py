@@ -127,7 +127,7 @@ LAYERS = (
     {"supervised"},
     {"run"},
     {"page"},
-    {"stats", "show", "verify", "export", "torch", "hf", "energon", "tokenizer_check"},
+    {"stats", "plan", "show", "verify", "export", "torch", "hf", "energon", "tokenizer_check"},
     {"cli"},
     {"__main__"},
 )

@@ -19,6 +19,7 @@ from packer_cli.cli.export import export
 from packer_cli.cli.finalize import finalize
 from packer_cli.cli.help import write_parameters, write_rows
 from packer_cli.cli.pack import pack
+from packer_cli.cli.plan import plan
 from packer_cli.cli.show import show
 from packer_cli.cli.stats import stats
 from packer_cli.cli.suggestions import missing, suggested
@@ -168,7 +169,8 @@ app = typer.Typer(
     "3 a bug in packer; 130 interrupted.",
 )
 _RUNS: dict[str, Callable[..., None]] = {
-    one.__name__: one for one in (pack, tokenize, finalize, stats, show, verify, export, tokenizer)
+    one.__name__: one
+    for one in (pack, tokenize, plan, finalize, stats, show, verify, export, tokenizer)
 }
 for _run in _RUNS.values():
     # row numbers from the end, such as -1, are not options

@@ -4,6 +4,8 @@ A command is a function. Of its parameters,
 
     size: Annotated[int, Option(...)] = 0    becomes an option of the command line
     config: PackConfig                       becomes an option for every field that is declared
+    config: Partly[PackConfig]               the same but for the fields that the command declares
+                                             itself, with which it makes the configuration
 
 and what Typer itself knows (arguments, the context) stays as it is.
 """
@@ -12,12 +14,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
 from operator import itemgetter
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -32,8 +34,22 @@ from packer_cli.config.option import (
     options_of,
 )
 
-_METAVARS = {"count": "N", "size": "SIZE", "share": "SHARE", "list": "NAMES"}
+_Kind = TypeVar("_Kind")
+_METAVARS = {"count": "N", "counts": "N,N,...", "size": "SIZE", "share": "SHARE", "list": "NAMES"}
+_LISTS = ("list", "counts")  # in one value
 _REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Partly(Generic[_Kind]):
+    """A configuration of which some values are missing."""
+
+    kind: type[_Kind]
+    values: dict[str, Any]
+
+    def completed(self, **values: Any) -> _Kind:
+        """The configuration with the values that were missing. UsageError, as from its kind."""
+        return self.kind(**self.values, **values)
 
 
 def command(run: Callable[..., None]) -> Callable[..., None]:
@@ -43,7 +59,11 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
     readers: dict[str, Callable[[dict[str, Any]], Any]] = {}
     for name, parameter in inspect.signature(run).parameters.items():
         hint = hints[name]
-        if is_dataclass(hint):
+        if get_origin(hint) is Partly:
+            (kind,) = get_args(hint)
+            parameters += [one for one in _of_fields(kind) if one[1].name not in hints]
+            readers[name] = partial(_part, kind, hints.keys())
+        elif is_dataclass(hint):
             parameters += _of_fields(hint)
             readers[name] = partial(_configuration, hint)
         elif is_declared(hint):
@@ -69,7 +89,8 @@ def other_names(run: Callable[..., None]) -> dict[str, str]:
     """What other tools call the options of a command -> their names here."""
     names: dict[str, str] = {}
     for name, hint in get_type_hints(run, include_extras=True).items():
-        hints = declarations_of(hint) if is_dataclass(hint) else {name: hint}
+        kind = get_args(hint)[0] if get_origin(hint) is Partly else hint
+        hints = declarations_of(kind) if is_dataclass(kind) else {name: hint}
         for own, one in hints.items():
             if is_declared(one):
                 option = declared_in(one)
@@ -91,13 +112,16 @@ def _of_fields(configuration: Any) -> Iterator[tuple[int, inspect.Parameter]]:
 
 def _configuration(kind: Any, given: dict[str, Any]) -> Any:
     """The configuration that the given options make."""
-    options = options_of(kind)
+    return _part(kind, (), given).completed()
+
+
+def _part(kind: Any, missing: Collection[str], given: dict[str, Any]) -> Partly[Any]:
     values = {
         name: read(option.value, option.name(name), given[name])
-        for name, option in options.items()
-        if given[name] not in (None, [])
+        for name, option in options_of(kind).items()
+        if name not in missing and given[name] not in (None, [])
     }
-    return kind(**values)
+    return Partly(kind, values)
 
 
 def _own(name: str, option: Option, default: Any, given: dict[str, Any]) -> Any:
@@ -106,6 +130,8 @@ def _own(name: str, option: Option, default: Any, given: dict[str, Any]) -> Any:
     if value is None or value == []:
         return default
     value = read(option.value, option.name(name), value)
+    if option.choices and isinstance(value, tuple):
+        return tuple(option.chosen(option.name(name), one) for one in value)
     if option.choices:
         return option.chosen(option.name(name), value)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -121,7 +147,7 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
     is_flag, many = bool in kinds, any(get_origin(one) is tuple for one in kinds)
     if is_flag:
         kind: Any = bool | None if default is None else bool
-    elif many and option.value != "list":
+    elif many and option.value not in _LISTS:
         kind = list[str] | None
     else:
         kind = float | None if kinds == {float} and not option.value else str | None

@@ -39,8 +39,8 @@ def reference_begun_early(arguments: list[str]) -> Iterator[EarlyReference | Non
     while this process imports.
     """
     command = arguments[1] if len(arguments) > 1 else ""
-    is_idle = command == "pack" and any(map(_is_tokenized, arguments[2:]))
-    if command not in ("pack", "tokenize") or is_idle:
+    is_idle = command in ("pack", "plan") and any(map(_is_tokenized, arguments[2:]))
+    if command not in ("pack", "plan", "tokenize") or is_idle:
         yield None
         return
     from packer_cli.early import begin_reference

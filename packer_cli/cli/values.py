@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from packer_cli.errors import UsageError
@@ -68,6 +68,22 @@ def parse_list(option: str, text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def parse_counts(option: str, text: str) -> tuple[int, ...]:
+    """2048,4096,8k: whole numbers separated by commas, each once."""
+    counts = tuple(parse_count(option, one) for one in parse_list(option, text))
+    if not counts:
+        raise UsageError(f"{option}: {text!r} names no number", "for example 2048,4096,8k")
+    refuse_twice(option, counts)
+    return counts
+
+
+def refuse_twice(option: str, values: Sequence[object]) -> None:
+    """UsageError for a value that a list has twice."""
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise UsageError(f"{option}: {value} is given twice", "name each once")
+
+
 def parse_fields(option: str, mapped: list[str]) -> tuple[tuple[str, str], ...]:
     """NAME=COLUMN options as pairs, sorted by name; of a name given twice, the last."""
     pairs = {}
@@ -83,6 +99,7 @@ def parse_fields(option: str, mapped: list[str]) -> tuple[tuple[str, str], ...]:
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     "count": parse_count,
+    "counts": parse_counts,
     "size": parse_size,
     "share": parse_share,
     "count or share": parse_count_or_share,

@@ -39,7 +39,8 @@ class Option:
     aliases     other names of the choices -> the choice
     unset       what None means, where the help does not say
     value       how a number is written: "count" (4096, 4k), "size" (64M), "share" (0.01, 1%), or
-                "count or share"; or "list": names with commas, "fields": NAME=COLUMN
+                "count or share"; or "counts": some with commas, "list": names with commas,
+                "fields": NAME=COLUMN
     least, most  limits of a number, both allowed
     needs       what the records must be for the option to mean anything; see `Need`
     elsewhere   names of the option in other tools, to suggest this one

@@ -14,15 +14,12 @@ _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """Options that change how a run goes, never what it writes.
+class EncodingOptions:
+    """Options that change how inputs become documents, never which.
 
     Beyond what --help says:
 
     max_seconds_per_record  longer may find fewer bad records, and changes no other
-    add                an update that keeps the inputs which are not named, as they are packed
-    progress           show progress on stderr
-    rank, world_size   pack only every world_size-th unit, as one of that many processes
     """
 
     workers: Annotated[
@@ -53,6 +50,30 @@ class RunOptions:
             choices=plain(("auto", "gigatoken", "tokenizers")),
         ),
     ] = "auto"
+
+    def __post_init__(self) -> None:
+        settle(self)
+        if not 0 < self.max_seconds_per_record <= _MOST_SECONDS:
+            raise UsageError(
+                f"--max-seconds-per-record: {self.max_seconds_per_record:g} is not between "
+                f"0 and {_MOST_SECONDS}",
+                "a record takes milliseconds; the default is 60",
+            )
+        if self.workers == 0:
+            object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))
+
+
+@dataclass(frozen=True)
+class RunOptions(EncodingOptions):
+    """Options that change how a run goes, never what it writes.
+
+    Beyond what --help says:
+
+    add                an update that keeps the inputs which are not named, as they are packed
+    progress           show progress on stderr
+    rank, world_size   pack only every world_size-th unit, as one of that many processes
+    """
+
     overwrite: Annotated[
         bool,
         Option(
@@ -111,7 +132,7 @@ class RunOptions:
     world_size: int | None = None
 
     def __post_init__(self) -> None:
-        settle(self)
+        super().__post_init__()
         if self.ray_address is not None and self.engine != "ray":
             raise UsageError("--ray-address: is for --engine ray")
         if (self.rank is None) != (self.world_size is None):
@@ -127,15 +148,7 @@ class RunOptions:
                     "--rank: does not go with --overwrite, --update, --add or --engine ray",
                     "give the ranks an --output of their own, and put it in place afterwards",
                 )
-        if not 0 < self.max_seconds_per_record <= _MOST_SECONDS:
-            raise UsageError(
-                f"--max-seconds-per-record: {self.max_seconds_per_record:g} is not between "
-                f"0 and {_MOST_SECONDS}",
-                "a record takes milliseconds; the default is 60",
-            )
         self._check_update()
-        if self.workers == 0:
-            object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))
 
     def _check_update(self) -> None:
         name = "--add" if self.add else "--update"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from operator import mul
 
@@ -46,3 +47,9 @@ class AttentionCost:
             "sum_of_squares": self.squares,
             "max": self.most,
         }
+
+
+def spread(rows: int, total: int, squares: int, most: int) -> dict[str, float]:
+    """Of the sums of `AttentionCost`: coefficient of variation, and max / mean."""
+    variance = max(rows * squares - total * total, 0)
+    return {"cv": math.sqrt(variance) / total, "max_over_mean": most * rows / total}

@@ -22,7 +22,7 @@ from packer_cli.result.shard_writer import column_type, ragged, schema
 from packer_cli.result.shards import Shard
 
 VIEW_COLUMNS = ("cu_seqlens", "segments")
-_ROWS_AT_ONCE = 1 << 16
+ROWS_PER_BATCH = 1 << 16
 
 
 def view_schema(config: PackConfig, tokenizer_sha256: str) -> Any:
@@ -50,8 +50,8 @@ class ViewWriter:
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
         """Append rows: row r holds the pieces order[row_offsets[r]:row_offsets[r + 1]]."""
         self._shard.trained_tokens += trained_in(stock, order)
-        for first in range(0, len(row_offsets) - 1, _ROWS_AT_ONCE):
-            self._write_batch(stock, order, row_offsets[first : first + _ROWS_AT_ONCE + 1])
+        for first in range(0, len(row_offsets) - 1, ROWS_PER_BATCH):
+            self._write_batch(stock, order, row_offsets[first : first + ROWS_PER_BATCH + 1])
 
     def _write_batch(self, stock: Stock, order: Int64, edges: Int64) -> None:
         pieces = order[edges[0] : edges[-1]]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from packer_cli.config.documents import MIB, DocumentConfig
 from packer_cli.config.formats import format_named
-from packer_cli.config.run_options import SECONDS_PER_RECORD, RunOptions
+from packer_cli.config.run_options import SECONDS_PER_RECORD, EncodingOptions
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
@@ -180,7 +180,7 @@ def prepare(
     run: Run,
     chosen: Chosen,
     units: Sequence[WorkUnit],
-    options: RunOptions,
+    options: EncodingOptions,
     early: EarlyReference | None,
     notify: Notify,
 ) -> Source:
@@ -212,7 +212,7 @@ def _supervised(
     run: Run,
     chosen: Chosen,
     units: Sequence[WorkUnit],
-    options: RunOptions,
+    options: EncodingOptions,
     early: EarlyReference | None,
     notify: Notify,
 ) -> Source:
@@ -294,7 +294,7 @@ def _specials(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:
 def _tokenizer(
     files: TokenizerFiles | None,
     config: DocumentConfig,
-    options: RunOptions,
+    options: EncodingOptions,
     first_documents: Iterable[str],
     early: EarlyReference | None,
     notify: Notify,

@@ -196,7 +196,7 @@ def _manifest(
     if run.is_to_tokenize:
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | _of_documents(counts) | end)
-    return Manifest.of(begin | _of_rows(run.row_config, counts) | end)
+    return Manifest.of(begin | totals_of_rows(run.row_config, counts) | end)
 
 
 def _of_documents(counts: Counts) -> dict[str, Any]:
@@ -208,7 +208,8 @@ def _of_documents(counts: Counts) -> dict[str, Any]:
     }
 
 
-def _of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
+def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
+    """What a manifest says of all rows."""
     slots = counts.rows * config.max_length
     lost = counts.truncated_tokens, counts.dropped_tokens
     incomplete = why_incomplete(config.max_loss, counts.tokens, *lost)

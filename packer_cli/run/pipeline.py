@@ -21,7 +21,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
@@ -54,6 +54,7 @@ from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
 
 Notify = Callable[[str], None]
+_Config = TypeVar("_Config", bound=DocumentConfig)
 _WORKERS_PER_STORAGE_THREAD = 4  # a worker's shards take a fifth of its time to sync and hash
 
 
@@ -86,20 +87,32 @@ def pack(
     begin_stdin(stop.is_set)
     files = find_inputs(inputs, config, notify)
     _refuse_shared_stdin(files, options)
-    if is_tokenized(files):
-        shape, chosen = choose_tokenized(files, config, tokenizer_name, notify)
-        config = for_shape(config, shape)
-    else:
-        refuse_view(config)
-        shape = detect_shape(files, config)
-        refuse_idle(config, shape)
-        config = for_shape(config, shape)
-        chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
+    config, shape, chosen = settled(files, config, tokenizer_name, notify, warn)
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
     what = "done" if done else "this rank is done"
     notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
     return done
+
+
+def settled(
+    files: list[InputFile],
+    config: _Config,
+    tokenizer_name: str | None,
+    notify: Notify,
+    warn: Notify,
+) -> tuple[_Config, Shape, Chosen]:
+    """The options with their defaults for these inputs, what the records are, and what makes
+    tokens of them. UsageError where these do not go together.
+    """
+    if is_tokenized(files):
+        shape, chosen = choose_tokenized(files, config, tokenizer_name, notify)
+        return for_shape(config, shape), shape, chosen
+    refuse_view(config)
+    shape = detect_shape(files, config)
+    refuse_idle(config, shape)
+    config = for_shape(config, shape)
+    return config, shape, choose_encoding(shape, config, tokenizer_name, notify, warn)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,11 @@ def _writer(unit: WorkUnit, job: Job, config: PackConfig) -> RowWriter:
 
 
 class UnitRows:
-    """The rows of one unit, planned window by window. `counts`: of what has gone into them."""
+    """The rows of one unit, planned window by window.
+
+    counts         of what has gone into them
+    cut_documents  those of which rows hold several segments
+    """
 
     def __init__(self, unit: WorkUnit, job: Job, config: PackConfig, writer: RowWriter) -> None:
         self._job = job
@@ -85,6 +89,7 @@ class UnitRows:
         self._window = Window(config, unit.index)
         self._stream_position = 0
         self.counts = Counts()
+        self.cut_documents = 0
 
     def add(self, batch: TokenBatch) -> None:
         """Raises DataError for documents that may not be cut or are too long to number."""
@@ -99,6 +104,7 @@ class UnitRows:
         self.counts.add_loss(untrained)
         self.counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
         _count_documents(self.counts, batch, pieces, config.max_length)
+        self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
         self._window.add(batch, pieces)
         del batch, pieces
         if self._window.tokens >= (config.window_tokens or 0):

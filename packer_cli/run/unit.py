@@ -141,6 +141,9 @@ class Rejections:
             check_unchanged(file)  # a file being written to looks cut short; that is the cause
             place = reader_for(file.format).describe(file, bad[0].position)
             raise DataError(f"{file.path}, {place}: {bad[0].reason}", bad[0].tip)
+        self._keep(file, bad)
+
+    def _keep(self, file: InputFile, bad: list[BadRecord]) -> None:
         try:
             if self._file is None:
                 self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115

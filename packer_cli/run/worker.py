@@ -14,10 +14,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
+from typing import TypeVar
 
 from packer_cli.child_process import LostChildError
 from packer_cli.config.options import PackConfig
-from packer_cli.config.run_options import RunOptions
+from packer_cli.config.run_options import EncodingOptions
 from packer_cli.durable import sync
 from packer_cli.early import EarlyReference
 from packer_cli.errors import DataError, Interrupted, from_os_error
@@ -38,6 +39,7 @@ from packer_cli.run.rows import pack_unit
 from packer_cli.run.tokenized_source import tokenized_source
 from packer_cli.run.unit import Job, UnitResult
 
+_Made = TypeVar("_Made")
 _ATTEMPTS = 3
 _OTHER_BYTES = "what was packed is not what it holds now"
 
@@ -51,7 +53,7 @@ class Worker:
         chosen: Chosen,
         units: Sequence[WorkUnit],
         folder: Path,
-        options: RunOptions,
+        options: EncodingOptions,
         notify: Notify,
         stop: threading.Event,
         progress: Progress,
@@ -86,13 +88,17 @@ class Worker:
         return counts.rows * config.max_length if isinstance(config, PackConfig) else counts.tokens
 
     def pack(self, unit: WorkUnit) -> UnitResult:
-        """Write the unit's shards. A process that is lost on the way is replaced, and the unit
-        packed again, before the run fails.
+        """Write the unit's shards."""
+        return self.make(unit, make_unit)
+
+    def make(self, unit: WorkUnit, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
+        """What `make` makes of a unit. A process that is lost on the way is replaced, and the
+        unit read again, before the run fails.
         """
         lost = 0
         while True:
             try:
-                return make_unit(unit, self._job)
+                return make(unit, self._job)
             except LostChildError as error:
                 self._stop_if_asked()
                 lost += 1

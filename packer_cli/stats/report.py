@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from msgspec import UNSET
 
+from packer_cli.packing.attention_cost import spread
 from packer_cli.result.manifest import TOTALS, Cost, Manifest
 from packer_cli.stats.origin import origin
 
@@ -35,13 +35,11 @@ def _attention(manifest: Manifest) -> dict[str, Any]:
     costs = manifest.attention_cost
     if costs is UNSET:
         return {}
-    return {"attention_cost": {"before": spread(costs.before), "after": spread(costs.after)}}
+    return {"attention_cost": {"before": _spread(costs.before), "after": _spread(costs.after)}}
 
 
-def spread(cost: Cost) -> dict[str, float]:
-    """Coefficient of variation, and max / mean."""
-    squares = max(cost.rows * cost.sum_of_squares - cost.sum * cost.sum, 0)
-    return {"cv": math.sqrt(squares) / cost.sum, "max_over_mean": cost.max * cost.rows / cost.sum}
+def _spread(cost: Cost) -> dict[str, float]:
+    return spread(cost.rows, cost.sum, cost.sum_of_squares, cost.max)
 
 
 def as_json(directory: Path | str, manifest: Manifest, *, by: str | None = None) -> str:

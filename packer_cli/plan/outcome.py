@@ -1,0 +1,140 @@
+"""What would come out of a configuration: figures of all units, or estimates from some."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from packer_cli.config.options import PackConfig
+from packer_cli.plan.unit import Documents, Planned, UnitPlan
+from packer_cli.records import WorkUnit
+from packer_cli.result.counts import Counts
+from packer_cli.run.finalize import totals_of_rows
+
+HIDDEN_SIZE = 4096
+_PER_HIDDEN = 6  # what a token costs, but for attention, for each hidden unit of a model
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What would come out of one configuration.
+
+    totals           as in a manifest: rows, utilization, lower_bound_rows and so on
+    planned          of all units
+    units            those that were read, and all there are
+    standard_errors  of "rows" and "utilization"; empty where nothing is estimated
+    """
+
+    config: PackConfig
+    totals: dict[str, Any]
+    planned: Planned
+    units: tuple[int, int]
+    standard_errors: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return self.planned.counts.rows
+
+    @property
+    def utilization(self) -> float:
+        """0 where nothing is left to pack."""
+        return float(self.totals["utilization"])
+
+    @property
+    def lower_bound_rows(self) -> int:
+        return int(self.totals["lower_bound_rows"])
+
+    @property
+    def above_bound(self) -> float:
+        """The share of the lower bound by which there are more rows."""
+        return (self.rows - self.lower_bound_rows) / max(self.lower_bound_rows, 1)
+
+    @property
+    def segments_per_row(self) -> float:
+        return self.planned.counts.segments / max(self.rows, 1)
+
+    @property
+    def attention_span(self) -> float:
+        """E[l²]/E[l]: how many tokens the segment of the average token has."""
+        return self.planned.attention / max(self.planned.counts.tokens, 1)
+
+    def attention_share(self, hidden_size: int = HIDDEN_SIZE) -> float:
+        """Of attention in what a step costs, in a model of this hidden size."""
+        rest = _PER_HIDDEN * hidden_size * self.rows * self.config.max_length
+        return self.planned.attention / max(rest + self.planned.attention, 1)
+
+    def steps(self, batch_tokens: int) -> int:
+        """Of an epoch, the last one maybe with fewer rows."""
+        return -(-self.rows // (batch_tokens // self.config.max_length))
+
+
+def outcome_of(config: PackConfig, planned: Sequence[Planned], units: Sequence[WorkUnit],
+               read: Sequence[int]) -> Outcome:  # fmt: skip
+    """Of all `units`, from those that were `read` (indices), each of which is `planned`."""
+    total = Planned(Counts(piece_length=np.zeros(config.max_length + 1, np.int64)))
+    for one in planned:
+        total.add(one)
+    totals = totals_of_rows(config, total.counts)
+    counted = len(read), len(units)
+    if len(read) == len(units):
+        return Outcome(config, totals, total, counted)
+    weights = [_weight(units[index]) for index in read]
+    whole = sum(map(_weight, units))
+    factor = whole / sum(weights)
+    bound = round(totals["lower_bound_rows"] * factor)
+    scaled = _scaled(total, factor)
+    rows = [one.counts.rows for one in planned]
+    tokens = [one.counts.tokens for one in planned]
+    errors = {
+        "rows": _error_of_ratio(rows, weights, len(units)) * whole,
+        "utilization": _error_of_ratio(tokens, rows, len(units)) / config.max_length,
+    }
+    totals = totals_of_rows(config, scaled.counts) | {"lower_bound_rows": bound}
+    return Outcome(config, totals, scaled, counted, errors)
+
+
+def documents_in(plans: Sequence[UnitPlan], units: Sequence[WorkUnit]) -> Documents:
+    """Those of all `units`, from the plans of some."""
+    factor = sum(map(_weight, units)) / sum(_weight(plan.unit) for plan in plans)
+    count = sum(plan.documents.count for plan in plans)
+    tokens = sum(plan.documents.tokens for plan in plans)
+    length = np.sum([plan.documents.length for plan in plans], axis=0)
+    return Documents(
+        round(count * factor), round(tokens * factor), np.rint(length * factor).astype(np.int64)
+    )
+
+
+def _weight(unit: WorkUnit) -> int:
+    """About how many bytes of text it has."""
+    return sum(part.weight for part in unit.slices)
+
+
+def _scaled(planned: Planned, factor: float) -> Planned:
+    """As of `factor` times as many units; attention costs between rows are not scaled."""
+    counts: dict[str, Any] = {}
+    for item in fields(Counts):
+        value = getattr(planned.counts, item.name)
+        if isinstance(value, int):
+            counts[item.name] = round(value * factor)
+        elif isinstance(value, np.ndarray):
+            counts[item.name] = np.rint(value * factor).astype(np.int64)
+    names = ("shards", "bytes", "attention", "cut_documents")
+    others = {name: round(getattr(planned, name) * factor) for name in names}
+    return replace(planned, counts=replace(planned.counts, **counts), **others)
+
+
+def _error_of_ratio(parts: Sequence[int], sizes: Sequence[int], population: int) -> float:
+    """The standard error of sum(parts) / sum(sizes) of a sample without replacement (Cochran 1977,
+    "Sampling techniques", section 6.4). NaN where one unit was read.
+    """
+    count, whole = len(parts), sum(sizes)
+    if count < 2 or not whole:
+        return math.nan
+    ratio = sum(parts) / whole
+    left = [part - ratio * size for part, size in zip(parts, sizes, strict=True)]
+    variance = sum(one * one for one in left) / (count - 1)
+    return math.sqrt((1 - count / population) * variance / count) / (whole / count)

@@ -1,0 +1,215 @@
+"""Planning a whole run: inputs to documents to rows, of which only the figures are kept.
+
+Lengths whose work units are cut in the same way are planned from one pass over the inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from packer_cli.config.options import PackConfig
+from packer_cli.config.run_options import EncodingOptions
+from packer_cli.config.shape_rules import for_shape
+from packer_cli.config.shapes import Shape
+from packer_cli.early import EarlyReference
+from packer_cli.errors import DataError, InternalError, Interrupted, UsageError
+from packer_cli.inputs.byte_streams import STDIN, begin_stdin
+from packer_cli.inputs.discovery import find_inputs, plan_units
+from packer_cli.inputs.tokenized import is_tokenized
+from packer_cli.interrupts import as_flag
+from packer_cli.plan.outcome import Outcome, documents_in, outcome_of
+from packer_cli.plan.unit import Documents, UnitPlan, plan_unit
+from packer_cli.progress import Progress
+from packer_cli.records import InputFile, WorkUnit
+from packer_cli.result.counts import Counts
+from packer_cli.run.encoder import Chosen
+from packer_cli.run.identity import Run
+from packer_cli.run.pipeline import settled
+from packer_cli.run.worker import Worker
+from packer_cli.threads import run_all
+
+Notify = Callable[[str], None]
+_NOWHERE = Path(os.devnull)  # in which no file can be created
+_LEAST_READ = 2  # units of a sample: fewer have no standard error
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would come out of the inputs.
+
+    config     of the outcomes, which differ in max_length and strategy
+    tokenizer  as it was named; None where none is needed
+    documents  before any is cut, truncated or dropped
+    outcomes   in the order of the configurations
+    sample     the share of the work units that was asked for; None: all
+    """
+
+    files: Sequence[InputFile]
+    shape: Shape
+    tokenizer: str | None
+    documents: Documents
+    outcomes: list[Outcome]
+    sample: float | None = None
+
+    @property
+    def config(self) -> PackConfig:
+        """Of the first outcome."""
+        return self.outcomes[0].config
+
+
+def plan(
+    inputs: list[str],
+    configs: Sequence[PackConfig],
+    options: EncodingOptions,
+    tokenizer_name: str | None = None,
+    sample: float | None = None,
+    notify: Notify = lambda message: None,
+    warn: Notify = lambda message: None,
+    early: EarlyReference | None = None,
+    *,
+    show_progress: bool = False,
+) -> Plan:
+    """What `packer pack` would make of `inputs` with each of `configs`, which differ in max_length
+    and strategy only. Nothing is written anywhere.
+
+    `sample`: the share of the work units to read, more than 0; the figures are then estimates. The
+    other parameters, and what is raised, are those of `pipeline.pack`.
+    """
+    stop = threading.Event()
+    begin_stdin(stop.is_set)
+    files = find_inputs(inputs, configs[0], notify)
+    first, shape, chosen = settled(files, configs[0], tokenizer_name, notify, warn)
+    configs = [first, *(for_shape(config, shape) for config in configs[1:])]
+    passes = _passes(files, configs, sample)
+    if len(passes) > 1 and any(file.path == STDIN for file in files):
+        raise UsageError(
+            "-: stdin can be read once, and these lengths are cut into different work units",
+            "write the data to a file and name that, or plan one --max-length at a time",
+        )
+    size = sum(int(sum(file.size for file in files) * one.share) for one in passes)
+    outcomes: dict[PackConfig, Outcome] = {}
+    documents = None
+    with Progress(size, show=show_progress, doing="planning") as progress:
+        for one in passes:
+            run = Run(one.configs[0], shape, tuple(files), one.units, chosen.name, chosen.hashes)
+            plans = _planned(run, one, chosen, options, notify, stop, progress, early)
+            documents = documents or documents_in(plans, one.units)
+            for place, config in enumerate(one.configs):
+                of_units = [plan.planned[place] for plan in plans]
+                _check(config, [planned.counts for planned in of_units])
+                outcomes[config] = outcome_of(config, of_units, one.units, one.read)
+    result = Plan(
+        files, shape, chosen.name, documents or Documents(), [outcomes[c] for c in configs], sample
+    )
+    _refuse_nothing(result)
+    return result
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Configurations that have these work units, and the indices of those that are read."""
+
+    units: tuple[WorkUnit, ...]
+    read: list[int]
+    configs: list[PackConfig]
+
+    @property
+    def share(self) -> float:
+        return len(self.read) / len(self.units)
+
+
+def _passes(
+    files: list[InputFile], configs: Sequence[PackConfig], sample: float | None
+) -> list[_Pass]:
+    by_cut: dict[tuple[tuple[WorkUnit, ...], tuple[int | None, bool]], _Pass] = {}
+    for config in configs:
+        units = tuple(plan_units(files, config))
+        key = units, _documents_by(config, files)
+        if key not in by_cut:
+            by_cut[key] = _Pass(units, _sampled(len(units), sample, config.seed), [])
+        by_cut[key].configs.append(config)
+    return list(by_cut.values())
+
+
+def _documents_by(config: PackConfig, files: list[InputFile]) -> tuple[int | None, bool]:
+    """What else decides which documents a unit has, and their order."""
+    length = config.max_length if config.shortens_conversations else None
+    return length, config.documents_shuffled and is_tokenized(files)
+
+
+def _sampled(count: int, share: float | None, seed: int) -> list[int]:
+    """Which of `count` units are read, ascending: what a share has, larger shares have, too."""
+    if share is None:
+        return list(range(count))
+
+    def key(index: int) -> bytes:
+        return hashlib.sha256(f"{seed}/sample/{index}".encode()).digest()
+
+    wanted = min(count, max(_LEAST_READ, math.ceil(share * count)))
+    return sorted(sorted(range(count), key=key)[:wanted])
+
+
+def _planned(
+    run: Run,
+    one: _Pass,
+    chosen: Chosen,
+    options: EncodingOptions,
+    notify: Notify,
+    stop: threading.Event,
+    progress: Progress,
+    early: EarlyReference | None,
+) -> list[UnitPlan]:
+    """The plans of the units of a pass that are read, in their order."""
+    units, plans = [one.units[index] for index in one.read], dict[int, UnitPlan]()
+    with ExitStack() as stack:
+        worker = Worker(run, chosen, units, _NOWHERE, options, notify, stop, progress, early)
+        stack.enter_context(closing(worker))
+        stack.enter_context(as_flag())
+
+        def task(unit: WorkUnit) -> None:
+            plans[unit.index] = worker.make(unit, partial(plan_unit, configs=one.configs))
+
+        try:
+            run_all([partial(task, unit) for unit in units], options.workers, stop, worker.stop)
+        except Interrupted as error:
+            again = "nothing was written; run the same command again"
+            raise Interrupted(error.message, again) from error
+    return [plans[unit.index] for unit in units]
+
+
+def _check(config: PackConfig, counts: Sequence[Counts]) -> None:
+    """Raise what a run that packs would raise at its end."""
+    bad, records = 0, 0
+    for one in counts:
+        if not one.conserved():
+            raise InternalError(
+                f"{one.encoded_tokens} tokens were encoded, but {one.tokens} placed, "
+                f"{one.truncated_tokens} truncated and {one.dropped_tokens} dropped"
+            )
+        bad += one.rejected_records
+        records += one.documents + one.empty_documents + one.dropped_documents
+    limit, records = config.max_errors, records + bad
+    if limit is not None and bad > (limit * records if isinstance(limit, float) else limit):
+        raise DataError(
+            f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
+            "packer pack writes them to rejected.jsonl; raise --max-errors, or mend the input",
+        )
+
+
+def _refuse_nothing(plan: Plan) -> None:
+    if any(outcome.rows for outcome in plan.outcomes):
+        return
+    counts = plan.outcomes[0].planned.counts
+    raise DataError(
+        f"nothing to pack: {counts.empty_documents} empty, {counts.dropped_documents} dropped and "
+        f"{counts.rejected_records} rejected records, no tokens",
+        "check --shape, --field, --overlong and the input",
+    )

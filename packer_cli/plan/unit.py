@@ -1,0 +1,151 @@
+"""One work unit, planned for several configurations: its documents are read once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from packer_cli.config.options import PackConfig
+from packer_cli.packing.window import trained_in
+from packer_cli.plan.sizes import ShardSizes
+from packer_cli.progress import Progress
+from packer_cli.records import BadRecord, InputFile, Int64, Stock, Stretch, WorkUnit
+from packer_cli.result.counts import Counts, powers_histogram
+from packer_cli.result.shard_writer import rows_per_batch, schema
+from packer_cli.result.shards import Shard
+from packer_cli.result.view_writer import ROWS_PER_BATCH, view_schema
+from packer_cli.run.rows import UnitRows
+from packer_cli.run.unit import Job, Rejections, documents_of
+
+
+@dataclass
+class Planned:
+    """What would be written with one configuration; those of units add up.
+
+    shards, bytes  files, and their sizes
+    attention      the sum of the squared segment lengths
+    cut_documents  those in several segments
+    """
+
+    counts: Counts
+    shards: int = 0
+    bytes: int = 0
+    attention: int = 0
+    cut_documents: int = 0
+
+    def add(self, other: Planned) -> None:
+        self.counts.add(other.counts)
+        self.shards += other.shards
+        self.bytes += other.bytes
+        self.attention += other.attention
+        self.cut_documents += other.cut_documents
+
+
+@dataclass
+class Documents:
+    """The documents of a unit before any is cut, truncated or dropped; `length` int64[32] is a
+    histogram by powers of two.
+    """
+
+    count: int = 0
+    tokens: int = 0
+    length: Int64 = field(default_factory=lambda: powers_histogram(np.empty(0, np.int64)))
+
+    def add(self, lengths: Int64) -> None:
+        """Empty documents do not count."""
+        lengths = lengths[lengths > 0]
+        self.count += len(lengths)
+        self.tokens += int(lengths.sum())
+        self.length += powers_histogram(lengths)
+
+
+@dataclass(frozen=True)
+class UnitPlan:
+    """A unit that is planned: an outcome for each configuration."""
+
+    unit: WorkUnit
+    documents: Documents
+    planned: list[Planned]
+
+
+def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig]) -> UnitPlan:
+    """The same rows as `pack_unit` writes with each of the configurations, which differ in nothing
+    that concerns documents. Raises what that does.
+    """
+    rejections, read, documents = _Unkept(unit, job), Counts(), Documents()
+    silent = replace(job, progress=Progress(0, show=False))
+    # the tokens of all configurations together would be counted as progress
+    jobs = [job, *[silent] * (len(configs) - 1)]
+    writers = [_Unwritten(config, job) for config in configs]
+    rows = [
+        UnitRows(unit, job, config, writer)
+        for config, job, writer in zip(configs, jobs, writers, strict=True)
+    ]
+    stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
+    for batch in documents_of(unit, job, rejections, read, stretches):
+        documents.add(np.diff(batch.offsets))
+        # rows are planned from lengths, and a window without tokens is small
+        lengths = replace(batch, ids=np.empty(0, np.uint32), tokens_elsewhere=True)
+        for one in rows:
+            one.add(lengths)
+    if job.tokenizer is not None:
+        job.tokenizer.finish()  # the fast engine's tokens are confirmed
+    planned = [_closed(one, writer, read) for one, writer in zip(rows, writers, strict=True)]
+    return UnitPlan(unit, documents, planned)
+
+
+def _closed(rows: UnitRows, writer: _Unwritten, read: Counts) -> Planned:
+    shards = rows.close()
+    rows.counts.add(read)
+    sizes = sum(shard.bytes for shard in shards)
+    return Planned(rows.counts, len(shards), sizes, writer.attention, rows.cut_documents)
+
+
+class _Unkept(Rejections):
+    """Bad records are counted, or end the run, and are not kept."""
+
+    def _keep(self, file: InputFile, bad: list[BadRecord]) -> None:
+        pass
+
+
+class _Unwritten:
+    """Counts rows instead of writing them. `attention`: the sum of squared segment lengths."""
+
+    rows_at_once = 0  # it needs no tokens
+
+    def __init__(self, config: PackConfig, job: Job) -> None:
+        if config.view:
+            self._batch, self._most = ROWS_PER_BATCH, None
+            kind = view_schema(config, job.tokenizer_sha256)
+        else:
+            self._batch, self._most = rows_per_batch(config.max_length), config.shard_bytes
+            kind = schema(config, job.pad_token_id, job.tokenizer_sha256)
+        self._sizes = ShardSizes(kind)
+        self._shards: list[Shard] = []
+        self.attention = 0
+
+    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
+        rows = len(row_offsets) - 1
+        if not rows:
+            return
+        self.attention += int(np.square(stock.length[order], dtype=np.int64).sum())
+        edges = np.append(np.arange(0, rows, self._batch), rows)
+        sizes = self._sizes.batches(np.diff(edges), np.diff(row_offsets[edges]))
+        for size in sizes.tolist():
+            if not self._shards or self._is_full(self._shards[-1]):
+                self._shards.append(Shard.begun("", 0))
+                self._shards[-1].bytes = self._sizes.around
+            self._shards[-1].bytes += size
+        self._shards[-1].trained_tokens += trained_in(stock, order)
+
+    def _is_full(self, shard: Shard) -> bool:
+        """Whether a writer continues in a new file; it has not written the end of this one yet."""
+        return self._most is not None and shard.bytes - self._sizes.end >= self._most
+
+    def close(self) -> list[Shard]:
+        return self._shards
+
+    def abandon(self) -> None:
+        """Nothing is open."""

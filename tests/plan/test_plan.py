@@ -1,0 +1,343 @@
+"""`packer plan`: the figures of what would be packed, and nothing that is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planning import assert_planned, planned
+from support import assert_error, contents, jsonl, packer, packer_process, packer_script, wait_for
+
+from packer_cli.config.option import options_of
+from packer_cli.config.options import PackConfig
+from packer_cli.config.run_options import EncodingOptions, RunOptions
+
+SAMPLES = Path(__file__).parents[2] / "sample_data"
+DOCUMENTS = SAMPLES / "documents.jsonl"
+CHAT = (SAMPLES / "chat.jsonl", "--chat-template", SAMPLES / "chat.jinja", "-t", "bytes")
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def lines(*lengths: int) -> bytes:
+    """Documents of so many tokens, with EOS."""
+    return jsonl(*("x" * (length - 1) for length in lengths))
+
+
+def test_raw_inputs_at_several_lengths_and_strategies() -> None:
+    ways = ["best-fit", "next-fit", "wrap"]
+    assert_planned([DOCUMENTS], [512, 1000, 8192], ways, "-t", "bytes")
+
+
+def test_several_units_of_several_files(folder: Path) -> None:
+    shutil.copy(DOCUMENTS, folder / "a.jsonl")
+    (folder / "b.jsonl").write_bytes(b"\n".join(DOCUMENTS.read_bytes().split(b"\n")[7:90]))
+    cut = ["--unit-bytes", "30k", "-t", "bytes"]
+    plan = assert_planned(["a.jsonl", "b.jsonl"], [256, 600], ["best-fit", "wrap"], *cut)
+    assert all(one["units"] > 5 for one in plan["outcomes"])
+
+
+def test_units_of_several_windows_and_shards(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(DOCUMENTS.read_bytes() * 30)
+    plan = assert_planned(["a.jsonl"], [1000], ["best-fit"], "-t", "bytes", "--shard-bytes", "20M")
+    assert [(one["units"], one["shards"]) for one in plan["outcomes"]] == [(1, 3)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--overlong", "truncate", "--truncate-side", "left"],
+        ["--overlong", "drop", "--max-segments-per-row", "2"],
+        ["--segment-multiple", "8", "--position-ids"],
+        ["--balance", "attention", "--columns", "input_ids,cu_seqlens,segments"],
+        ["--label-shift", "pre", "--seed", "3", "--no-shuffle"],
+    ],
+)
+def test_every_option_of_rows_counts(options: list[str]) -> None:
+    assert_planned([DOCUMENTS], [256, 1024], ["best-fit"], "-t", "bytes", *options)
+
+
+@pytest.mark.parametrize("how", ["drop", "truncate", "truncate-turns"])
+def test_conversations_dropped_and_truncated(how: str) -> None:
+    plan = assert_planned(CHAT, [64, 128, 256, 1024], ["best-fit", "next-fit"], "--overlong", how)
+    lost = plan["outcomes"][2]
+    what = "truncated" if how == "truncate" else "dropped"
+    if how != "truncate-turns":
+        assert lost[f"{what}_documents"] > 0
+        assert lost[f"{what}_tokens"] > lost[f"{what}_trained_tokens"] > 0
+
+
+def test_conversations_that_are_cut() -> None:
+    options = ["--overlong", "split", "--force-split", "--train-on", "all"]
+    plan = assert_planned(CHAT, [128, 300], ["best-fit", "wrap"], *options)
+    assert all(one["cut_documents"] for one in plan["outcomes"])
+
+
+def test_tokenized_directories_and_views_of_them() -> None:
+    for name, of in (("text", (DOCUMENTS, "-t", "bytes")), ("chats", CHAT)):
+        assert packer("tokenize", *of, "-o", name, "-q", "--json").exit_code == 0
+    ways = ["best-fit", "next-fit", "wrap"]
+    assert_planned(["text"], [500, 1024], ways, "--unit-bytes", "100k")
+    assert_planned(["text"], [500, 1024], ["best-fit", "next-fit"], "--no-shuffle")
+    assert_planned(["chats"], [128, 1024], ["best-fit", "next-fit"], "--overlong", "truncate")
+    assert_planned(["text", "chats"], [128, 1024], ["best-fit"], "--overlong", "drop")
+
+
+def test_bytes_of_a_view_are_counted() -> None:
+    assert packer("tokenize", DOCUMENTS, "-t", "bytes", "-o", "text", "-q").exit_code == 0
+    result = packer("pack", "text", "-l", 500, "--view", "-o", "view", "-q", "--json")
+    assert result.exit_code == 0, result.stderr
+    (outcome,) = planned("text", "-l", 500, "--view")["outcomes"]
+    for name in ("rows", "segments", "tokens", "trained_tokens", "bytes", "shards"):
+        assert outcome[name] == json.loads(result.stdout)[name]
+
+
+def test_the_tokens_of_the_inputs_before_any_is_lost(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(3, 16, 40, 4) + jsonl(""))
+    plan = planned("a.jsonl", "-l", "8,16", "--overlong", "drop", "-t", "bytes")
+    assert (plan["documents"], plan["tokens"]) == (4, 63)
+    assert plan["document_length"][:6] == [0, 1, 1, 0, 1, 1]
+    assert [one["dropped_tokens"] for one in plan["outcomes"]] == [56, 40]
+
+
+def test_what_attention_and_an_epoch_cost(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(16, 8, 8, 16, 16))  # four full rows of 16
+    options = ["-t", "bytes", "--batch-tokens", 48, "--hidden-size", 2]
+    (outcome,) = planned("a.jsonl", "-l", 16, *options)["outcomes"]
+    squares = 3 * 16**2 + 2 * 8**2
+    assert outcome["rows"] == 4
+    assert outcome["attention_span"] == squares / 64
+    assert outcome["attention_share"] == squares / (squares + 6 * 2 * 4 * 16)
+    assert outcome["steps"] == 2  # of three rows and of one
+
+
+def test_nothing_is_written(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(3, 16, 40, 4) + b"not JSON\n")
+    (folder / "here").mkdir()
+    before = contents(folder)
+    folder.chmod(0o500)
+    try:
+        own = {name: str(folder / "here") for name in ("TMPDIR", "HOME", "XDG_CACHE_HOME")}
+        result = packer_process(
+            "plan", folder / "a.jsonl", "-l", "8,16", "-t", "bytes", "--on-error", "skip",
+            "--json", cwd=folder / "here", env=os.environ | own,
+        )  # fmt: skip
+    finally:
+        folder.chmod(0o700)
+    assert result.returncode == 0, result.stderr
+    outcomes = json.loads(result.stdout)["outcomes"]
+    assert [one["rejected_records"] for one in outcomes] == [1, 1]
+    assert contents(folder) == before
+    assert list((folder / "here").iterdir()) == []
+
+
+def test_inputs_are_read_once_for_all_lengths() -> None:
+    arguments = ["-l", "128,1024,32k", "-t", "bytes", "--json", "-q"]
+    result = packer_process("plan", "-", *arguments, stdin=DOCUMENTS.read_bytes())
+    assert result.returncode == 0, result.stderr
+    expected = planned(DOCUMENTS, "-l", "128,1024,32k", "-t", "bytes")
+    assert json.loads(result.stdout)["outcomes"] == expected["outcomes"]
+
+
+def test_stdin_that_would_be_read_twice_is_refused() -> None:
+    arguments = [*CHAT[1:], "-l", "128,256", "--overlong", "truncate-turns", "-q"]
+    result = packer_process("plan", "-", *arguments, stdin=CHAT[0].read_bytes())
+    assert result.returncode == 2
+    assert result.stderr.startswith(b"error: -: stdin can be read once, and these lengths")
+
+
+SAMPLED = ["-l", "256,1024", "-t", "bytes", "--unit-bytes", "4k"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sample_is_within_its_stated_error(seed: int) -> None:
+    whole = planned(DOCUMENTS, *SAMPLED, "--seed", seed)["outcomes"]
+    sample = planned(DOCUMENTS, *SAMPLED, "--seed", seed, "--sample", "40%")
+    assert sample["sample"] == 0.4
+    for estimated, exact in zip(sample["outcomes"], whole, strict=True):
+        assert exact["standard_errors"] == {}
+        assert estimated["units_read"] < estimated["units"] == exact["units"]
+        assert set(estimated["standard_errors"]) == {"rows", "utilization"}
+        for name, error in estimated["standard_errors"].items():
+            assert 0 < error < exact[name] / 10
+            assert abs(estimated[name] - exact[name]) < 3 * error, name
+        assert estimated["rows_over_bound"] == pytest.approx(exact["rows_over_bound"], rel=0.05)
+
+
+def test_larger_samples_hold_smaller_ones_and_100_percent_is_exact() -> None:
+    counts = [
+        planned(DOCUMENTS, *SAMPLED, "--sample", share)["outcomes"][0]["units_read"]
+        for share in ("1%", "10%", "0.5")
+    ]
+    assert counts[0] == 2  # fewer have no standard error
+    assert counts == sorted(counts)
+    exact = planned(DOCUMENTS, *SAMPLED)
+    assert planned(DOCUMENTS, *SAMPLED, "--sample", "100%")["outcomes"] == exact["outcomes"]
+
+
+def test_a_sample_of_one_unit_reads_all() -> None:
+    result = packer("plan", DOCUMENTS, "-l", 512, "-t", "bytes", "-q", "--sample", "5%")
+    assert "all work units were read (1 of 1): nothing is estimated" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-l", "0"], "--max-length: 0 is not between 1 and"),
+        (["-l", "16,0"], "--max-length: 0 is not between 1 and"),
+        (["-l", "16,-8"], "--max-length: -8 is not between 1 and"),
+        (["-l", "16,4k,4096"], "--max-length: 4096 is given twice"),
+        (["-l", "16,many"], "--max-length: 'many' is not a whole number like 4096 or 4k"),
+        (["-l", ","], "--max-length: ',' names no number"),
+        (["-l", "16", "--strategy", "best-fit,bfd"], "--strategy: best-fit is given twice"),
+        (["-l", "16", "--strategy", "best-fit,best"], "--strategy: "),
+        (["-l", "16", "--strategy", "wrap", "--overlong", "drop"], "--overlong: drop has no"),
+        (["-l", "16", "--sample", "0"], "--sample: 0 reads nothing to plan from"),
+        (["-l", "16", "--sample", "101%"], "--sample: 1.01 is not between 0 and 1"),
+        (["-l", "16", "--sample", "-5%"], "--sample: -0.05 is not between 0 and 1"),
+        (["-l", "16", "--sample", "some"], "--sample: 'some' is not a share"),
+        (["-l", "16,64", "--batch-tokens", "32"], "--batch-tokens: 32 is less than a row of 64"),
+        (["-l", "16", "--hidden-size", "0"], "--hidden-size: 0 is not positive"),
+        (["-l", "16", "-t", ""], "--tokenizer: is empty"),
+    ],
+)
+def test_what_cannot_be_planned(folder: Path, options: list[str], message: str) -> None:
+    (folder / "a.jsonl").write_bytes(lines(3, 16))
+    options = options if "-t" in options else [*options, "-t", "bytes"]
+    assert_error(packer("plan", "a.jsonl", *options, "-q"), 2, message)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"no JSON\n", [], "a.jsonl, line 1 (byte 0): not valid JSON"),
+        (b"no JSON\n" * 3 + lines(4), ["--on-error", "skip", "--max-errors", 2],
+         "3 of 4 records are bad; --max-errors is 2"),
+        (lines(30), ["--overlong", "error"], "the document has 30 tokens, --max-length is 8"),
+        (lines(30, 40), ["--overlong", "drop"], "nothing to pack: 0 empty, 2 dropped and 0 reje"),
+    ],
+)  # fmt: skip
+def test_what_packing_would_refuse(
+    folder: Path, content: bytes, options: list[Any], message: str
+) -> None:
+    (folder / "a.jsonl").write_bytes(content)
+    command = ["a.jsonl", "-l", 8, "-t", "bytes", "-q", *options]
+    assert_error(packer("plan", *command), 1, message)
+    assert packer("pack", *command, "-o", "out").exit_code == 1
+
+
+def test_a_length_that_holds_nothing_is_a_line_of_zeros(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(30, 40))
+    plan = assert_planned(["a.jsonl"], [8, 64], ["best-fit"], "--overlong", "drop", "-t", "bytes")
+    assert [one["rows"] for one in plan["outcomes"]] == [0, 2]
+
+
+def test_losses_beyond_max_loss_are_said_and_fail(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(30, 4))
+    options = ["-t", "bytes", "-q", "--overlong", "drop", "--max-loss", "10%"]
+    result = packer("plan", "a.jsonl", "-l", "16,64", *options)
+    assert result.exit_code == 1
+    assert "--max-length 16: 0.8824 of the tokens were lost" in result.stderr
+    assert "utilization" in result.stdout
+
+
+def test_lines_in_a_pipe() -> None:
+    options = ["-l", "512,4k", "-t", "bytes", "-q", "--strategy", "best-fit,wrap"]
+    result = packer("plan", DOCUMENTS, *options, "--batch-tokens", "64k")
+    assert result.exit_code == 0
+    tables = [block.splitlines() for block in result.stdout.split("\n\n")]
+    assert tables[0][1:] == [
+        "made from    1 input, 207.1 kB",
+        "records      text; trained on: all",
+        "tokenizer    bytes",
+        "documents    400 with 196,415 tokens",
+    ]
+    assert [len(table) for table in tables[1:]] == [5, 5, 5]
+    heads = [" ".join(table[0].split()) for table in tables[1:]]
+    assert heads == [
+        "max length strategy rows utilization above bound",
+        "max length strategy segments in a row on disk attention span attention share "
+        "steps of an epoch",
+        "max length strategy documents cut",
+    ]
+    assert tables[1][1].split() == ["512", "best-fit", "385", "99.64%", "0.26%"]
+    assert all(line == line.rstrip() for table in tables for line in table)
+
+
+def test_a_table_fits_a_terminal_of_80_columns(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(*range(1, 300, 3)))
+    command = [packer_script(), "plan", "a.jsonl", "-l", "128,128k", "-q", "-t", "bytes",
+               "--strategy", "first-fit-shuffle,best-fit", "--batch-tokens", "1M",
+               "--unit-bytes", "1k", "--sample", "50%"]  # fmt: skip
+    shown = _on_a_terminal(command)
+    assert "above" in shown
+    assert "…" not in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+def _on_a_terminal(command: list[str]) -> str:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"COLUMNS": "80", "TERM": "dumb", "PYTHONUTF8": "1"}
+    with subprocess.Popen(command, stdout=theirs, env=environment) as run:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                data = os.read(ours, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+            shown += data
+        assert run.wait(60) == 0
+    os.close(ours)
+    return shown.decode().replace("\r", "")
+
+
+def test_ctrl_c_ends_it(folder: Path) -> None:
+    command = [packer_script(), "plan", "-", "-l", "64", "-t", "bytes"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        assert run.stdin is not None
+        assert run.stderr is not None
+        run.stdin.write(lines(*[60] * 50_000))
+        run.stdin.flush()
+        handlers = Path(f"/proc/{run.pid}/task")
+        assert wait_for(lambda: len(list(handlers.iterdir())) > 2)
+        run.send_signal(signal.SIGINT)
+        stderr = run.stderr.read().decode()
+        assert run.wait(60) == 130, stderr
+    assert "stopped: interrupted" in stderr
+
+
+def test_options_are_those_of_pack_that_concern_inputs_documents_and_rows() -> None:
+    text = packer("plan", "--help").stdout
+    for name, option in {**options_of(PackConfig), **options_of(EncodingOptions)}.items():
+        assert f"{option.name(name)} " in text, name
+    for name in options_of(RunOptions).keys() - options_of(EncodingOptions).keys():
+        assert f"{options_of(RunOptions)[name].name(name)} " not in text, name
+    assert "--output " not in text
+
+
+def test_a_page_with_the_same_figures(folder: Path) -> None:
+    pytest.importorskip("packer_cli.page", reason="pages for a browser are not in this packer yet")
+    options = ["-l", "512,4k", "-t", "bytes", "-q", "--batch-tokens", "64k"]
+    result = packer("plan", DOCUMENTS, *options, "--html", "plan.html")
+    assert result.exit_code == 0, result.stderr
+    page = Path("plan.html").read_text()
+    assert "utilization" in result.stdout
+    for outcome in planned(DOCUMENTS, *options)["outcomes"]:
+        assert f">{outcome['rows']:,}<" in page
+        assert f">{outcome['utilization']:.2%}<" in page
+        assert f">{outcome['attention_share']:.2%}<" in page
+    assert packer("plan", DOCUMENTS, *options, "--html", "-").stdout == page
+    Path("mine.txt").write_text("not a page")
+    assert_error(packer("plan", DOCUMENTS, *options, "--html", "mine.txt"), 2, "mine.txt")
+    sampled = [*SAMPLED, "-q", "--sample", "40%", "--html", "-"]
+    assert "±" in packer("plan", DOCUMENTS, *sampled).stdout
