@@ -364,3 +364,22 @@ def test_a_format_that_is_named(folder: Path) -> None:
     os.rename("a.bin", "a.tokens")
     pack("a.tokens", "-l", 6, "--input-format", "megatron")
     assert documents_packed() == expected()
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_pair_by_url(form: str) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    write, main, names = WRITERS[form]
+    write("a", **({"loss": [1] * 10, "metadata": "gpt2|2"} if form == "datatrove" else {}))
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    for path in Path().glob("a.*"):
+        store.pipe_file(f"memory://bucket/{path}", path.read_bytes())
+    for name in ("memory://bucket", f"memory://bucket/{names[1]}"):
+        shutil.rmtree("out", ignore_errors=True)
+        manifest = pack(name, "-l", 6, "--unit-bytes", 8, "--keep-untrained")
+        assert [one["path"] for one in manifest["inputs"]] == [f"memory://bucket/{main}"]
+        assert documents_packed() == expected()
+    store.rm_file(f"memory://bucket/{names[1]}")
+    message = f"memory://bucket/{main}: expected {names[1]} beside it, there is none"
+    assert_error(packer("pack", f"memory://bucket/{main}", "-l", 6), 1, message)
