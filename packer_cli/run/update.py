@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 import packer_cli
+from packer_cli.config.formats import companions
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
@@ -188,13 +189,16 @@ def _same_inputs(
 ) -> set[int]:
     """The indices of the earlier inputs that have not changed."""
     inputs = manifest.inputs
-    then = [] if checksum else load_identities(directory, inputs)
+    # a digest is of one file: whether an index beside it is another, only times tell
+    paired = {file.path for file in current if file.format and companions(file.path, file.format)}
+    then = [] if checksum and not paired else load_identities(directory, inputs)
     now = {file.path: file for file in current}
 
     def is_same(index: int, file: InputFile) -> bool:
         if file.size != inputs[index].size:
             return False
-        if not checksum and (then[index].has_changed(file) or then[index].is_surely(file)):
+        by_times = not checksum or file.path in paired
+        if by_times and (then[index].has_changed(file) or then[index].is_surely(file)):
             return not then[index].has_changed(file)
         return digest(file.path)[1] == inputs[index].sha256
 

@@ -338,15 +338,16 @@ def test_texts_and_ids_do_not_mix() -> None:
     assert_error(result, 1, "b.jsonl")
 
 
-def test_an_index_that_changes_changes_the_input() -> None:
+@pytest.mark.parametrize("how", [["--update"], ["--update", "--checksum"]])
+def test_an_index_that_changes_changes_the_input(how: list[str]) -> None:
     megatron("a")
     pack("a.bin", "-l", 6)
     times = os.stat("a.bin")
-    again = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", "--update")
+    again = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", *how)
     assert "up to date" in again.stderr
     megatron("a", sequences=[1, 2, 1, 4, 2])
     os.utime("a.bin", ns=(times.st_atime_ns, times.st_mtime_ns))
-    result = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", "--update")
+    result = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", *how)
     assert result.exit_code == 0, result.stderr
     check_directory("out")
     assert documents_packed() == expected([[5], [6, 7], [8], [1, 2, 3, 4], [9, 9]])
