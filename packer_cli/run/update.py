@@ -19,11 +19,11 @@ from pathlib import Path
 import msgspec
 
 import packer_cli
-from packer_cli.config.formats import companions
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.discovery import plan_units
+from packer_cli.inputs.pairs import is_pair
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import INFO, REJECTED, STATE, UNITS
 from packer_cli.result.manifest import Input, Manifest
@@ -190,7 +190,7 @@ def _same_inputs(
     """The indices of the earlier inputs that have not changed."""
     inputs = manifest.inputs
     # a digest is of one file: whether an index beside it is another, only times tell
-    paired = {file.path for file in current if file.format and companions(file.path, file.format)}
+    paired = {file.path for file in current if is_pair(file)}
     then = [] if checksum and not paired else load_identities(directory, inputs)
     now = {file.path: file for file in current}
 
