@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from packer_cli import storage
 from packer_cli.config.formats import belongs_to, companions, format_of
 from packer_cli.errors import DataError
+from packer_cli.records import InputFile
 
 _VERSION_BYTES = 7
 
@@ -30,6 +31,10 @@ def without_companions(paths: list[str]) -> Iterator[str]:
             if not storage.is_file(main):
                 raise alone(path, main)
             yield main
+
+
+def is_pair(file: InputFile) -> bool:
+    return bool(file.format and companions(file.path, file.format))
 
 
 def alone(path: str, other: str) -> DataError:

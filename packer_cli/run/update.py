@@ -23,6 +23,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.discovery import plan_units
+from packer_cli.inputs.pairs import is_pair
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import INFO, REJECTED, STATE, UNITS
 from packer_cli.result.manifest import Input, Result
@@ -188,13 +189,16 @@ def _same_inputs(
 ) -> set[int]:
     """The indices of the earlier inputs that have not changed."""
     inputs = manifest.inputs
-    then = [] if checksum else load_identities(directory, inputs)
+    # a digest is of one file: whether an index beside it is another, only times tell
+    paired = {file.path for file in current if is_pair(file)}
+    then = [] if checksum and not paired else load_identities(directory, inputs)
     now = {file.path: file for file in current}
 
     def is_same(index: int, file: InputFile) -> bool:
         if file.size != inputs[index].size:
             return False
-        if not checksum and (then[index].has_changed(file) or then[index].is_surely(file)):
+        by_times = not checksum or file.path in paired
+        if by_times and (then[index].has_changed(file) or then[index].is_surely(file)):
             return not then[index].has_changed(file)
         return digest(file.path)[1] == inputs[index].sha256
 

@@ -338,15 +338,16 @@ def test_texts_and_ids_do_not_mix() -> None:
     assert_error(result, 1, "b.jsonl")
 
 
-def test_an_index_that_changes_changes_the_input() -> None:
+@pytest.mark.parametrize("how", [["--update"], ["--update", "--checksum"]])
+def test_an_index_that_changes_changes_the_input(how: list[str]) -> None:
     megatron("a")
     pack("a.bin", "-l", 6)
     times = os.stat("a.bin")
-    again = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", "--update")
+    again = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", *how)
     assert "up to date" in again.stderr
     megatron("a", sequences=[1, 2, 1, 4, 2])
     os.utime("a.bin", ns=(times.st_atime_ns, times.st_mtime_ns))
-    result = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", "--update")
+    result = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", *how)
     assert result.exit_code == 0, result.stderr
     check_directory("out")
     assert documents_packed() == expected([[5], [6, 7], [8], [1, 2, 3, 4], [9, 9]])
@@ -364,3 +365,22 @@ def test_a_format_that_is_named(folder: Path) -> None:
     os.rename("a.bin", "a.tokens")
     pack("a.tokens", "-l", 6, "--input-format", "megatron")
     assert documents_packed() == expected()
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_pair_by_url(form: str) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    write, main, names = WRITERS[form]
+    write("a", **({"loss": [1] * 10, "metadata": "gpt2|2"} if form == "datatrove" else {}))
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    for path in Path().glob("a.*"):
+        store.pipe_file(f"memory://bucket/{path}", path.read_bytes())
+    for name in ("memory://bucket", f"memory://bucket/{names[1]}"):
+        shutil.rmtree("out", ignore_errors=True)
+        manifest = pack(name, "-l", 6, "--unit-bytes", 8, "--keep-untrained")
+        assert [one["path"] for one in manifest["inputs"]] == [f"memory://bucket/{main}"]
+        assert documents_packed() == expected()
+    store.rm_file(f"memory://bucket/{names[1]}")
+    message = f"memory://bucket/{main}: expected {names[1]} beside it, there is none"
+    assert_error(packer("pack", f"memory://bucket/{main}", "-l", 6), 1, message)
