@@ -17,7 +17,7 @@ from packer_cli.records import Int32, Int64, Pieces, UInt8
 
 _Lengths = TypeVar("_Lengths", Int32, Int64)
 OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
-_MOST_PIECES = {"split": (1 << 31) - 1, "truncate": 1, "drop": 0}  # of a document that is overlong
+_MOST_PIECES = {"split": 1 << 62, "truncate": 1, "drop": 0}  # of a document that is overlong
 
 MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with int32
 
@@ -45,7 +45,7 @@ class FittedPieces(Pieces):
     Only `length` is there from the start. The other columns, five times as many bytes, are made
     together when one of them is first looked at.
 
-    loss   what the policy left out, if all of the documents is trained on
+    loss   what the policy left out; every token counts as trained on
     """
 
     loss: Loss
@@ -70,7 +70,8 @@ class FittedPieces(Pieces):
         own: Int32 | Int64 = length
         if empty or documents:  # pieces are others than the documents
             own = own if lengths.max() <= MAX_DOCUMENT_TOKENS else lengths.copy()
-            length = np.empty(len(lengths) + min(most, tokens // max_length), np.int32)
+            more = tokens // max_length if overlong == "split" else 0  # or fewer
+            length = np.empty(len(lengths) + more, np.int32)
             length = length[: cutting.cut_lengths(own, max_length, most, length)]
         self.__dict__.update(
             length=length, loss=_loss(overlong, documents, tokens, max_length), _lengths=own,
