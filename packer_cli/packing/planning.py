@@ -377,7 +377,7 @@ def _fitted(
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return cut_stream(offsets, max_length, 0, multiple), Loss()
-    pieces = FittedPieces(lengths, max_length, "split" if overlong == "error" else overlong)
+    pieces = FittedPieces(lengths, max_length, overlong)
     return pieces, pieces.loss
 
 
