@@ -1,8 +1,8 @@
 """Planning: which document goes to which row, from lengths alone.
 
 `plan_rows` validates, allocates and calls a kernel; `plan_packing` is the public form with
-overlong policies and metrics. Costs about 5 ns a document for best-fit, and less than 12 with all
-that the public form adds (see `benchmarks/`).
+overlong policies and metrics. Costs about 5 ns a document for best-fit, and half as much again with
+all that the public form adds (see `benchmarks/`).
 """
 
 from __future__ import annotations
