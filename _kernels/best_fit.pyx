@@ -13,9 +13,9 @@ equal free space are interchangeable. So:
 A row may be limited to some number of segments. It is closed then as if it were full,
 so 2 holds with ``min(c // s, left, segments it may still take)``.
 
-Cost O(n + capacity), no tree. What is written at random is prefetched: its addresses are known well
-before, and waiting for memory was a quarter of the time. The rows are those of the textbook algorithm, ties
+Cost O(n + capacity), no tree. The rows are those of the textbook algorithm, ties
 between equally tight rows going to the one touched last (see ``reference.py``).
+What is written at random is prefetched, because its address is known well before.
 Scratch comes from numpy, which asks for huge pages: at ten million documents, page
 faults cost as much as the algorithm.
 """

@@ -17,7 +17,8 @@ from packer_cli.records import Int32, Int64, Pieces, UInt8
 
 _Lengths = TypeVar("_Lengths", Int32, Int64)
 OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
-_MOST_PIECES = {"split": (1 << 31) - 1, "truncate": 1, "drop": 0}  # of a document that is overlong
+_ALL_PIECES = 1 << 62
+_MOST_PIECES = {"truncate": 1, "drop": 0}  # of a document that is overlong
 
 MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with int32
 
@@ -45,7 +46,7 @@ class FittedPieces(Pieces):
     Only `length` is there from the start. The other columns, five times as many bytes, are made
     together when one of them is first looked at.
 
-    loss   what the policy left out, if all of the documents is trained on
+    loss   what the policy left out; every token counts as trained on
     """
 
     loss: Loss
@@ -62,15 +63,19 @@ class FittedPieces(Pieces):
         truncate_side: str = "right",
         first: int = 0,
     ) -> None:
-        """`lengths`: [n], each >= 0; they are copied. `first`: the first begin."""
-        most, counted = _MOST_PIECES[overlong], np.empty(3, np.int64)
+        """`lengths`: [n], each >= 0; they are copied. `first`: the first begin.
+
+        Any `overlong` but "truncate" and "drop" splits; under "error" nothing is to be split.
+        """
+        most, counted = _MOST_PIECES.get(overlong, _ALL_PIECES), np.empty(3, np.int64)
         length: Int32 = np.empty(len(lengths), np.int32)
         cutting.copy_lengths(lengths, max_length, length, counted)
         empty, documents, tokens = counted.tolist()
         own: Int32 | Int64 = length
         if empty or documents:  # pieces are others than the documents
             own = own if lengths.max() <= MAX_DOCUMENT_TOKENS else lengths.copy()
-            length = np.empty(len(lengths) + min(most, tokens // max_length), np.int32)
+            more = tokens // max_length if most == _ALL_PIECES else 0  # or fewer
+            length = np.empty(len(lengths) + more, np.int32)
             length = length[: cutting.cut_lengths(own, max_length, most, length)]
         self.__dict__.update(
             length=length, loss=_loss(overlong, documents, tokens, max_length), _lengths=own,

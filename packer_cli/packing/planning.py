@@ -1,8 +1,8 @@
 """Planning: which document goes to which row, from lengths alone.
 
 `plan_rows` validates, allocates and calls a kernel; `plan_packing` is the public form with
-overlong policies and metrics. Costs about 5 ns a document for best-fit, and less than 12 with all
-that the public form adds (see `benchmarks/`).
+overlong policies and metrics. Costs about 5 ns a document for best-fit, and half as much again with
+all that the public form adds (see `benchmarks/`).
 """
 
 from __future__ import annotations
@@ -245,7 +245,9 @@ class PackPlan:
     documents: int
     max_segments_per_row: int | None = None
     segment_multiple: int = 1
-    _known_row_tokens: Int32 | None = field(default=None, repr=False)  # to some strategies
+    _known_row_tokens: Int32 | None = field(
+        default=None, repr=False
+    )  # where the strategy knows them
     _known_counts: Int32 | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -342,18 +344,11 @@ def plan_packing(
     if overlong not in OVERLONG_POLICIES:
         raise UsageError(f"overlong: {overlong!r} is not one of {', '.join(OVERLONG_POLICIES)}")
     check_row_options(name, max_length, max_segments_per_row, segment_multiple, balance, str)
-    checked = _checked(lengths)
+    checked, longest = _checked(lengths)
     multiple = segment_multiple
-    if name == "wrap":
-        offsets = np.zeros(len(checked) + 1, np.int64)
-        np.cumsum(checked, out=offsets[1:])
-        pieces, loss = cut_stream(offsets, max_length, 0, multiple), Loss()
-    else:
-        if overlong == "error":
-            _refuse_overlong(checked, max_length)
-            overlong = "split"
-        fitted = FittedPieces(checked, max_length, overlong)
-        pieces, loss = fitted, fitted.loss
+    if overlong == "error" and name != "wrap" and longest > max_length:
+        raise _overlong(checked, max_length)
+    pieces, loss = _fitted(checked, max_length, name, overlong, multiple)
     planned = _planned(pieces.length, max_length, name, seed or 0, max_segments_per_row, multiple)
     order, row_offsets, row_tokens, counts = planned
     shuffle = seed is not None and not keeps_order(name)
@@ -374,14 +369,25 @@ def plan_packing(
     )  # fmt: skip
 
 
-def _refuse_overlong(lengths: Int32 | Int64, max_length: int) -> None:
-    """DataError naming the first document that is longer than a row."""
-    if len(lengths) and lengths.max() > max_length:
-        document = int((lengths > max_length).argmax())
-        raise DataError(
-            f"document {document} has {lengths[document]} tokens, max_length is {max_length}",
-            'choose overlong="split", "truncate" or "drop", or a larger max_length',
-        )
+def _fitted(
+    lengths: Int32 | Int64, max_length: int, strategy: str, overlong: str, multiple: int
+) -> tuple[Pieces, Loss]:
+    """Under "error" nothing is overlong."""
+    if strategy == "wrap":
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return cut_stream(offsets, max_length, 0, multiple), Loss()
+    pieces = FittedPieces(lengths, max_length, overlong)
+    return pieces, pieces.loss
+
+
+def _overlong(lengths: Int32 | Int64, max_length: int) -> DataError:
+    """Names the first document that is longer than a row."""
+    document = int((lengths > max_length).argmax())
+    return DataError(
+        f"document {document} has {lengths[document]} tokens, max_length is {max_length}",
+        'choose overlong="split", "truncate" or "drop", or a larger max_length',
+    )
 
 
 def check_max_length(max_length: int) -> None:
@@ -390,8 +396,8 @@ def check_max_length(max_length: int) -> None:
         raise UsageError(f"max_length: {max_length} is not between 1 and {MAX_LENGTH_LIMIT}")
 
 
-def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int32 | Int64:
-    """The lengths as int32 or int64, without a copy where they are that already."""
+def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> tuple[Int32 | Int64, int]:
+    """The lengths as int32 or int64, not copied where they are that already, and the longest."""
     array = np.asarray(lengths)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -399,13 +405,14 @@ def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int32 | Int64:
         raise UsageError(
             f"lengths: expected a flat sequence of integers, got shape {array.shape}, {array.dtype}"
         )
-    if len(array) and array.min() < 0:
+    shortest, longest = (int(array.min()), int(array.max())) if len(array) else (0, 0)
+    if shortest < 0:
         first = int((array < 0).argmax())
         raise DataError(f"document {first} has the negative length {array[first]}")
-    if len(array) and array.max() > MAX_DOCUMENT_TOKENS:
+    if longest > MAX_DOCUMENT_TOKENS:
         first = int((array > MAX_DOCUMENT_TOKENS).argmax())
         raise DataError(
             f"document {first} has {array[first]} tokens, the most is {MAX_DOCUMENT_TOKENS}"
         )
     kind = np.int64 if array.dtype.itemsize == 8 else np.int32
-    return np.ascontiguousarray(array, kind)
+    return np.ascontiguousarray(array, kind), longest
