@@ -1,0 +1,397 @@
+"""`packer tokenize` by the command line: which documents there are, and with which tokens."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from altered import unaltered
+from chats import CHATML, assistant, chat, chat_tokenizer, user
+from support import (
+    BYTES_EOS,
+    assert_error,
+    contents,
+    jsonl,
+    packer,
+    packer_process,
+    recover_documents,
+    work_folder,
+)
+from tokenizing import batches_in, documents_in, texts_in, tokenize, trained_of
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+TEXTS = ["one", "", "two three", "né" * 40, "x", ""]
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    random_ = random.Random(3)
+    lengths = [random_.randrange(300) for _ in range(400)]
+    written = ["".join(random_.choices("abc def", k=length)) for length in lengths]
+    Path("a.jsonl").write_bytes(jsonl(*written[:300]))
+    Path("b.jsonl").write_bytes(jsonl(*written[300:]))
+    return written
+
+
+def in_format(name: str) -> list[str]:
+    """The input, as one file of a format, with what it is called and options for it."""
+    table = pa.table({"text": TEXTS})
+    if name.endswith("parquet"):
+        pq.write_table(table, name, row_group_size=2)
+    elif name.endswith("arrow"):
+        with pa.ipc.new_file(name, table.schema) as writer:
+            writer.write_table(table)
+    elif name.endswith("csv"):
+        Path(name).write_text("text\n" + "".join(f'"{text}"\n' for text in TEXTS))
+    elif name.endswith("gz"):
+        Path(name).write_bytes(gzip.compress(jsonl(*TEXTS)))
+    else:
+        Path(name).write_bytes(jsonl(*TEXTS))
+    return [name]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.arrow", "a.csv"])
+def test_documents_of_every_format(name: str) -> None:
+    manifest = tokenize(*in_format(name))
+    assert texts_in("tokens") == [text for text in TEXTS if text]
+    assert manifest["empty_documents"] == TEXTS.count("")
+    assert all(ids[-1] == BYTES_EOS for _, _, ids, _ in documents_in("tokens"))
+
+
+def test_stdin() -> None:
+    done = packer_process("tokenize", "-", "-t", "bytes", "-q", "-o", "tokens", stdin=jsonl("a"))
+    assert done.returncode == 0, done.stderr
+    assert texts_in("tokens") == ["a"]
+
+
+def test_documents_are_those_that_are_packed(texts: list[str]) -> None:
+    tokenize("a.jsonl", "b.jsonl")
+    assert packer("pack", "a.jsonl", "b.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out")
+    packed = recover_documents("out")
+    found = {(file, place): ids for file, place, ids, _ in documents_in("tokens")}
+    assert {place: ids.tolist() for place, ids in packed.items()} == found
+
+
+def test_options_of_documents(texts: list[str]) -> None:
+    tokenize("b.jsonl", "--no-eos", "--separator", "\n\n")
+    assert [bytes(ids).decode() for _, _, ids, _ in documents_in("tokens")] == [
+        f"{text}\n\n" for text in texts[300:]
+    ]
+
+
+CHATS = [
+    chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao")),
+    chat(user("nothing to train on")),
+    chat(user("2+2?"), assistant("4")),
+]
+
+
+def test_what_chats_train_on(folder: Path) -> None:
+    chat_tokenizer(folder / "tok", CHATML)
+    Path("a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in CHATS))
+    manifest = tokenize("a.jsonl", tokenizer="tok")
+    options = ["-l", 512, "-t", "tok", "-q", "--keep-untrained", "-o", "out"]
+    assert packer("pack", "a.jsonl", *options).exit_code == 0
+    labels, ids = recover_documents("out", "labels"), recover_documents("out")
+    for file, position, tokens, trained in documents_in("tokens"):
+        expected = labels[file, position] != -100
+        assert tokens == ids[file, position].tolist()
+        assert trained_of(tokens, trained).tolist() == expected.tolist()
+    assert manifest["trained_turns"] == 3
+    assert documents_in("tokens")[1][3] == []  # nothing, and not everything
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert name in manifest["side_files"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "2+2?", "completion": " 4"},
+        {"instruction": "Add", "input": "2 2", "output": "4"},
+    ],
+)
+def test_prompts_train_on_the_answer(record: dict[str, str]) -> None:
+    Path("a.jsonl").write_text(json.dumps(record) + "\n")
+    tokenize("a.jsonl")
+    ((_, _, ids, trained),) = documents_in("tokens")
+    flags = trained_of(ids, trained)
+    assert bytes(np.array(ids)[flags][:-1].astype(np.uint8)).decode().strip() == "4"
+    assert ids[-1] == BYTES_EOS
+    assert flags[-1]
+
+
+def test_tokens_and_labels() -> None:
+    records = [
+        {"input_ids": [5, 6, 7]},
+        {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, -100, 8]},
+        {"input_ids": []},
+        {"input_ids": [9], "labels": [-100]},
+    ]
+    Path("a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    manifest = tokenize("a.jsonl", tokenizer=None)
+    assert manifest["tokenizer"] is None
+    found = [
+        (ids, trained_of(ids, trained).tolist()) for *_, ids, trained in documents_in("tokens")
+    ]
+    assert found == [
+        ([5, 6, 7], [True, True, True]),
+        ([5, 6, 7, 8], [False, True, False, True]),
+        ([9], [False]),
+    ]
+
+
+def test_tokens_alone_have_null_for_everything() -> None:
+    Path("a.jsonl").write_text('{"input_ids": [1, 2]}\n{"input_ids": [3]}\n')
+    tokenize("a.jsonl", tokenizer=None)
+    assert [trained for *_, trained in documents_in("tokens")] == [None, None]
+    assert tokenize("a.jsonl", "--overwrite", tokenizer=None)["trained_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "named", "message"),
+    [
+        ("[1, -5]", None, "line 1 (byte 0): input_ids[1] is -5"),
+        ("[1, 5000]", "bytes", "line 1 (byte 0): input_ids holds 5000, the tokenizer's highest"),
+        ("[3000000000]", None, "input_ids[0] is 3000000000"),
+    ],
+)
+def test_ids_that_are_none(ids: str, named: str | None, message: str) -> None:
+    Path("a.jsonl").write_text(f'{{"input_ids": {ids}}}\n')
+    chosen = ["-t", named] if named else []
+    done = packer("tokenize", "a.jsonl", *chosen, "-q", "-o", "tokens")
+    assert_error(done, 1, "a.jsonl", message)
+    assert not Path("tokens/manifest.json").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"text": ""}\n'])
+def test_nothing_at_all(content: bytes) -> None:
+    Path("a.jsonl").write_bytes(content)
+    done = packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens")
+    assert_error(done, 1, "no")
+    assert not Path("tokens").exists()
+
+
+def test_bad_records_are_skipped_and_told() -> None:
+    Path("a.jsonl").write_bytes(jsonl("a") + b"{broken\n" + jsonl("b") + b'{"text": 5}\n')
+    assert_error(packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens"), 1, "line 2")
+    manifest = tokenize("a.jsonl", "--on-error", "skip")
+    assert texts_in("tokens") == ["a", "b"]
+    assert manifest["rejected_records"] == 2
+    rejected = [json.loads(line) for line in Path("tokens/rejected.jsonl").read_text().splitlines()]
+    assert [(one["file"], one["position"]) for one in rejected] == [
+        ("a.jsonl", 14),
+        ("a.jsonl", 36),
+    ]
+    failed = packer(
+        "tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "new", "--on-error", "skip",
+        "--max-errors", "1",
+    )  # fmt: skip
+    assert_error(failed, 1, "2 records are bad so far; --max-errors is 1")
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_ranks_write_what_one_process_writes(
+    texts: list[str], by_hand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", "-q", "--unit-bytes", "9k"]
+    assert packer(*command, "-o", "whole").exit_code == 0
+    if by_hand:
+        monkeypatch.setattr("packer_cli.run.pipeline.finalize_if_last", lambda *a, **how: None)
+    for rank in (2, 0, 1):
+        done = packer(*command, "--rank", rank, "--world-size", 3, "-o", "out")
+        assert done.exit_code == 0, done.stderr
+    if by_hand:
+        assert not Path("out/manifest.json").exists()
+        assert packer("finalize", "out").exit_code == 0
+    assert contents("out") == contents("whole")
+
+
+@pytest.mark.parametrize("workers", [2, 7])
+def test_the_bytes_do_not_depend_on_workers(texts: list[str], workers: int) -> None:
+    tokenize("a.jsonl", "b.jsonl", "--unit-bytes", "5k", "--workers", 1, out="one")
+    tokenize("a.jsonl", "b.jsonl", "--unit-bytes", "5k", "--workers", workers, out="more")
+    assert contents("one") == contents("more")
+
+
+def test_units_and_parts_of_shards_change_nothing(texts: list[str]) -> None:
+    tokenize("a.jsonl", "b.jsonl", out="one")
+    manifest = tokenize(
+        "a.jsonl", "b.jsonl", "--unit-bytes", "5k", "--shard-bytes", "1k", out="many"
+    )
+    assert len(manifest["shards"]) > 10
+    assert documents_in("one") == documents_in("many")
+
+
+def test_a_unit_of_several_shards() -> None:
+    """A new one begins after the record batch that fills one."""
+    Path("a.jsonl").write_bytes(jsonl(*(f"{n % 7}" * 200_000 for n in range(60))))
+    for out, size in (("whole", "1G"), ("parts", "1M")):
+        done = packer(
+            "tokenize", "a.jsonl", "-t", "bytes", "-q", "--unit-bytes", "1G", "--shard-bytes", size,
+            "-o", out,
+        )  # fmt: skip
+        assert done.exit_code == 0, done.stderr
+    whole, parts = (
+        pa.Table.from_batches(batches_in(out, "documents")) for out in ("whole", "parts")
+    )
+    assert whole.equals(parts)
+    names = [one["file"].rsplit("-", 1)[0] for one in json.loads(
+        Path("parts/manifest.json").read_bytes())["shards"]]  # fmt: skip
+    count = len(names) // 2
+    assert count > 1
+    assert names == [
+        f"{kind}-00000-{n:03}" for n in range(count) for kind in ("documents", "index")
+    ]
+
+
+def test_size() -> None:
+    """4 bytes a token, and at most 48 bytes a document, with the index and all other files."""
+    Path("a.jsonl").write_bytes(jsonl(*(f"{i:x}" for i in range(200_000))))
+    manifest = tokenize("a.jsonl")
+    size = sum(path.stat().st_size for path in Path("tokens").iterdir())
+    assert size <= 4 * manifest["tokens"] + 48 * manifest["documents"]
+    assert size > 4 * manifest["tokens"]
+
+
+def test_the_index_is_of_content_alone(texts: list[str]) -> None:
+    Path("c.jsonl").write_bytes(jsonl(*reversed(texts)))
+    tokenize("a.jsonl", "b.jsonl", out="one")
+    tokenize("c.jsonl", "--unit-bytes", "5k", out="other")
+    hashes = [
+        [row["content_hash"] for batch in batches_in(out, "index") for row in batch.to_pylist()]
+        for out in ("one", "other")
+    ]
+    assert len(set(hashes[0])) == len({text for text in texts if text})
+    assert sorted(hashes[0]) == sorted(hashes[1])
+    assert hashes[0] != hashes[1]
+
+
+def test_a_changed_input_is_tokenized_again(texts: list[str]) -> None:
+    tokenize("a.jsonl", "b.jsonl", "--unit-bytes", "5k")
+    Path("b.jsonl").write_bytes(jsonl("new", "documents"))
+    before = {path.name for path in Path("tokens").glob("documents-*")}
+    manifest = tokenize("a.jsonl", "b.jsonl", "--unit-bytes", "5k", "--update")
+    assert sorted(texts_in("tokens")) == sorted(
+        [t for t in texts[:300] if t] + ["new", "documents"]
+    )
+    stay = before & {one["file"] for one in manifest["shards"]}
+    assert len(stay) > 5
+    again = packer("tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", "--unit-bytes", "5k",
+                   "-o", "tokens", "--update")  # fmt: skip
+    assert "up to date" in again.stderr
+
+
+def test_an_input_whose_content_alone_has_changed_is_tokenized_again() -> None:
+    """Of the same size and time, on a machine that knows no times of change."""
+    Path("a.jsonl").write_bytes(jsonl("first"))
+    tokenize("a.jsonl")
+    status = Path("a.jsonl").stat()
+    Path("new").write_bytes(jsonl("other"))
+    os.utime("new", ns=(0, status.st_mtime_ns))
+    Path("new").rename("a.jsonl")
+    tokenize("a.jsonl", "--update")
+    assert texts_in("tokens") == ["other"]
+
+
+def test_adding_and_pruning(texts: list[str]) -> None:
+    tokenize("a.jsonl")
+    tokenize("b.jsonl", "--add")
+    assert texts_in("tokens") == [text for text in texts if text]
+    done = packer("tokenize", "b.jsonl", "-t", "bytes", "-q", "-o", "tokens", "--update")
+    assert_error(done, 2, "tokens: the update would drop", "a.jsonl (not named)")
+    tokenize("b.jsonl", "--update", "--prune")
+    assert texts_in("tokens") == [text for text in texts[300:] if text]
+
+
+def test_an_update_with_other_options_is_refused(texts: list[str]) -> None:
+    tokenize("a.jsonl")
+    done = packer(
+        "tokenize", "a.jsonl", "-t", "bytes", "--no-eos", "-q", "-o", "tokens", "--update"
+    )
+    assert_error(done, 2, "--eos was on, is now off")
+    done = packer("pack", "a.jsonl", "-t", "bytes", "-l", 64, "-q", "-o", "tokens", "--update")
+    assert_error(done, 2, "tokens: ", "documents were tokenized")
+
+
+@pytest.mark.parametrize(("first", "second"), [("pack", "tokenize"), ("tokenize", "pack")])
+def test_results_of_the_other_kind_in_the_way(texts: list[str], first: str, second: str) -> None:
+    def command(name: str) -> list[object]:
+        rows = ["-l", 64] if name == "pack" else []
+        return [name, "a.jsonl", "-t", "bytes", "-q", *rows, "-o", "out"]
+
+    assert packer(*command(first)).exit_code == 0
+    before = contents("out")
+    assert_error(packer(*command(second)), 2, "out: holds a finished result")
+    assert contents("out") == before
+    assert packer(*command(second), "--overwrite").exit_code == 0
+    fresh = [*command(second)[:-1], "fresh"]
+    assert packer(*fresh).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+def test_a_result_at_a_url(texts: list[str], stores: None) -> None:
+    tokenize("a.jsonl", out="here")
+    Path("a.jsonl").write_bytes(jsonl(*texts[:300]))  # `stores` has inputs of its own
+    tokenize("a.jsonl", out="here2")
+    for _ in range(2):
+        done = packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "memory://tokens/one")
+        if done.exit_code:
+            break
+    assert_error(done, 2, "memory://tokens/one: holds a finished result")
+    store = fsspec.filesystem("memory")
+    for path in Path("here2").iterdir():
+        assert store.cat_file(f"/tokens/one/{path.name}") == path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--no-eos"], "--eos was on, is now off"),
+        (["--separator", "x"], "--separator was not given, is now x"),
+        (["--unit-bytes", "7k"], "--unit-bytes was 5120, is now 7168"),
+    ],
+)
+def test_an_unfinished_run_is_not_gone_on_with_otherwise(
+    texts: list[str], more: list[str], message: str
+) -> None:
+    command = ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", "-q", "--unit-bytes", "5k"]
+    with open("b.jsonl", "ab") as file:
+        file.write(b"{broken")
+    failed = packer(*command, "--workers", 1, "-o", "out")
+    assert_error(failed, 1, "not valid JSON")
+    assert len(list(work_folder().glob("unit-*.json"))) > 3
+    done = packer(*command, *more, "-o", "out")
+    assert_error(done, 2, "out: holds an unfinished run that differs: ", message)
+    rows = ["pack", *command[1:], "-l", 64]
+    assert_error(packer(*rows, "-o", "out"), 2, "documents were tokenized, now it is the other")
+    assert packer(*command, "--on-error", "skip", "-o", "out").exit_code == 0
+    assert len(texts_in("out")) == len([text for text in texts if text])
+
+
+def test_what_is_tokenized_already_is_refused(texts: list[str]) -> None:
+    tokenize("a.jsonl")
+    for name in ("tokens", "tokens/manifest.json"):
+        done = packer("tokenize", name, "-q", "-o", "out")
+        assert_error(done, 2, "tokens/manifest.json: is tokenized already")
+    (shard,) = Path("tokens").glob("documents-*")
+    done = packer("tokenize", shard, "-q", "-o", "out")
+    assert_error(done, 1, "is a part of a tokenized directory")
+
+
+def test_output_in_a_script(texts: list[str]) -> None:
+    """The path alone is where others are told; figures with --json."""
+    done = unaltered("tokenize", "a.jsonl", "-t", "bytes", "-o", "tokens", "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    printed: dict[str, Any] = json.loads(done.stdout)
+    assert printed["documents"] == len([text for text in texts[:300] if text])
+    assert done.stderr == ""
