@@ -11,6 +11,7 @@ slices count documents in this order, and every unit has the same share of every
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -74,9 +75,7 @@ class TokenizedReader:
     ) -> Iterator[Records]:
         inputs = TokenizedInputs([file], None)
         for batch in inputs.read(WorkUnit(0, (part,))):
-            lengths = np.diff(batch.offsets).astype(np.int32)
-            places = batch.file, batch.position, np.zeros_like(lengths), lengths
-            ids = inputs.tokens.gather(*places)
+            ids = inputs.with_tokens(batch).ids
             yield Records(batch.position, tokens=(ids, batch.offsets, batch.trained))
 
     def describe(self, file: InputFile, position: int) -> str:
@@ -105,7 +104,7 @@ class TokenizedInputs:
 
     def read(self, unit: WorkUnit) -> Iterator[TokenBatch]:
         """The unit's documents, without tokens."""
-        parts = [self._chosen(part) for part in unit.slices]
+        parts = [self.numbers(part) for part in unit.slices]
         file = np.concatenate([np.full(len(p), s.file, np.int32)
                                for p, s in zip(parts, unit.slices, strict=True)])  # fmt: skip
         number = np.concatenate(parts)
@@ -113,7 +112,7 @@ class TokenizedInputs:
             order = _interleaved([len(part) for part in parts])
             file, number = file[order], number[order]
         lengths = np.concatenate(
-            [self._directory(s.file).lengths[p]
+            [self.directory(s.file).lengths[p]
              for p, s in zip(parts, unit.slices, strict=True)]
         )  # fmt: skip
         if self._seed is not None and len(parts) > 1:
@@ -121,16 +120,32 @@ class TokenizedInputs:
         for begin, end in _cuts(lengths):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
 
-    def _chosen(self, part: Slice) -> Int64:
+    def documents(self, file: int, numbers: Int64) -> Iterator[TokenBatch]:
+        """Documents of one input by their numbers, with their tokens."""
+        lengths = self.directory(file).lengths[numbers]
+        for begin, end in _cuts(lengths):
+            some = slice(begin, end)
+            files = np.full(end - begin, file, np.int32)
+            yield self.with_tokens(self._batch(files, numbers[some], lengths[some]))
+
+    def with_tokens(self, batch: TokenBatch) -> TokenBatch:
+        """A batch of `read` with its tokens."""
+        lengths = np.diff(batch.offsets).astype(np.int32)
+        start = np.zeros_like(lengths)
+        ids = self.tokens.gather(batch.file, batch.position, start, lengths)
+        return replace(batch, ids=ids, tokens_elsewhere=False)
+
+    def numbers(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""
         if self._seed is None:
-            stop = len(self._directory(part.file)) if part.stop is None else part.stop
+            stop = len(self.directory(part.file)) if part.stop is None else part.stop
             return np.arange(part.start, stop)
         if part.file not in self._orders:
-            self._orders[part.file] = self._directory(part.file).order(self._seed)
+            self._orders[part.file] = self.directory(part.file).order(self._seed)
         return self._orders[part.file][part.start : part.stop]
 
-    def _directory(self, file: int) -> TokenizedDirectory:
+    def directory(self, file: int) -> TokenizedDirectory:
+        """The directory of an input."""
         return self._directories[self._place[file]]
 
     def _batch(self, file: Int32, number: Int64, lengths: Int32) -> TokenBatch:
