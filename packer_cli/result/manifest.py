@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from packer_cli import storage
+from packer_cli.config.formats import format_of
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from_os_error
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, SIDE_FILE_PATTERN, WORK
@@ -117,6 +118,10 @@ class Input(Struct, frozen=True):
     rejected_records: Count
     removed: bool = False
     format: str | None = None
+
+    def format_then(self, input_format: str | None) -> str | None:
+        """What it was read as, with the run's --input-format; None for stdin without one."""
+        return self.format or input_format or format_of(self.path)[0]
 
 
 class Unit(Struct, frozen=True):

@@ -167,6 +167,10 @@ class DocumentChecks:
         if len(wrong):
             at = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
             yield at, f"holds the id {ids[wrong[0]]}, the tokenizer's are 0 to {highest}"
+        file, inputs = batch.column("file").to_numpy(), len(self._tokenized.facts.inputs)
+        nowhere = np.flatnonzero((file < 0) | (file >= inputs))
+        if len(nowhere):
+            yield int(nowhere[0]), f"is of input {file[nowhere[0]]}, there are {inputs}"
         empty = np.flatnonzero(np.diff(offsets) == 0)
         if len(empty):
             yield int(empty[0]), "has no tokens"
@@ -177,14 +181,13 @@ class DocumentChecks:
         """Documents that are not in the order of the unit's slices and of their positions."""
         file, position = places
         files = self._files.get(unit, [])
-        rank = np.full(max([*files, *file.tolist()[:0], int(file.max(initial=-1))], default=0) + 1,
-                       -1, np.int64)  # fmt: skip
+        rank = np.full(len(self._tokenized.facts.inputs), -1, np.int64)
         rank[np.array(files[::-1], np.int64)] = np.arange(len(files))[::-1]
-        negative = file < 0
-        foreign = np.flatnonzero(negative | (rank[np.where(negative, 0, file)] < 0))
+        foreign = np.flatnonzero(rank[file] < 0)
         if len(foreign):
             at = int(foreign[0])
-            return [f"its document {at} is of input {file[at]}, which the unit does not read"]
+            path = self._tokenized.facts.inputs[int(file[at])].path
+            return [f"its document {at} is of {path}, which the unit does not read"]
         order = rank[file]
         back = np.flatnonzero(
             (np.diff(order) < 0) | ((np.diff(order) == 0) & (np.diff(position) <= 0))

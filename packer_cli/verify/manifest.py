@@ -6,13 +6,13 @@ from dataclasses import replace
 from math import inf
 
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.formats import format_named, format_of
+from packer_cli.config.formats import format_named
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shape_rules import for_shape
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import UsageError
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
-from packer_cli.result.manifest import Input, Manifest, Result, checksum
+from packer_cli.result.manifest import Manifest, Result, checksum
 from packer_cli.result.manifest_check import disagreements, why_incomplete
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import Stored, is_file
@@ -88,16 +88,11 @@ def uncovered(manifest: Result, config: DocumentConfig) -> list[str]:
             if parts:
                 wrong.append(f"a unit reads {one.path}, which is marked as removed")
             continue
-        cut_by = format_named(format_then(one, config) or "jsonl").cut_by or "byte"
+        cut_by = format_named(one.format_then(config.input_format) or "jsonl").cut_by or "byte"
         end = one.size if cut_by == "byte" else inf
         if text := _not_once(parts, end):
             wrong.append(f"the units' slices of {one.path} {text.format(cut_by)}")
     return wrong
-
-
-def format_then(one: Input, config: DocumentConfig) -> str | None:
-    """The format of an input when it was read; None for stdin without a name."""
-    return one.format or config.input_format or format_of(one.path)[0]
 
 
 def _not_once(parts: list[tuple[int, float]], end: float) -> str:
