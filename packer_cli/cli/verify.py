@@ -13,7 +13,7 @@ from packer_cli.errors import DataError, UsageError, one_line
 
 
 def verify(
-    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
+    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed or tokenized directory.")],
     against_inputs: Annotated[
         bool, Option("Also compare with documents of the inputs, read and encoded again.")
     ] = False,
@@ -33,7 +33,7 @@ def verify(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Check a result: digests, rows, figures, files. Exit 1 when anything is wrong.
+    """Check a result: digests, rows or documents, figures, files. Exit 1 when anything is wrong.
 
     Prints a line for each problem: the file, the place in it, what is there, what was expected.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -84,9 +85,7 @@ class TokenizedReader:
     ) -> Iterator[Records]:
         inputs = TokenizedInputs([file], None)
         for batch in inputs.read(WorkUnit(0, (part,))):
-            lengths = np.diff(batch.offsets).astype(np.int32)
-            places = batch.file, batch.position, np.zeros_like(lengths), lengths
-            ids = inputs.tokens.gather(*places)
+            ids = inputs.with_tokens(batch).ids
             yield Records(batch.position, tokens=(ids, batch.offsets, batch.trained))
 
     def describe(self, file: InputFile, position: int) -> str:
@@ -117,7 +116,7 @@ class TokenizedInputs:
 
     def read(self, unit: WorkUnit) -> Iterator[TokenBatch]:
         """The unit's documents, without tokens."""
-        parts = [self._chosen(part) for part in unit.slices]
+        parts = [self.numbers(part) for part in unit.slices]
         file = np.concatenate([np.full(len(p), s.file, np.int32)
                                for p, s in zip(parts, unit.slices, strict=True)])  # fmt: skip
         number = np.concatenate(parts)
@@ -125,7 +124,7 @@ class TokenizedInputs:
             order = _interleaved([len(part) for part in parts])
             file, number = file[order], number[order]
         lengths = np.concatenate(
-            [self._directory(s.file).lengths[p]
+            [self.directory(s.file).lengths[p]
              for p, s in zip(parts, unit.slices, strict=True)]
         )  # fmt: skip
         if self._seed is not None and len(parts) > 1:
@@ -137,19 +136,35 @@ class TokenizedInputs:
         """What of its inputs a unit depends on."""
         return {part.file: [_manifest_read(self._files[part.file])] for part in unit.slices}
 
-    def _chosen(self, part: Slice) -> Int64:
+    def documents(self, file: int, numbers: Int64) -> Iterator[TokenBatch]:
+        """Documents of one input by their numbers, with their tokens."""
+        lengths = self.directory(file).lengths[numbers]
+        for begin, end in _cuts(lengths):
+            some = slice(begin, end)
+            files = np.full(end - begin, file, np.int32)
+            yield self.with_tokens(self._batch(files, numbers[some], lengths[some]))
+
+    def with_tokens(self, batch: TokenBatch) -> TokenBatch:
+        """A batch of `read` with its tokens."""
+        lengths = np.diff(batch.offsets).astype(np.int32)
+        start = np.zeros_like(lengths)
+        ids = self.tokens.gather(batch.file, batch.position, start, lengths)
+        return replace(batch, ids=ids, tokens_elsewhere=False)
+
+    def numbers(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""
         if self._seed is None:
-            stop = len(self._directory(part.file)) if part.stop is None else part.stop
+            stop = len(self.directory(part.file)) if part.stop is None else part.stop
             return np.arange(part.start, stop)
         with self._ordering:
             if part.file not in self._orders:
                 # equal documents of two directories do not come at the same place in both
                 seed = (self._seed + part.file * _OF_INPUT) % (1 << 64)
-                self._orders[part.file] = self._directory(part.file).order(seed)
+                self._orders[part.file] = self.directory(part.file).order(seed)
         return self._orders[part.file][part.start : part.stop]
 
-    def _directory(self, file: int) -> TokenizedDirectory:
+    def directory(self, file: int) -> TokenizedDirectory:
+        """The directory of an input."""
         return self._directories[self._place[file]]
 
     def _batch(self, file: Int32, number: Int64, lengths: Int32) -> TokenBatch:

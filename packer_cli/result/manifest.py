@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from packer_cli import storage
+from packer_cli.config.formats import format_of
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from_os_error
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, SIDE_FILE_PATTERN, WORK
@@ -75,10 +76,15 @@ class Tokenizer(Struct, frozen=True):
     suffix: list[_Id] | UnsetType = UNSET
 
 
-class Histograms(Struct, frozen=True):
+class DocumentHistograms(Struct, frozen=True):
     """As in `Counts`."""
 
     document_length: _Powers
+
+
+class Histograms(DocumentHistograms, frozen=True):
+    """As in `Counts`."""
+
     row_fill: Annotated[list[Count], Meta(min_length=21, max_length=21)]
     segments_per_row: _Powers
 
@@ -100,7 +106,9 @@ class AttentionCosts(Struct, frozen=True):
 
 
 class Input(Struct, frozen=True):
-    """An input, and the counts of its records. `removed`: an update has dropped it."""
+    """An input, and the counts of its records. `removed`: an update has dropped it. `format`: of
+    tokenized directories, whose manifests' names do not tell.
+    """
 
     path: str
     size: Count
@@ -110,6 +118,11 @@ class Input(Struct, frozen=True):
     empty_documents: Count
     rejected_records: Count
     removed: bool = False
+    format: str | None = None
+
+    def format_then(self, input_format: str | None) -> str | None:
+        """What it was read as, with the run's --input-format; None for stdin without one."""
+        return self.format or input_format or format_of(self.path)[0]
 
 
 class Unit(Struct, frozen=True):
@@ -128,12 +141,6 @@ class DocumentsConfig(Struct, frozen=True):
     train_on: str = "all"
     input_format: str | None = None
     fields: list[tuple[str, str]] = []
-
-
-class DocumentHistograms(Struct, frozen=True):
-    """As in `Counts`."""
-
-    document_length: _Powers
 
 
 class Result(Struct, frozen=True, kw_only=True, dict=True):
@@ -156,6 +163,7 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     double_bos_documents: Count
     unshown_tools: Count
     special_tokens_in_text: Count = 0
+    histograms: DocumentHistograms
     inputs: list[Input]
     units: list[Unit]
     shards: Annotated[list[Shard], Meta(min_length=1)]
@@ -226,7 +234,6 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
 
     kind: Literal["tokenized"]
     config: DocumentsConfig
-    histograms: DocumentHistograms
 
 
 _OF_RESULTS = (
@@ -294,7 +301,7 @@ def looks_like_one(data: bytes) -> bool:
     return isinstance(content, dict) and {"format_version", "packer_version"} <= content.keys()
 
 
-def parse(data: bytes) -> Result:
+def parse(data: bytes) -> Manifest | TokenizedManifest:
     """The manifest of a result of any kind. Raises DataError, which does not name the file, for
     what this packer cannot read.
     """
@@ -308,9 +315,10 @@ def parse(data: bytes) -> Result:
             f"format version {version!r}, this packer reads {FORMAT_VERSION}",
             f"use the packer that wrote it, or {_ANEW}",
         )
-    kind: type[Result] = TokenizedManifest if document.get("kind") == TOKENIZED else Manifest
     try:
-        return kind.of(document)
+        if document.get("kind") == TOKENIZED:
+            return TokenizedManifest.of(document)
+        return Manifest.of(document)
     except ValueError as error:
         raise DataError(f"damaged: {error}", _ANEW) from error
 
@@ -352,7 +360,9 @@ def load_tokenized(directory: str | os.PathLike[str]) -> TokenizedManifest:
     return manifest
 
 
-def load_any(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> Result:
+def load_any(
+    directory: str | os.PathLike[str], *, incomplete_too: bool = False
+) -> Manifest | TokenizedManifest:
     """The manifest of a finished result of any kind. Raises as `load`."""
     name = os.fspath(directory)
     path = storage.join(name, MANIFEST)
@@ -370,7 +380,7 @@ def load_any(directory: str | os.PathLike[str], *, incomplete_too: bool = False)
     return manifest
 
 
-def _read(path: str) -> Result:
+def _read(path: str) -> Manifest | TokenizedManifest:
     try:
         with storage.open_bytes(path, _FETCHED_BYTES) as file:
             return parse(file.read())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import msgspec
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import UsageError
+from packer_cli.result.layout import DOCUMENTS, INDEX, ROWS, kind_of
 from packer_cli.result.manifest import OF_INPUTS, Manifest, Result
 from packer_cli.result.shards import Shard
+
+_COUNTED = ("rows", "tokens", "trained_tokens")
 
 
 def document_config_of(manifest: Result) -> DocumentConfig:
@@ -61,44 +64,81 @@ def _in_order(shards: list[Shard]) -> list[tuple[int, int]]:
     return [(unit, part) for unit in sorted(counts) for part in range(counts[unit])]
 
 
-def disagreements(manifest: Manifest) -> list[str]:
+def disagreements(manifest: Result) -> list[str]:
     """The figures of a manifest that do not agree with each other."""
     return [*_wrong_figures(manifest), *_wrong_shards(manifest), *_wrong_units(manifest)]
 
 
-def _wrong_figures(manifest: Manifest) -> Iterator[str]:
-    shards, inputs, histograms = manifest.shards, manifest.inputs, manifest.histograms
-    slots = manifest.rows * manifest.config.max_length
+def _wrong_figures(manifest: Result) -> Iterator[str]:
+    listed = manifest.histograms.document_length
     expected: list[tuple[str, object, str]] = [
-        *((n, sum(getattr(s, n) for s in shards), "the sum over its shards")
-          for n in ("rows", "segments", "tokens", "trained_tokens")),
-        *((n, sum(getattr(i, n) for i in inputs), "the sum over its inputs")
+        *((n, sum(getattr(i, n) for i in manifest.inputs), "the sum over its inputs")
           for n in OF_INPUTS),
-        ("documents", sum(histograms.document_length), "the sum of document_length"),
-        ("rows", sum(histograms.row_fill), "the sum of row_fill"),
-        ("rows", sum(histograms.segments_per_row), "the sum of segments_per_row"),
-        ("padding_tokens", slots - manifest.tokens, "rows x max_length - tokens"),
-        ("utilization", manifest.tokens / slots, "tokens / (rows x max_length)"),
+        ("documents", sum(listed), "the sum of document_length"),
+        *(_rows_expected(manifest) if isinstance(manifest, Manifest)
+          else _documents_expected(manifest)),
     ]  # fmt: skip
     for name, value, what in expected:
         if getattr(manifest, name) != value:
             yield f"{name} is {getattr(manifest, name)}, {what} is {value}"
-    if manifest.lower_bound_rows > manifest.rows:
+    if isinstance(manifest, Manifest) and manifest.lower_bound_rows > manifest.rows:
         yield f"lower_bound_rows is {manifest.lower_bound_rows}, above rows"
 
 
-def _wrong_shards(manifest: Manifest) -> Iterator[str]:
-    shards = manifest.shards
+def _rows_expected(manifest: Manifest) -> Iterator[tuple[str, object, str]]:
+    histograms, slots = manifest.histograms, manifest.rows * manifest.config.max_length
+    for name in ("rows", "segments", "tokens", "trained_tokens"):
+        yield name, _sum(manifest.shards, name), "the sum over its shards"
+    yield "rows", sum(histograms.row_fill), "the sum of row_fill"
+    yield "rows", sum(histograms.segments_per_row), "the sum of segments_per_row"
+    yield "padding_tokens", slots - manifest.tokens, "rows x max_length - tokens"
+    yield "utilization", manifest.tokens / slots, "tokens / (rows x max_length)"
+
+
+def _documents_expected(manifest: Result) -> Iterator[tuple[str, object, str]]:
+    for kind in (DOCUMENTS, INDEX):
+        shards = [shard for shard in manifest.shards if kind_of(shard.file) == kind]
+        what = "the sum over its shards" if kind == DOCUMENTS else "the sum over its indexes"
+        yield "documents", _sum(shards, "rows"), what
+        yield "tokens", _sum(shards, "tokens"), what
+        yield "trained_tokens", _sum(shards, "trained_tokens"), what
+
+
+def _sum(shards: list[Shard], name: str) -> int:
+    return sum(getattr(shard, name) for shard in shards)
+
+
+def _wrong_shards(manifest: Result) -> Iterator[str]:
+    shards, of_rows = manifest.shards, isinstance(manifest, Manifest)
+    kinds = [ROWS] if of_rows else [DOCUMENTS, INDEX]
     for shard in shards:
-        if not shard.file.startswith(f"shard-{shard.unit:05d}-"):
+        if not shard.file.startswith(tuple(f"{kind}-{shard.unit:05d}-" for kind in kinds)):
             yield f"{shard.file} is said to be of unit {shard.unit}"
     if len({shard.file for shard in shards}) < len(shards):
         yield "names a shard twice"
-    elif [(shard.unit, part_of(shard.file)) for shard in shards] != _in_order(shards):
+        return
+    if not of_rows and (wrong := wrong_pairs(shards)):
+        yield wrong
+        return
+    of_kind = [shard for shard in shards if kind_of(shard.file) == kinds[0]]
+    if [(shard.unit, part_of(shard.file)) for shard in of_kind] != _in_order(of_kind):
         yield "shards are not in order, or a part of a unit is left out"
 
 
-def _wrong_units(manifest: Manifest) -> Iterator[str]:
+def wrong_pairs(shards: list[Shard]) -> str:
+    """What is wrong where each shard of documents is to be followed by their index; "" if nothing
+    is.
+    """
+    for first, second in zip_longest(shards[::2], shards[1::2]):
+        names = [one.file.split("-")[:3] if one else [] for one in (first, second)]
+        if names[0] != [DOCUMENTS, *names[1][1:]] or names[1][:1] != [INDEX]:
+            return f"{first.file} is not a shard of documents that is followed by its index"
+        if any(getattr(first, name) != getattr(second, name) for name in ("unit", *_COUNTED)):
+            return f"{second.file} is not said to hold as much as {first.file}"
+    return ""
+
+
+def _wrong_units(manifest: Result) -> Iterator[str]:
     numbers = [one.unit for one in manifest.units]
     if any(a >= b for a, b in pairwise(numbers)):
         yield "units are not in order"

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
 from packer_cli.records import Int32, Int64, UInt8, UInt32
 from packer_cli.result.document_writer import INDEX_SCHEMA, documents_schema
-from packer_cli.result.layout import DOCUMENTS, MANIFEST, kind_of
+from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
+from packer_cli.result.manifest_check import wrong_pairs
 from packer_cli.result.reader import first_line
 from packer_cli.result.shards import Shard
 
@@ -44,7 +46,9 @@ class TokenizedDirectory:
         self.path = path
         self.facts = facts
         self.shards = [one for one in facts.shards if kind_of(one.file) == DOCUMENTS]
-        self._indexes = [one for one in facts.shards if kind_of(one.file) != DOCUMENTS]
+        self.indexes = [one for one in facts.shards if kind_of(one.file) == INDEX]
+        if wrong := wrong_pairs(facts.shards):
+            raise DataError(f"{path / MANIFEST}: {wrong}", AGAIN)
         self.firsts = np.concatenate([[0], np.cumsum([one.rows for one in self.shards])])
         self.firsts = self.firsts.astype(np.int64)
 
@@ -75,16 +79,21 @@ class TokenizedDirectory:
         return np.argsort(_apart(keys), kind="stable")
 
     def _index(self) -> Iterator[Any]:
-        """The index of each shard, as one record batch."""
-        for shard, documents in zip(self._indexes, self.shards, strict=True):
-            batches = list(self._mapped(shard, INDEX_SCHEMA))
-            if sum(batch.num_rows for batch in batches) != documents.rows:
-                raise DataError(
-                    f"{self.path / shard.file}: holds {sum(map(len, batches))} documents, the "
-                    f"manifest says {documents.rows}",
-                    AGAIN,
-                )
-            yield from batches
+        """The record batches of all indexes."""
+        for number in range(len(self.shards)):
+            yield from self.index_batches(number)
+
+    def index_batches(self, number: int) -> list[Any]:
+        """The record batches of the index of shard `number`, mapped. Raises DataError."""
+        shard = self.indexes[number]
+        batches = list(self._mapped(shard, INDEX_SCHEMA))
+        if sum(batch.num_rows for batch in batches) != shard.rows:
+            raise DataError(
+                f"{self.path / shard.file}: holds {sum(map(len, batches))} documents, the "
+                f"manifest says {shard.rows}",
+                AGAIN,
+            )
+        return batches
 
     def batches(self, shard: Shard) -> Iterator[Any]:
         """The record batches of a shard of documents, mapped. Raises DataError."""
@@ -104,7 +113,7 @@ class TokenizedDirectory:
                         AGAIN,
                     )
                 for batch in stream:
-                    batch.validate()
+                    batch.validate(full=True)  # of lists that is their offsets, not their tokens
                     yield batch
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: not a readable shard: {first_line(error)}", AGAIN) from error
@@ -125,13 +134,21 @@ class TokenizedDirectory:
     def check_sizes(self) -> None:
         """Raise DataError when a shard is missing or not as long as the manifest says."""
         for shard in self.facts.shards:
-            file = self.path / shard.file
-            try:
-                size = file.stat().st_size
-            except OSError:
-                raise DataError(f"{file}: is missing", AGAIN) from None
-            if size != shard.bytes:
-                raise DataError(f"{file}: has {size} bytes, the manifest says {shard.bytes}", AGAIN)
+            self.check_size(shard)
+
+    def check_size(self, shard: Shard) -> None:
+        """The same of one shard."""
+        file = self.path / shard.file
+        try:
+            status = file.stat()
+        except OSError:
+            raise DataError(f"{file}: is missing", AGAIN) from None
+        if not S_ISREG(status.st_mode):
+            raise DataError(f"{file}: is not a regular file", AGAIN)
+        if status.st_size != shard.bytes:
+            raise DataError(
+                f"{file}: has {status.st_size} bytes, the manifest says {shard.bytes}", AGAIN
+            )
 
 
 def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:

@@ -234,6 +234,8 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
 
 def _input(file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:
     entry = {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
+    if file.format == TOKENIZED:
+        entry["format"] = TOKENIZED
     return entry if file.format else entry | {"removed": True}
 
 

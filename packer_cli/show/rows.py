@@ -6,9 +6,10 @@ Reads the manifest and the mapped pages of the requested rows, so it is instant 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -16,13 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli.config.formats import format_named, format_of
+from packer_cli.config.formats import format_named
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import IGNORED, Int32
 from packer_cli.result.documents import sources_of
-from packer_cli.result.manifest import Manifest
+from packer_cli.result.manifest import TOKENIZED, Input, Manifest
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, metadata_of, rows_of, segments_of
 from packer_cli.result.rules import RowLimits, broken_boundaries, broken_sources
+from packer_cli.result.shards import digest
+from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
 from packer_cli.tokenization.decoding import Decoder
 
 _ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)
@@ -30,12 +33,16 @@ _ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """Where a segment came from. `position` counts `unit`s: "byte", "row" or "document"."""
+    """Where a segment came from. `position` counts `unit`s: "byte", "row" or "document".
+
+    tokenized  (directory, number of the document) where it came through a tokenized directory
+    """
 
     file: str
     position: int
     unit: str
     start: int
+    tokenized: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,22 +84,25 @@ class Span:
     special: bool
 
 
-def parse_rows(texts: list[str], rows: int) -> Iterator[int]:
-    """Row numbers from "7", "-1" (the last) and "3-5". UsageError if there is no such row."""
+def parse_rows(texts: list[str], rows: int, what: str = "row") -> Iterator[int]:
+    """Row numbers from "7", "-1" (the last) and "3-5". UsageError if there is no such row.
+
+    `what`: they may be those of documents.
+    """
     ranges = []
     for text in texts:
         match = _ROWS.fullmatch(text)
         if not match:
             raise UsageError(
-                f"ROW: {text!r} is not a row number",
-                "rows are written like 7, -1 (the last) or 3-5; options: packer show --help",
+                f"ROW: {text!r} is not a {what} number",
+                f"{what}s are written like 7, -1 (the last) or 3-5; options: packer show --help",
             )
         numbers = [int(number) for number in match.groups() if number is not None]
         for number in numbers:
             if not -rows <= number < rows:
                 raise UsageError(
-                    f"ROW: {text}: there is no row {number}, only 0 to {rows - 1}",
-                    "rows count from 0 over all shards, negative ones from the end",
+                    f"ROW: {text}: there is no {what} {number}, only 0 to {rows - 1}",
+                    f"{what}s count from 0 over all shards, negative ones from the end",
                 )
         first, last = numbers[0] % rows, numbers[-1] % rows
         if first > last:
@@ -112,7 +122,7 @@ def pick(row: Row, segment: int) -> Segment:
     return row.segments[segment]
 
 
-def read_row(packed: PackedDirectory, index: int) -> Row:
+def read_row(packed: PackedDirectory, index: int, origins: Origins) -> Row:
     """Find a row and take it apart. DataError when its shard is missing or damaged."""
     shard, shard_row = packed.find(index)
     packed.check_size(shard)
@@ -121,7 +131,7 @@ def read_row(packed: PackedDirectory, index: int) -> Row:
         if shard_row < before + stored.num_rows:
             try:
                 (batch,) = packed.filled(stored.slice(shard_row - before, 1), shard_row)
-                segments = list(_segments(batch, packed.facts))
+                segments = list(_segments(batch, packed.facts, origins))
             except (ValueError, KeyError, pa.ArrowException) as error:
                 place = f"{packed.path / shard.file}: row {shard_row}"
                 raise DataError(f"{place}: is damaged: {error}", PACK_AGAIN) from error
@@ -134,7 +144,7 @@ def read_row(packed: PackedDirectory, index: int) -> Row:
     )
 
 
-def _segments(batch: Any, manifest: Manifest) -> Iterator[Segment]:
+def _segments(batch: Any, manifest: Manifest, origins: Origins) -> Iterator[Segment]:
     """The segments of a batch of one row. Raises ValueError for a row that breaks a rule."""
     has_sources = "segments" in batch.schema.names
     broken = broken_boundaries(batch, RowLimits.of(manifest))
@@ -145,9 +155,7 @@ def _segments(batch: Any, manifest: Manifest) -> Iterator[Segment]:
     ids, trained = rows_of(batch.column("input_ids"))[0], _trained(batch)
     shift = metadata_of(batch.schema).get("label_shift")
     begins, lengths, _ = segments_of(batch)
-    sources = (
-        [_source(manifest, *one) for one in sources_of(batch).T.tolist()] if has_sources else []
-    )
+    sources = [origins.of(*one) for one in sources_of(batch).T.tolist()] if has_sources else []
     for index, (begin, end) in enumerate(zip(begins, begins + lengths, strict=True)):
         if trained is None:
             flags = None
@@ -165,11 +173,50 @@ def _trained(batch: Any) -> npt.NDArray[np.bool_] | None:
     return trained
 
 
-def _source(manifest: Manifest, file: int, position: int, start: int) -> Source:
-    path = manifest.inputs[file].path
-    kind = manifest.config.input_format or format_of(path)[0]
+class Origins:
+    """Where the segments of a result came from: through tokenized directories to the first inputs.
+
+    notes  why there is none for some tokenized directories
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._tokenized: dict[int, TokenizedDirectory | None] = {}
+        self.notes: list[str] = []
+
+    def of(self, file: int, position: int, start: int) -> Source:
+        """Of a segment, as the column segments has it."""
+        one = self._manifest.inputs[file]
+        if one.format != TOKENIZED:
+            return input_source(one, self._manifest.config.input_format, position, start)
+        folder = os.path.dirname(one.path)
+        if file not in self._tokenized:
+            self._tokenized[file] = self._opened(folder, one)
+        tokenized = self._tokenized[file]
+        if tokenized is None:
+            return Source(folder, position, "document", start)
+        index, place = tokenized.place(position)
+        facts = tokenized.facts
+        first = input_source(facts.inputs[index], facts.config.input_format, place, start)
+        return replace(first, tokenized=(folder, position))
+
+    def _opened(self, folder: str, one: Input) -> TokenizedDirectory | None:
+        """The directory, if it is still the one that the rows came from."""
+        why = f"{folder}: was changed since"
+        try:
+            if digest(one.path) == (one.size, one.sha256):
+                return open_tokenized(folder)
+        except (DataError, UsageError) as error:
+            why = error.message
+        self.notes.append(f"which inputs were tokenized is unknown: {why}")
+        return None
+
+
+def input_source(one: Input, input_format: str | None, position: int, start: int) -> Source:
+    """A place in an input that was not tokenized before."""
+    kind = one.format_then(input_format)
     unit = format_named(kind).counted_in if kind else "byte"  # stdin
-    return Source(path, position, unit, start)
+    return Source(one.path, position, unit, start)
 
 
 def spans_of(segment: Segment, decoder: Decoder | None) -> list[Span]:
@@ -211,7 +258,13 @@ def row_as_json(row: Row, segments: list[Segment], decoder: Decoder | None) -> s
 
 
 def _segment_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
+    return {"segment": segment.index} | content_as_json(segment, decoder)
+
+
+def content_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
+    """Where a segment came from, and what it holds."""
     source = segment.source
+    through = source.tokenized if source else None
     whole = spans_of(Segment(segment.index, None, segment.ids, None), decoder)
     spans: list[dict[str, Any]] = []
     for trained, group in groupby(spans_of(segment, decoder), key=lambda span: span.trained):
@@ -223,10 +276,10 @@ def _segment_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any
         )
         spans.append(content | {"trained": trained})
     return {
-        "segment": segment.index,
         "file": source and source.file,
         "position": source and source.position,
         "position_unit": source and source.unit,
+        **({"tokenized": through[0], "document": through[1]} if through else {}),
         "start": source and source.start,
         "tokens": len(segment.ids),
         "trained_tokens": segment.trained_tokens(),

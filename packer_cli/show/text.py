@@ -15,6 +15,7 @@ from rich.style import Style
 
 from packer_cli.errors import visible
 from packer_cli.result.layout import short_name
+from packer_cli.show.documents import Document
 from packer_cli.show.rows import Row, Segment, Span, spans_of
 from packer_cli.tokenization.decoding import Decoder
 
@@ -58,6 +59,17 @@ class RowPrinter:
             self._segment(spans_of(segment, self._decoder))
         if whole and row.padding:
             self._add(f"... {row.padding:,} padding token{'s' * (row.padding != 1)}\n", "dim")
+        self._flush()
+
+    def print_document(self, document: Document) -> None:
+        """A document of a tokenized directory."""
+        self._add(f"document {document.index} of {self._rows:,}", "bold")
+        self._add(f": {_about(document.content)}; ")
+        self._add(f"{visible(short_name(document.shard))} document {document.shard_document}\n")
+        self._segment(spans_of(document.content, self._decoder))
+        self._flush()
+
+    def _flush(self) -> None:
         self._console.print(Segments(self._pieces), soft_wrap=True, end="")
         self._pieces = [Piece("\n")]  # between rows
 
@@ -115,4 +127,9 @@ def _about(segment: Segment) -> str:
         return _counts([segment])
     file = "stdin" if source.file == "-" else visible(source.file, "\n\t")
     start = f" from its token {source.start}" if source.start else ""
-    return f"{file} {source.unit} {source.position}{start}, {_counts([segment])}"
+    through = ""
+    if source.tokenized is not None:
+        directory, number = source.tokenized
+        shown = visible(directory, "\n\t")
+        through = f" (document {number} of {shown})"
+    return f"{file} {source.unit} {source.position}{through}{start}, {_counts([segment])}"

@@ -17,18 +17,22 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.errors import DataError
 from packer_cli.progress import Progress
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import load
-from packer_cli.result.manifest_check import config_of
+from packer_cli.result.manifest import Manifest, Result, load_any
+from packer_cli.result.manifest_check import config_of, document_config_of
 from packer_cli.result.opening import Paths, opened
 from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.directory import is_replacing
 from packer_cli.threads import run_all
+from packer_cli.verify.document_shards import DocumentChecks
 from packer_cli.verify.files import check_contents, check_files
 from packer_cli.verify.findings import Findings, Problem
 from packer_cli.verify.manifest import check_manifest
+from packer_cli.verify.reading import Stored
 from packer_cli.verify.shards import ShardChecks
 from packer_cli.verify.unit_records import check_unit_records
 
@@ -52,28 +56,34 @@ def verify(
     compared with a result that is sound by itself. `tokens`: as in `open_packed`. Raises DataError
     when there is no usable manifest, or a view's tokenized directories are not there.
     """
-    manifest = load(directory, incomplete_too=True)
-    packed, findings, stop = opened(directory, manifest, tokens), Findings(), threading.Event()
-    try:
-        config = config_of(manifest)
-    except ValueError as error:
-        raise DataError(
-            f"{directory / MANIFEST}: damaged: config: {error}", "pack the data again"
-        ) from error
+    manifest = load_any(directory, incomplete_too=True)
+    stored = (
+        opened(directory, manifest, tokens)
+        if isinstance(manifest, Manifest)
+        else TokenizedDirectory(directory, manifest)
+    )
+    config = _config_of(directory, manifest)
+    findings, stop = Findings(), threading.Event()
+    if not isinstance(manifest, Manifest):
+        findings.command = "tokenize"
     if manifest.incomplete:
         notify(f"{directory} is marked incomplete: {manifest.incomplete}")
-    check_manifest(packed, config, findings)
-    check_files(packed, findings, notify)
+    check_manifest(stored, config, findings)
+    check_files(stored, findings, notify)
     total = sum(shard.bytes for shard in manifest.shards)
     with Progress(total, show=show_progress, doing="verifying") as progress:
-        checks = ShardChecks(packed, config, findings, progress, stop)
+        checks = (
+            ShardChecks(stored, config_of(stored.facts), findings, progress, stop)
+            if isinstance(stored, PackedDirectory)
+            else DocumentChecks(stored, findings, progress, stop)
+        )
         run_all(
             (partial(checks.check_unit, unit) for unit in manifest.shards_of_units()), workers, stop
         )
         checks.check_totals()
     if not findings.problems:  # or every wrong figure would be reported twice
-        check_contents(packed, findings)
-        check_unit_records(packed, findings)
+        check_contents(stored, findings)
+        check_unit_records(stored, findings)
     if against_inputs and findings.problems:
         notify("not compared with the inputs: the result itself has problems")
     elif against_inputs:
@@ -81,18 +91,35 @@ def verify(
 
         if show_progress and sys.stderr.isatty():  # a full bar looks like the end
             notify("the result itself is sound; encoding documents of its inputs again")
-        compare_inputs(packed, config, findings, workers, sample, seed, stop, notify)
+        compare_inputs(stored, config, findings, workers, sample, seed, stop, notify)
     if findings.problems:
-        _raise_if_replaced(packed)
+        _raise_if_replaced(stored, findings.command)
     return findings
 
 
-def _raise_if_replaced(packed: PackedDirectory) -> None:
-    """Raise DataError if the problems may be those of a mix of two results."""
-    if error := packed.replaced():
-        raise error
-    if is_replacing(packed.path):
+def _config_of(directory: Path, manifest: Result) -> DocumentConfig:
+    try:
+        return (
+            config_of(manifest) if isinstance(manifest, Manifest) else document_config_of(manifest)
+        )
+    except ValueError as error:
         raise DataError(
-            f"{packed.path}: another result is being put in its place, or that was interrupted",
-            "run the packer pack that was interrupted again, then verify",
+            f"{directory / MANIFEST}: damaged: config: {error}", "pack the data again"
+        ) from error
+
+
+def _raise_if_replaced(stored: Stored, command: str) -> None:
+    """Raise DataError if the problems may be those of a mix of two results."""
+    try:
+        now = load_any(stored.path, incomplete_too=True).sha256
+    except DataError:
+        now = stored.facts.sha256
+    if now != stored.facts.sha256:
+        raise DataError(
+            f"{stored.path}: was replaced by another result while it was read", "read it again"
+        )
+    if is_replacing(stored.path):
+        raise DataError(
+            f"{stored.path}: another result is being put in its place, or that was interrupted",
+            f"run the packer {command} that was interrupted again, then verify",
         )

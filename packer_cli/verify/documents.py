@@ -1,13 +1,15 @@
-"""Documents encoded again and compared with their pieces in the rows."""
+"""Documents encoded again and compared with their pieces in the rows, or as they are stored."""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import Interrupted
 from packer_cli.inputs.formats import reader_for
@@ -29,6 +31,13 @@ from packer_cli.verify.rows import UnitRows
 _MOST = 20  # differing documents that are reported for one input of one unit
 
 
+class StoredUnit(Protocol):
+    """What a result holds of one unit's documents: `PackedUnit` or `TokenizedUnit`."""
+
+    def positions(self, file: int) -> Int64: ...
+    def differences(self, batch: TokenBatch) -> Iterator[tuple[int, str]]: ...
+
+
 class Documents:
     """Compares documents of one unit. `encode` is an `encoding.Encode` that also compares.
 
@@ -37,8 +46,8 @@ class Documents:
 
     def __init__(
         self,
-        unit: UnitRows,
-        config: PackConfig,
+        unit: StoredUnit,
+        config: DocumentConfig,
         encode: Encode,
         findings: Findings,
         stop: threading.Event,
@@ -58,12 +67,16 @@ class Documents:
             raise Interrupted("stopped")
         encoded = self._encode(records, file)
         batch, bad, _ = encoded
-        self._compared[file.index].append(batch.position)
-        if self._unit.by_place:
-            self._compare(batch, file)
+        self.compare(batch, file)
         if bad and self._config.on_error == "fail":
             self._differs(file, bad[0].position, f"a bad record: {bad[0].reason}")
         return encoded
+
+    def compare(self, batch: TokenBatch, file: InputFile) -> None:
+        """Compare documents, all of one file."""
+        self._compared[file.index].append(batch.position)
+        for document, text in self._unit.differences(batch):
+            self._differs(file, int(batch.position[document]), text)
 
     def expect(self, file: InputFile, positions: Int64) -> None:
         """Report documents in the rows, at these positions, that were not compared."""
@@ -86,7 +99,22 @@ class Documents:
         place = reader_for(file.format).describe(file, position)
         self._problems[file.path].append(f"{place}: {text}")
 
-    def _compare(self, batch: TokenBatch, file: InputFile) -> None:
+
+class PackedUnit:
+    """The rows of a unit as documents are compared with them."""
+
+    def __init__(self, rows: UnitRows, config: PackConfig) -> None:
+        self._rows = rows
+        self._config = config
+
+    def positions(self, file: int) -> Int64:
+        """The positions of the documents of a file, each once."""
+        return self._rows.positions(file)
+
+    def differences(self, batch: TokenBatch) -> Iterator[tuple[int, str]]:
+        """(document, how it differs) of a batch, whose documents are all of one file."""
+        if not self._rows.by_place:
+            return
         expected, wanted = None, np.diff(batch.offsets)
         if self._config.strategy != "wrap":
             pieces, _ = pieces_of(batch, self._config)
@@ -95,14 +123,13 @@ class Documents:
         elif batch.trained is not None and not self._config.keep_untrained:
             kept, _ = trained_documents(batch.offsets, batch.trained)
             wanted = np.where(np.isin(np.arange(len(wanted)), kept), wanted, 0)
-        for document, position in enumerate(batch.position.tolist()):
-            text = self._difference(file.index, batch, document, expected, int(wanted[document]))
+        for document in range(len(batch.position)):
+            text = self._difference(batch, document, expected, int(wanted[document]))
             if text:
-                self._differs(file, position, text)
+                yield document, text
 
     def _difference(
         self,
-        file: int,
         batch: TokenBatch,
         document: int,
         expected: tuple[Any, Int64] | None,
@@ -112,8 +139,8 @@ class Documents:
 
         `tokens`: how many of its tokens are to be in rows, where `expected` lists no pieces.
         """
-        unit, position = self._unit, int(batch.position[document])
-        of_document = unit.pieces(file, position)
+        unit, position = self._rows, int(batch.position[document])
+        of_document = unit.pieces(int(batch.file[document]), position)
         packed = [(int(unit.start[i]), int(unit.length[i])) for i in of_document]
         begin = int(batch.offsets[document])
         if expected is None:

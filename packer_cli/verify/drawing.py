@@ -14,7 +14,7 @@ import numpy.typing as npt
 from packer_cli.config.formats import format_named
 from packer_cli.inputs.formats import documents_of, groups_of
 from packer_cli.records import InputFile, Int64, Records, Slice
-from packer_cli.result.manifest import Manifest
+from packer_cli.result.manifest import Result
 
 Read = Callable[[InputFile, Slice], Iterator[Records]]
 Shares = dict[tuple[int, int], int]  # (unit, file) -> how many records of it
@@ -22,7 +22,7 @@ _FIRST_BYTES = 1 << 12  # read of a line format at first; most records end withi
 _TOGETHER = 1 << 20  # characters of texts that are encoded together
 
 
-def shares(manifest: Manifest, files: set[int], sample: int, seed: int) -> Shares:
+def shares(manifest: Result, files: set[int], sample: int, seed: int) -> Shares:
     """How many documents to take: spread evenly over files, then over units."""
     rng = np.random.default_rng(seed)
     units: dict[int, list[int]] = {}
@@ -46,7 +46,7 @@ def shares(manifest: Manifest, files: set[int], sample: int, seed: int) -> Share
 
 
 def draws(
-    manifest: Manifest,
+    manifest: Result,
     files: set[int],
     wanted: Shares,
     sample: int,

@@ -9,6 +9,7 @@ from packer_cli.errors import PackerError
 from packer_cli.ownership import is_leftover
 from packer_cli.result.layout import (
     INCOMPLETE,
+    INDEX,
     INFO,
     INPUT_TIMES,
     MANIFEST,
@@ -18,12 +19,13 @@ from packer_cli.result.layout import (
     TOKENIZER,
     UNITS,
     WORK,
+    kind_of,
 )
-from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.manifest import Result
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.verify.findings import FOREIGN, Findings
 from packer_cli.verify.reading import (
+    Stored,
     content_of,
     digest_of,
     is_file,
@@ -33,14 +35,14 @@ from packer_cli.verify.reading import (
 )
 
 
-def check_files(packed: PackedDirectory, findings: Findings, notify: Callable[[str], None]) -> None:
+def check_files(stored: Stored, findings: Findings, notify: Callable[[str], None]) -> None:
     """Check the names and digests of side files against the manifest."""
-    facts = packed.facts
+    facts = stored.facts
     digests = _side_files(facts, findings)
-    names = names_in(packed)
+    names = names_in(stored)
     for name, sha256 in digests.items():
-        if name in names and is_file(packed, name):
-            _check_digest(packed, name, sha256, findings)
+        if name in names and is_file(stored, name):
+            _check_digest(stored, name, sha256, findings)
         else:
             findings.add(name, "is missing")
     known = {MANIFEST, INPUT_TIMES, *digests, *(shard.file for shard in facts.shards)}
@@ -51,19 +53,19 @@ def check_files(packed: PackedDirectory, findings: Findings, notify: Callable[[s
         findings.add(name, "a foreign file: the manifest does not list it", remedy=FOREIGN)
     for name in sorted(leftovers):
         notify(
-            f"{path_of(packed, name)}: belongs to a run that is writing here, or that ended "
+            f"{path_of(stored, name)}: belongs to a run that is writing here, or that ended "
             "before it could remove it; the next packer pack to this directory removes it"
         )
 
 
-def check_contents(packed: PackedDirectory, findings: Findings) -> None:
+def check_contents(stored: Stored, findings: Findings) -> None:
     """Check the contents of side files, whose digests are right, against the manifest."""
-    _check_saved_dataset(packed, findings)
-    if REJECTED in packed.facts.side_files:
-        _check_rejected(packed, findings)
+    _check_saved_dataset(stored, findings)
+    if REJECTED in stored.facts.side_files:
+        _check_rejected(stored, findings)
 
 
-def _side_files(manifest: Manifest, findings: Findings) -> dict[str, str]:
+def _side_files(manifest: Result, findings: Findings) -> dict[str, str]:
     """Name -> sha256 of every file but shards and manifest."""
     digests = dict(manifest.side_files)
     for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & {INPUT_TIMES}):
@@ -83,24 +85,24 @@ def _side_files(manifest: Manifest, findings: Findings) -> dict[str, str]:
     return digests
 
 
-def _check_digest(packed: PackedDirectory, name: str, expected: str, findings: Findings) -> None:
+def _check_digest(stored: Stored, name: str, expected: str, findings: Findings) -> None:
     try:
-        digest = digest_of(packed, name)[1]
+        digest = digest_of(stored, name)[1]
     except PackerError as error:
-        findings.add(name, error.message.removeprefix(f"{path_of(packed, name)}: "))
+        findings.add(name, error.message.removeprefix(f"{path_of(stored, name)}: "))
         return
     if digest != expected:
         findings.add(name, f"its sha256 is {digest}, the manifest says {expected}")
 
 
-def _check_saved_dataset(packed: PackedDirectory, findings: Findings) -> None:
+def _check_saved_dataset(stored: Stored, findings: Findings) -> None:
     """`datasets` must open all shards in order, and tell this result from any other."""
-    shards = packed.facts.shards
+    shards = stored.facts.shards
     identity = "".join(shard.sha256 for shard in shards)
-    files = [shard.file for shard in shards]
+    files = [shard.file for shard in shards if kind_of(shard.file) != INDEX]
     for name, data in saved_dataset(files, identity).items():
         try:
-            content, expected = json.loads(content_of(packed, name)), json.loads(data)
+            content, expected = json.loads(content_of(stored, name)), json.loads(data)
         except (ValueError, RecursionError) as error:
             findings.add(name, f"not valid JSON: {error}")
             continue
@@ -118,11 +120,11 @@ def _check_saved_dataset(packed: PackedDirectory, findings: Findings) -> None:
             findings.add(name, text)
 
 
-def _check_rejected(packed: PackedDirectory, findings: Findings) -> None:
+def _check_rejected(stored: Stored, findings: Findings) -> None:
     """Each rejected record has a line, and each input as many as its figure says."""
-    inputs = packed.facts.inputs
+    inputs = stored.facts.inputs
     counts = dict.fromkeys((one.path for one in inputs), 0)
-    for number, line in enumerate(lines_of(packed, REJECTED), 1):
+    for number, line in enumerate(lines_of(stored, REJECTED), 1):
         try:
             record = json.loads(line)
             path, place = record["file"], record["position"]

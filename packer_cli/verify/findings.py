@@ -9,25 +9,32 @@ from typing import Any, NamedTuple
 
 
 class Remedy(NamedTuple):
-    """A kind of problem, and what to do about it."""
+    """A kind of problem, and what to do about it; {} is the command that makes such results."""
 
     kind: str
     tip: str
 
 
-DAMAGED = Remedy("a damaged result", "copy the directory again, or pack again with --overwrite")
+DAMAGED = Remedy("a damaged result", "copy the directory again, or {} again with --overwrite")
 FOREIGN = Remedy(
     "foreign files", "move them elsewhere: trainers may take them for part of the result"
 )
 CHANGED = Remedy(
     "changed inputs",
-    "restore them, or run packer pack --update on the inputs as they are now; its --prune removes "
+    "restore them, or run packer {} --update on the inputs as they are now; its --prune removes "
     "documents of inputs that are gone",
 )
 DIFFERENT = Remedy(
     "a result that differs from what its inputs and options give",
-    "pack again with --overwrite; if that is not sound either, report it as a bug in packer",
+    "{} again with --overwrite; if that is not sound either, report it as a bug in packer",
 )
+STALE = Remedy(
+    "tokenized documents that are not those of their inputs",
+    "restore the inputs, or tokenize them again and pack again, both with --overwrite",
+)
+
+
+_INTERNAL = {"lock", "command"}
 
 
 class Problem(NamedTuple):
@@ -42,19 +49,25 @@ class Problem(NamedTuple):
 class Findings:
     """What was checked, and all that is wrong. Threads add to it under `lock`.
 
+    command              that made the result: pack or tokenize
+    documents            of a tokenized directory; other results have rows
     documents_compared   of the inputs, encoded again
     records_drawn        of those, the ones that were drawn from the inputs and not from the rows
+    documents_traced     of tokenized directories, encoded again from their own inputs
     units_packed_again   with `--sample all`: their rows and figures were made again
     """
 
+    command: str = "pack"
     problems: list[Problem] = field(default_factory=list)
     shards: int = 0
     bytes: int = 0
     rows: int = 0
+    documents: int = 0
     tokens: int = 0
     documents_compared: int | None = None
     inputs_compared: int | None = None
     records_drawn: int | None = None
+    documents_traced: int | None = None
     units_packed_again: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,28 +84,39 @@ class Findings:
         """A line for each problem, or one that says what was checked."""
         if self.problems:
             return [f"{directory}: {one.file}: {one.problem}" for one in sorted(self.problems)]
-        line = f"{directory}: {_counted(self.shards, 'shard')}, {_counted(self.rows, 'row')}: sound"
+        held = _counted(self.rows, "row") if self.rows else _counted(self.documents, "document")
+        line = f"{directory}: {_counted(self.shards, 'shard')}, {held}: sound"
         if self.documents_compared is not None and self.inputs_compared is not None:
             documents = _counted(self.documents_compared, "document")
             inputs = _counted(self.inputs_compared, "input")
-            line += f"; {documents} of {inputs} encoded again: the same"
+            read = "encoded again" if self.documents_traced is None else "read again"
+            line += f"; {documents} of {inputs} {read}: the same"
         if self.records_drawn:
             line += f"; {_counted(self.records_drawn, 'record')} drawn from the inputs: found"
+        if self.documents_traced:
+            traced = _counted(self.documents_traced, "document")
+            line += f"; {traced} encoded again from what was tokenized: the same"
         if self.units_packed_again:
-            line += f"; {_counted(self.units_packed_again, 'unit')} packed again: the same rows"
+            units, same = _counted(self.units_packed_again, "unit"), "packed again: the same rows"
+            if self.command == "tokenize":
+                same = "tokenized again: the same documents"
+            line += f"; {units} {same}"
         return [line]
 
     def tip(self) -> str:
         """What to do about every kind of problem that there is."""
         remedies = sorted({problem.remedy for problem in self.problems})
         if len(remedies) == 1:
-            return remedies[0].tip
-        return "; ".join(f"{remedy.kind}: {remedy.tip}" for remedy in remedies)
+            return self._tip(remedies[0])
+        return "; ".join(f"{remedy.kind}: {self._tip(remedy)}" for remedy in remedies)
+
+    def _tip(self, remedy: Remedy) -> str:
+        return remedy.tip.format(self.command)
 
     def as_json(self) -> dict[str, Any]:
-        figures = {name: value for name, value in vars(self).items() if name != "lock"}
+        figures = {name: value for name, value in vars(self).items() if name not in _INTERNAL}
         figures["problems"] = [
-            {"file": one.file, "problem": one.problem, "tip": one.remedy.tip}
+            {"file": one.file, "problem": one.problem, "tip": self._tip(one.remedy)}
             for one in sorted(self.problems)
         ]
         return {"ok": not self.problems} | figures

@@ -12,49 +12,34 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-import packer_cli
+from packer_cli import storage
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
-from packer_cli.config.shapes import Shape
 from packer_cli.errors import PackerError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
-from packer_cli.inputs.formats import detect_shape, documents_of, groups_of, reader_for
-from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Int64, Records, Slice
+from packer_cli.inputs.formats import detect_shape, documents_of, groups_of
+from packer_cli.records import InputFile, Int64
 from packer_cli.result.layout import MANIFEST, REJECTED, TEMPLATE, TOOL_TEMPLATE
-from packer_cli.result.manifest import Input, Manifest, Unit
+from packer_cli.result.manifest import TOKENIZED, Input, Result
+from packer_cli.result.manifest_check import document_config_of
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import digest
+from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.encoder import source_again
-from packer_cli.run.unit import Job
 from packer_cli.threads import run_all
-from packer_cli.tokenization.encoding import Encode
-from packer_cli.verify.documents import Documents
-from packer_cli.verify.drawing import (
-    Shares,
-    are_among,
-    drawn_records,
-    draws,
-    records_at,
-    shares,
-    together,
-)
-from packer_cli.verify.findings import CHANGED, DIFFERENT, Findings
+from packer_cli.verify.comparison import Comparison
+from packer_cli.verify.drawing import draws, shares
+from packer_cli.verify.findings import CHANGED, DIFFERENT, STALE, Findings
 from packer_cli.verify.kept_tokenizer import kept_tokenizer, other_tokenizer
 from packer_cli.verify.manifest import left_out, unshaped
-from packer_cli.verify.packed_again import compare_packed
-from packer_cli.verify.reading import is_file, lines_of, path_of
-from packer_cli.verify.rows import load_rows
-from packer_cli.verify.unit_records import unit_records
+from packer_cli.verify.reading import Stored, is_file, lines_of, path_of
+from packer_cli.verify.tokenized_inputs import TokenizedComparison, changed_shards
 
 _Notify = Callable[[str], None]
 _TOO_SLOW = re.compile(
@@ -63,8 +48,8 @@ _TOO_SLOW = re.compile(
 
 
 def compare_inputs(
-    packed: PackedDirectory,
-    config: PackConfig,
+    stored: PackedDirectory | TokenizedDirectory,
+    config: DocumentConfig,
     findings: Findings,
     workers: int,
     sample: int | None,
@@ -73,23 +58,71 @@ def compare_inputs(
     notify: _Notify,
 ) -> None:
     """Add to `findings` every input that changed, and every document that differs."""
-    manifest = packed.facts
-    files = _unchanged(packed, config, findings, workers, stop, notify)
+    manifest = stored.facts
+    files = _unchanged(stored, config, findings, workers, stop, notify)
     findings.documents_compared, findings.inputs_compared = 0, len(files)
     if not files:
         return
     _check_ends(manifest, files, findings)
     documents = sum(manifest.inputs[file].documents for file in files)
     everything = sample is None or sample >= documents
-    if "segments" not in config.columns and not everything:
+    if isinstance(config, PackConfig) and "segments" not in config.columns and not everything:
         notify(
             "documents are not compared: the column segments was not written, so a sample of them "
             "cannot be found in the rows; --sample all compares whole units"
         )
         return
+    if isinstance(stored, PackedDirectory) and _are_tokenized(files):
+        again = TokenizedComparison(stored, files, findings, stop)
+        if not findings.problems:
+            run_all(_tasks(again, manifest, files, sample, seed, everything, notify), workers, stop)
+        for index in files if not findings.problems else ():
+            numbers = None if everything else again.compared(index)
+            _trace(again.directory(index), numbers, findings, workers, stop, notify)
+        return
+
+    def tasks(comparison: Comparison) -> Iterator[Callable[[], None]]:
+        return _tasks(comparison, manifest, files, sample, seed, everything, notify)
+
+    _encode_again(stored, config, files, findings, workers, stop, tasks, fast=sample is None)
+
+
+def _are_tokenized(files: dict[int, InputFile]) -> bool:
+    return any(file.format == TOKENIZED for file in files.values())
+
+
+def _tasks(
+    comparison: Comparison,
+    manifest: Result,
+    files: dict[int, InputFile],
+    sample: int | None,
+    seed: int,
+    everything: bool,
+    notify: _Notify,
+) -> Iterator[Callable[[], None]]:
+    if everything:
+        return comparison.of_everything(notify)
+    wanted = shares(manifest, set(files), sample or 0, seed)
+    drawn = draws(manifest, set(files), wanted, sample or 0, seed)
+    return comparison.of_sample(wanted, drawn, seed)
+
+
+def _encode_again(
+    stored: PackedDirectory | TokenizedDirectory,
+    config: DocumentConfig,
+    files: dict[int, InputFile],
+    findings: Findings,
+    workers: int,
+    stop: threading.Event,
+    tasks: Callable[[Comparison], Iterator[Callable[[], None]]],
+    *,
+    fast: bool,
+) -> None:
+    """Run `tasks` with the tokenizer of the result and the reader of its inputs."""
+    manifest = stored.facts
     try:
         shape = detect_shape(list(files.values()), config)
-        tokenizer, tokenizer_files = kept_tokenizer(packed, shape, config, fast=sample is None)
+        tokenizer, tokenizer_files = kept_tokenizer(stored, shape, config, fast=fast)
     except PackerError as error:
         findings.add(MANIFEST, f"config: {error.message}", remedy=DIFFERENT)
         return
@@ -100,46 +133,79 @@ def compare_inputs(
             tokenizer.close()
         return
     with closing(tokenizer) if tokenizer else nullcontext():
-        used, limit = _with_its_template(packed, config), _limit_of_time(packed)
+        used, limit = _with_its_template(stored, config), _limit_of_time(stored)
         source = source_again(shape, used, tokenizer, tokenizer_files, limit)
-        comparison = _Comparison(packed, config, shape, source.encode, files, findings, stop)
-        if everything:
-            tasks = comparison.of_everything(notify)
-        else:
-            wanted = shares(manifest, set(files), sample or 0, seed)
-            tasks = comparison.of_sample(
-                wanted, draws(manifest, set(files), wanted, sample or 0, seed), seed
-            )
+        comparison = Comparison(stored, config, shape, source.encode, files, findings, stop)
         with closing(source):
-            run_all(tasks, workers, stop, source.stop)
+            run_all(tasks(comparison), workers, stop, source.stop)
         if tokenizer:
             tokenizer.finish()
 
 
-def _with_its_template(packed: PackedDirectory, config: PackConfig) -> PackConfig:
+def _trace(
+    tokenized: TokenizedDirectory,
+    numbers: Int64 | None,
+    findings: Findings,
+    workers: int,
+    stop: threading.Event,
+    notify: _Notify,
+) -> None:
+    """Compare documents of a tokenized directory with its own inputs, as far as they are there.
+
+    `numbers`: of the documents, ascending; None: all.
+    """
+    own = Findings()
+    try:
+        config = document_config_of(tokenized.facts)
+    except ValueError as error:
+        findings.add(str(tokenized.path / MANIFEST), f"damaged: config: {error}", remedy=STALE)
+        return
+    gone = {i: one.path for i, one in tokenized.facts.inputs_now.items()
+            if one.path != STDIN and storage.kind(one.path) is None}  # fmt: skip
+    if gone:
+        first, more = next(iter(gone.values())), len(gone) - 1
+        rest = f" and {more} more inputs are" if more else " is"
+        notify(f"{first}{rest} not there: documents of {tokenized.path} are not compared with it")
+    files = _unchanged(tokenized, config, own, workers, stop, notify, without=gone)
+    if files and not own.problems:
+
+        def tasks(comparison: Comparison) -> Iterator[Callable[[], None]]:
+            if numbers is None:
+                return comparison.of_everything(notify)
+            return comparison.of_numbers(numbers)
+
+        _encode_again(tokenized, config, files, own, workers, stop, tasks, fast=numbers is None)
+        findings.count("documents_traced", own.documents_compared or 0)
+    for problem in own.problems:
+        text = f"{problem.file}: {problem.problem}"
+        findings.add(str(tokenized.path), text, remedy=STALE)
+
+
+def _with_its_template(stored: Stored, config: DocumentConfig) -> DocumentConfig:
     """`config` with the template in the result; where it has two, they are its tokenizer's own."""
-    alone = is_file(packed, TEMPLATE) and not is_file(packed, TOOL_TEMPLATE)
-    return replace(config, chat_template=str(path_of(packed, TEMPLATE)) if alone else None)
+    alone = is_file(stored, TEMPLATE) and not is_file(stored, TOOL_TEMPLATE)
+    return replace(config, chat_template=str(path_of(stored, TEMPLATE)) if alone else None)
 
 
-def _limit_of_time(packed: PackedDirectory) -> float | None:
+def _limit_of_time(stored: Stored) -> float | None:
     """The run's --max-seconds-per-record, which only its rejected records show."""
-    if REJECTED not in packed.facts.side_files:
+    if REJECTED not in stored.facts.side_files:
         return None
     with suppress(PackerError):
-        for line in lines_of(packed, REJECTED):
+        for line in lines_of(stored, REJECTED):
             if match := _TOO_SLOW.search(line):
                 return float(match[1])
     return None
 
 
 def _unchanged(
-    packed: PackedDirectory,
-    config: PackConfig,
+    stored: Stored,
+    config: DocumentConfig,
     findings: Findings,
     workers: int,
     stop: threading.Event,
     notify: _Notify,
+    without: Container[int] = (),
 ) -> dict[int, InputFile]:
     """The inputs that have not changed; the others become problems."""
     files: dict[int, InputFile] = {}
@@ -160,11 +226,13 @@ def _unchanged(
         elif sha256 != packed_then.sha256:
             text = f"its sha256 is {sha256}, it was {packed_then.sha256} when it was packed"
         else:
+            if file.format == TOKENIZED and changed_shards(file, findings, stop):
+                return
             files[index] = file
             return
         findings.add(path, text, remedy=CHANGED)
 
-    inputs = packed.facts.inputs_now
+    inputs = {i: one for i, one in stored.facts.inputs_now.items() if i not in without}
     if any(one.path == STDIN for one in inputs.values()):
         notify("-: came from stdin, which cannot be read again: not compared")
     again = (partial(check, *one) for one in inputs.items() if one[1].path != STDIN)
@@ -172,7 +240,7 @@ def _unchanged(
     return dict(sorted(files.items()))
 
 
-def _check_ends(manifest: Manifest, files: dict[int, InputFile], findings: Findings) -> None:
+def _check_ends(manifest: Result, files: dict[int, InputFile], findings: Findings) -> None:
     """Whether slices that count row groups or documents go on to the last one."""
     for index, file in files.items():
         text = ""
@@ -184,118 +252,3 @@ def _check_ends(manifest: Manifest, files: dict[int, InputFile], findings: Findi
         except PackerError as error:
             text = error.message
         findings.add(file.path, *([text] if text else []), remedy=DIFFERENT)
-
-
-class _Comparison:
-    """Compares units, one after the other on each thread."""
-
-    def __init__(
-        self,
-        packed: PackedDirectory,
-        config: PackConfig,
-        shape: Shape,
-        encode: Encode,
-        files: dict[int, InputFile],
-        findings: Findings,
-        stop: threading.Event,
-    ) -> None:
-        self._packed = packed
-        self._shards = {some[0].unit: some for some in packed.facts.shards_of_units()}
-        self._config = config
-        self._shape = shape
-        self._encode = encode
-        self._files = files
-        self._findings = findings
-        self._stop = stop
-        absent = InputFile(-1, "", "", None, 0, 0)  # never read: its units are not packed again
-        self._job = Job(
-            [files.get(index, absent) for index in range(len(packed.facts.inputs))],
-            config, shape, None, None, self._read, encode, Path(), Progress(0, show=False), stop,
-        )  # fmt: skip
-
-    def of_everything(self, notify: _Notify) -> Iterator[Callable[[], None]]:
-        """A task for each unit that reads any of the files."""
-        version = self._packed.facts.packer_version
-        same_plan = version == packer_cli.__version__
-        if not same_plan:
-            notify(
-                f"packed by packer {version}, this is {packer_cli.__version__}: which rows "
-                "documents are in is not compared"
-            )
-        rejected_from = 0
-        units = self._packed.facts.units
-        for about, record in zip(units, unit_records(self._packed), strict=True):
-            read = {part[0] for part in about.slices}
-            if read <= self._files.keys():
-                yield partial(self._pack_again, about, record, rejected_from, same_plan)
-            elif read & self._files.keys() and "segments" in self._config.columns:
-                yield partial(self._compare_files, about)
-            rejected_from += record.rejected
-
-    def of_sample(self, wanted: Shares, drawn: Shares, seed: int) -> Iterator[Callable[[], None]]:
-        """A task for each unit with a share of the sample."""
-        chosen = {unit for unit, _ in [*wanted, *drawn]}
-        for about in self._packed.facts.units:
-            if about.unit in chosen:
-                yield partial(self._compare_some, about, wanted, drawn, seed)
-
-    def _documents(self, unit: int) -> tuple[Any, Documents]:
-        rows = load_rows(self._packed, self._shards.get(unit, []))
-        return rows, Documents(rows, self._config, self._encode, self._findings, self._stop)
-
-    def _pack_again(self, about: Unit, record: Any, rejected_from: int, same_plan: bool) -> None:
-        rows, documents = self._documents(about.unit)
-        compare_packed(
-            about, record, rejected_from, rows, documents, self._job, self._config, self._packed,
-            self._findings,
-            same_plan=same_plan,
-        )  # fmt: skip
-        self._findings.count("documents_compared", documents.finish())
-
-    def _compare_files(self, about: Unit) -> None:
-        """Compare the documents of the unchanged files of a unit."""
-        rows, documents = self._documents(about.unit)
-        for index in sorted({part[0] for part in about.slices} & self._files.keys()):
-            file = self._files[index]
-            for part in _slices(about, index):
-                for records in self._read(file, part):
-                    documents.encode(records, file)
-            documents.expect(file, rows.positions(index))
-        self._findings.count("documents_compared", documents.finish())
-
-    def _compare_some(self, about: Unit, wanted: Shares, drawn: Shares, seed: int) -> None:
-        """Compare as many documents of each file as `wanted` says, and records `drawn` from it."""
-        number = about.unit
-        rows, documents = self._documents(number)
-        compared = 0
-        for index in sorted({part[0] for part in about.slices} & self._files.keys()):
-            file, positions = self._files[index], rows.positions(index)
-            rng = np.random.default_rng([seed, number, index])
-            count = min(wanted.get((number, index), 0), len(positions))
-            chosen = np.sort(rng.choice(positions, count, replace=False))
-            if count:
-                for records in together(records_at(self._read, file, chosen)):
-                    documents.encode(records, file)
-                documents.expect(file, chosen)
-            compared += count
-            slices, number_drawn = _slices(about, index), drawn.get((number, index), 0)
-            drawn_here = drawn_records(self._read, file, slices, number_drawn, rng)
-            for unknown in together(self._unknown(drawn_here, positions)):
-                documents.encode(unknown, file)
-        documents.finish()
-        self._findings.count("documents_compared", compared)
-
-    def _unknown(self, drawn: Iterator[Records], positions: Int64) -> Iterator[Records]:
-        """Count the drawn records; give those that are not in the rows: dropped, or lost."""
-        self._findings.count("records_drawn", 0)
-        for records in drawn:
-            self._findings.count("records_drawn", 1)
-            if not are_among(records.positions, positions).any():
-                yield records
-
-    def _read(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        return reader_for(file.format).read(file, part, self._shape, self._config)
-
-
-def _slices(about: Unit, file: int) -> list[Slice]:
-    return [Slice(index, start, stop, 0) for index, start, stop in about.slices if index == file]

@@ -6,36 +6,36 @@ from collections.abc import Iterator
 
 import msgspec
 
-from packer_cli.config.options import PackConfig
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.manifest import Result
 from packer_cli.run.encoder import framing_of
 from packer_cli.tokenization.locate import TokenizerFiles, locate
 from packer_cli.tokenization.tokenizer import Tokenizer, bytes_tokenizer, load_tokenizer
+from packer_cli.verify.reading import Stored
 
 
 def kept_tokenizer(
-    packed: PackedDirectory, shape: Shape, config: PackConfig, *, fast: bool
+    stored: Stored, shape: Shape, config: DocumentConfig, *, fast: bool
 ) -> tuple[Tokenizer | None, TokenizerFiles | None]:
     """The tokenizer and its files.
 
     It uses the reference engine, whose own offsets show what is trained on, unless `fast` is set
     and everything is trained on. Raises UsageError and DataError.
     """
-    if packed.facts.tokenizer is None:
+    if stored.facts.tokenizer is None:
         return None, None
     framing, supervised = framing_of(config), shape.is_supervised
-    if not packed.facts.tokenizer.sha256:
+    if not stored.facts.tokenizer.sha256:
         tokenizer, files = bytes_tokenizer(framing), None
     else:
-        files = locate(str(packed.path))
+        files = locate(str(stored.path))
         backend = "auto" if fast and not supervised else "tokenizers"
         tokenizer = load_tokenizer(files, backend=backend, framing=framing)
     return tokenizer, files
 
 
-def other_tokenizer(manifest: Manifest, tokenizer: Tokenizer | None) -> Iterator[str]:
+def other_tokenizer(manifest: Result, tokenizer: Tokenizer | None) -> Iterator[str]:
     """The errors in the manifest's description of the tokenizer."""
     if tokenizer is None:
         return

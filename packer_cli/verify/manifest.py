@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from packer_cli.config.formats import format_named, format_of
+from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.formats import format_named
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shape_rules import for_shape
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import UsageError
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
-from packer_cli.result.manifest import Manifest, checksum
+from packer_cli.result.manifest import Manifest, Result, checksum
 from packer_cli.result.manifest_check import disagreements, why_incomplete
-from packer_cli.result.reader import PackedDirectory
 from packer_cli.verify.findings import Findings
-from packer_cli.verify.reading import is_file
+from packer_cli.verify.reading import Stored, is_file
 
 
-def check_manifest(packed: PackedDirectory, config: PackConfig, findings: Findings) -> None:
+def check_manifest(stored: Stored, config: DocumentConfig, findings: Findings) -> None:
     """Add what cannot be true, whatever the shards hold."""
-    manifest = packed.facts
+    manifest = stored.facts
     digest = checksum(manifest.document)
     if digest != manifest.sha256:
         findings.add(
@@ -29,23 +29,25 @@ def check_manifest(packed: PackedDirectory, config: PackConfig, findings: Findin
         )
     findings.add(MANIFEST, *disagreements(manifest))
     findings.add(MANIFEST, *_impossible_options(manifest, config))
-    findings.add(MANIFEST, *_marked(packed, config))
-    findings.add(MANIFEST, *uncovered(manifest))
+    findings.add(MANIFEST, *_marked(stored, config))
+    findings.add(MANIFEST, *uncovered(manifest, config))
 
 
-def _marked(packed: PackedDirectory, config: PackConfig) -> list[str]:
+def _marked(stored: Stored, config: DocumentConfig) -> list[str]:
     """Results that lost too much must be marked as incomplete, and no others."""
-    facts = packed.facts
-    lost = facts.truncated_tokens, facts.dropped_tokens
-    marked, expected = facts.incomplete, why_incomplete(config.max_loss, facts.tokens, *lost)
+    facts, expected = stored.facts, None
+    if isinstance(facts, Manifest) and isinstance(config, PackConfig):
+        lost = facts.truncated_tokens, facts.dropped_tokens
+        expected = why_incomplete(config.max_loss, facts.tokens, *lost)
+    marked = facts.incomplete
     if marked != expected:
         return [f"incomplete is {marked!r}, by --max-loss and the tokens lost it is {expected!r}"]
-    if (expected is not None) == is_file(packed, MANIFEST):  # the other name is not listed
+    if (expected is not None) == is_file(stored, MANIFEST):  # the other name is not listed
         return [f"is not named {MANIFEST if expected is None else INCOMPLETE}"]
     return []
 
 
-def _impossible_options(manifest: Manifest, config: PackConfig) -> list[str]:
+def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
     """Options that no finished run with such records, or so many bad ones, can have."""
     wrong = []
     try:
@@ -63,13 +65,14 @@ def _impossible_options(manifest: Manifest, config: PackConfig) -> list[str]:
     if bad and config.on_error == "fail":
         wrong.append(f"config: on_error is 'fail', but rejected_records is {bad}")
     if limit is not None:
-        records = bad + manifest.documents + manifest.empty_documents + manifest.dropped_documents
+        records = bad + manifest.documents + manifest.empty_documents
+        records += manifest.dropped_documents if isinstance(manifest, Manifest) else 0
         if bad > (limit * records if isinstance(limit, float) else limit):
             wrong.append(f"config: max_errors is {limit}, but rejected_records is {bad}")
     return wrong
 
 
-def uncovered(manifest: Manifest) -> list[str]:
+def uncovered(manifest: Result, config: DocumentConfig) -> list[str]:
     """Inputs that the slices of all units do not cover exactly once, from beginning to end.
 
     How many row groups or documents there are is not known here, see `left_out`.
@@ -85,8 +88,7 @@ def uncovered(manifest: Manifest) -> list[str]:
             if parts:
                 wrong.append(f"a unit reads {one.path}, which is marked as removed")
             continue
-        kind = manifest.config.input_format or format_of(one.path)[0]
-        cut_by = format_named(kind or "jsonl").cut_by or "byte"
+        cut_by = format_named(one.format_then(config.input_format) or "jsonl").cut_by or "byte"
         end = one.size if cut_by == "byte" else inf
         if text := _not_once(parts, end):
             wrong.append(f"the units' slices of {one.path} {text.format(cut_by)}")
@@ -112,7 +114,7 @@ def _not_once(parts: list[tuple[int, float]], end: float) -> str:
     return ""
 
 
-def left_out(manifest: Manifest, index: int, count: int, what: str) -> str:
+def left_out(manifest: Result, index: int, count: int, what: str) -> str:
     """What the slices of a file with so many row groups, or documents, leave out; "" for nothing.
 
     `what`: what is counted, in the singular.
@@ -124,7 +126,7 @@ def left_out(manifest: Manifest, index: int, count: int, what: str) -> str:
     return f"has {count} {what}s, the units' slices end after {last}"
 
 
-def unshaped(config: PackConfig, shape: Shape) -> list[str]:
+def unshaped(config: DocumentConfig, shape: Shape) -> list[str]:
     """Options that a run with records of this shape would have set differently."""
     try:
         made = replace(for_shape(config, shape), shape=shape.kind)

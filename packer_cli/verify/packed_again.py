@@ -1,4 +1,4 @@
-"""A unit packed again: its documents, its plan and its counts compared with the result.
+"""A unit packed, or tokenized, again: its documents, plan and counts compared with the result.
 
 The run's own code reads, encodes, fits and plans; only the rows come here instead of going to a
 shard. So a seed, a strategy, an order or a figure that is not that of the inputs is noticed.
@@ -15,20 +15,22 @@ import numpy as np
 
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import DataError, PackerError, UsageError
+from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.packing.window import trained_in
 from packer_cli.records import Int64, Slice, Stock, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import REJECTED, UNITS
 from packer_cli.result.manifest import TOTALS, Unit
-from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import UnitRecord, counts_of
+from packer_cli.run.documents import tokenize_unit
 from packer_cli.run.rows import pack_unit
 from packer_cli.run.unit import Job, UnitResult
 from packer_cli.verify.documents import Documents, piece_difference
 from packer_cli.verify.findings import DIFFERENT, Findings
-from packer_cli.verify.reading import part_of
+from packer_cli.verify.reading import Stored, part_of
 from packer_cli.verify.rows import UnitRows
+from packer_cli.verify.tokenized_unit import CountingSink, TokenizedUnit
 
 # What depends on the plan and not on the documents alone.
 _OF_PLAN = {"rows", "row_fill", "segments_per_row", "attention_before", "attention_after"}
@@ -49,7 +51,10 @@ class PlanComparison:
         self._shard = Shard.begun("", unit)
         self.difference = ""
 
-    rows_at_once = 1 << 8
+    @property
+    def rows_at_once(self) -> int:
+        """Places tell rows apart; where there are none, tokens do."""
+        return 0 if self._rows.by_place else 1 << 8
 
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
         places = np.stack([stock.file[order], stock.position[order], stock.start[order]])
@@ -119,27 +124,34 @@ def compare_packed(
     about: Unit,
     record: UnitRecord,
     rejected_from: int,
-    rows: UnitRows,
+    rows: UnitRows | TokenizedUnit,
     documents: Documents,
     job: Job,
-    config: PackConfig,
-    packed: PackedDirectory,
+    stored: Stored,
     findings: Findings,
     *,
     same_plan: bool,
 ) -> None:
-    """Pack a unit of the manifest again and add the differences, those of documents first.
+    """Make a unit of the manifest again and add the differences, those of documents first.
 
     `rejected_from`: where its part of rejected.jsonl begins. `same_plan`: whether this packer
     plans like the one that packed it.
     """
     number = about.unit
     slices = tuple(Slice(file, start, stop, 0) for file, start, stop in about.slices)
-    plan = PlanComparison(number, rows, config, [one.path for one in packed.facts.inputs])
+    unit, difference = WorkUnit(number, slices), ""
+    if job.tokenized is not None:  # rows are made again without looking at tokens
+        _compare_tokenized(unit, job, job.tokenized, documents)
     with tempfile.TemporaryDirectory(prefix="packer-verify-") as folder:
         again = replace(job, encode=documents.encode, folder=Path(folder))
         try:
-            result = pack_unit(WorkUnit(number, slices), again, config, plan)
+            if isinstance(rows, UnitRows) and isinstance(job.config, PackConfig):
+                paths = [one.path for one in stored.facts.inputs]
+                plan = PlanComparison(number, rows, job.config, paths)
+                result = pack_unit(unit, again, job.config, plan)
+                difference = plan.difference
+            else:
+                result = tokenize_unit(unit, again, CountingSink(number))
         except (DataError, UsageError) as error:
             if not documents.differing:
                 findings.add(
@@ -150,15 +162,26 @@ def compare_packed(
             documents.expect(job.files[file], rows.positions(file))
         if documents.differing:
             return
-        if same_plan and plan.difference:
-            findings.add(f"unit {number}", plan.difference, remedy=DIFFERENT)
+        if same_plan and difference:
+            findings.add(f"unit {number}", difference, remedy=DIFFERENT)
             return
-        left_out = set(TOTALS) - packed.manifest.keys()  # what an earlier packer did not count
+        left_out = (
+            set(TOTALS) - stored.facts.document.keys()
+        )  # what an earlier packer did not count
         left_out |= set() if same_plan else _OF_PLAN
         texts = _other_counts(counts_of(record), result.counts, left_out)
         findings.add(UNITS, *(f"unit {number}: {text}" for text in texts), remedy=DIFFERENT)
-        _compare_rejected(result, record, rejected_from, packed, findings)
+        _compare_rejected(result, record, rejected_from, stored, findings)
     findings.count("units_packed_again", 1)
+
+
+def _compare_tokenized(
+    unit: WorkUnit, job: Job, tokenized: TokenizedInputs, documents: Documents
+) -> None:
+    """Compare the documents that a unit takes from tokenized directories."""
+    for part in unit.slices:
+        for batch in tokenized.documents(part.file, np.sort(tokenized.numbers(part))):
+            documents.compare(batch, job.files[part.file])
 
 
 def _other_counts(recorded: Counts, repacked: Counts, left_out: set[str]) -> list[str]:
@@ -178,12 +201,12 @@ def _compare_rejected(
     result: UnitResult,
     record: UnitRecord,
     start: int,
-    packed: PackedDirectory,
+    stored: Stored,
     findings: Findings,
 ) -> None:
     expected = b"" if result.rejected is None else result.rejected.read_bytes()
     try:
-        rejected = part_of(packed, REJECTED, start, record.rejected) if record.rejected else b""
+        rejected = part_of(stored, REJECTED, start, record.rejected) if record.rejected else b""
     except PackerError as error:
         findings.add(REJECTED, error.message)
         return

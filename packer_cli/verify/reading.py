@@ -7,52 +7,63 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from packer_cli.errors import Interrupted, from_os_error
-from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.manifest import Result
 from packer_cli.result.shards import Shard, digest
 
 _READ_BYTES = 1 << 20
 
 
-def names_in(packed: PackedDirectory) -> set[str]:
+class Stored(Protocol):
+    """A result of any kind on the disk: a `PackedDirectory` or a `TokenizedDirectory`."""
+
+    path: Path
+
+    @property
+    def facts(self) -> Result: ...
+    def check_size(self, shard: Shard) -> None: ...
+    def batches(self, shard: Shard) -> Iterator[Any]: ...
+
+
+def names_in(stored: Stored) -> set[str]:
     """The names of everything in the directory. Raises DataError."""
     try:
-        return set(os.listdir(packed.path))
+        return set(os.listdir(stored.path))
     except OSError as error:
-        raise from_os_error(error, packed.path, "read") from error
+        raise from_os_error(error, stored.path, "read") from error
 
 
-def path_of(packed: PackedDirectory, name: str) -> Path:
+def path_of(stored: Stored, name: str) -> Path:
     """The path of a file, for messages and for libraries that open files themselves."""
-    return packed.path / name
+    return stored.path / name
 
 
-def is_file(packed: PackedDirectory, name: str) -> bool:
+def is_file(stored: Stored, name: str) -> bool:
     """Whether there is a regular file of that name."""
-    return path_of(packed, name).is_file()
+    return path_of(stored, name).is_file()
 
 
-def digest_of(packed: PackedDirectory, name: str) -> tuple[int, str]:
+def digest_of(stored: Stored, name: str) -> tuple[int, str]:
     """(size, sha256) of a side file. Raises DataError when it cannot be read."""
-    return digest(path_of(packed, name))
+    return digest(path_of(stored, name))
 
 
-def open_shard(packed: PackedDirectory, shard: Shard) -> IO[bytes]:
+def open_shard(stored: Stored, shard: Shard) -> IO[bytes]:
     """Open a shard of the right size, to hash it. Raises DataError and OSError."""
-    packed.check_size(shard)
-    return open(path_of(packed, shard.file), "rb", buffering=0)
+    stored.check_size(shard)
+    return open(path_of(stored, shard.file), "rb", buffering=0)
 
 
-def batches_of(packed: PackedDirectory, shard: Shard) -> Iterator[Any]:
+def batches_of(stored: Stored, shard: Shard) -> Iterator[Any]:
     """The record batches of a shard, mapped. Raises DataError."""
-    return packed.batches(shard)
+    return stored.batches(shard)
 
 
-def lines_of(packed: PackedDirectory, name: str) -> Iterator[bytes]:
+def lines_of(stored: Stored, name: str) -> Iterator[bytes]:
     """The lines of a side file, each with its end. Raises DataError."""
-    path = path_of(packed, name)
+    path = path_of(stored, name)
     try:
         with open(path, "rb") as file:
             yield from file
@@ -60,9 +71,9 @@ def lines_of(packed: PackedDirectory, name: str) -> Iterator[bytes]:
         raise from_os_error(error, path, "read") from error
 
 
-def part_of(packed: PackedDirectory, name: str, start: int, size: int) -> bytes:
+def part_of(stored: Stored, name: str, start: int, size: int) -> bytes:
     """Some bytes of a side file. Raises DataError."""
-    path = path_of(packed, name)
+    path = path_of(stored, name)
     try:
         with open(path, "rb") as file:
             file.seek(start)
@@ -71,9 +82,9 @@ def part_of(packed: PackedDirectory, name: str, start: int, size: int) -> bytes:
         raise from_os_error(error, path, "read") from error
 
 
-def content_of(packed: PackedDirectory, name: str) -> bytes:
+def content_of(stored: Stored, name: str) -> bytes:
     """All of a side file. Raises DataError."""
-    return part_of(packed, name, 0, -1)
+    return part_of(stored, name, 0, -1)
 
 
 class Hashed:

@@ -28,7 +28,15 @@ from packer_cli.result.view_writer import view_schema
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
 from packer_cli.verify.findings import Findings
-from packer_cli.verify.reading import Hashed, content_of, digest_of, is_file, open_shard, path_of
+from packer_cli.verify.reading import (
+    Hashed,
+    Stored,
+    content_of,
+    digest_of,
+    is_file,
+    open_shard,
+    path_of,
+)
 
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CHUNK_TOKENS = 1 << 16  # that the rules look at together: they stay in the cache
@@ -57,7 +65,7 @@ class ShardChecks:
             if config.view
             else schema(config, facts.pad_token_id, sha256)
         )
-        self._limits = RowLimits.of(facts, _highest(packed, findings))
+        self._limits = RowLimits.of(facts, highest_of(packed, findings))
         self._files = {
             unit.unit: np.unique([part[0] for part in unit.slices]).astype(np.int64)
             for unit in facts.units
@@ -128,7 +136,7 @@ class ShardChecks:
         try:
             for stored in self._packed.stored_batches(pa.PythonFile(hashed, mode="r")):
                 if not counts.rows:
-                    texts += self._schema_differences(stored.schema)
+                    texts += schema_differences(stored.schema, self._schema)
                 first_row = counts.rows
                 counts.rows += stored.num_rows
                 if stored.schema.names != self._schema.names:
@@ -177,24 +185,6 @@ class ShardChecks:
         self._progress.read(batch.nbytes, 0)
         self._progress.wrote(tokens, batch.num_rows * config.max_length)
 
-    def _schema_differences(self, written: Any) -> list[str]:
-        metadata, expected = metadata_of(written), metadata_of(self._schema)
-        texts = [
-            f"its metadata has {key} {metadata.get(key)!r}, the manifest says {expected.get(key)!r}"
-            for key in sorted(metadata.keys() | expected.keys())
-            if metadata.get(key) != expected.get(key)
-        ]
-        if not written.equals(self._schema):
-            names = ", ".join(self._schema.names)
-            texts.append(
-                f"has the columns {', '.join(written.names)}, not {names}"
-                if written.names != self._schema.names
-                else "has a column that may be null"
-            )
-        elif not texts and written.metadata != self._schema.metadata:
-            texts.append("its metadata is not written as packer writes it")
-        return texts
-
     def _gaps(self, documents: Documents) -> list[str]:
         """Documents whose pieces do not follow each other from their first token on."""
         file, position, start, _ = documents.segments
@@ -226,6 +216,26 @@ class ShardChecks:
         self._findings.add(MANIFEST, *wrong)
 
 
+def schema_differences(written: Any, expected: Any) -> list[str]:
+    """How the Arrow schema of a shard and the one that packer writes differ."""
+    theirs, ours = metadata_of(written), metadata_of(expected)
+    texts = [
+        f"its metadata has {key} {theirs.get(key)!r}, the manifest says {ours.get(key)!r}"
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key) != ours.get(key)
+    ]
+    if not written.equals(expected):
+        names = ", ".join(expected.names)
+        texts.append(
+            f"has the columns {', '.join(written.names)}, not {names}"
+            if written.names != expected.names
+            else "has a column that may be null"
+        )
+    elif not texts and written.metadata != expected.metadata:
+        texts.append("its metadata is not written as packer writes it")
+    return texts
+
+
 def _count_inputs(documents: Documents, counts: Counts) -> None:
     """Add the documents and tokens of each input."""
     files, first = np.unique(documents.segments[0][documents.first[:-1]], return_index=True)
@@ -237,7 +247,7 @@ def _count_inputs(documents: Documents, counts: Counts) -> None:
         of_file.tokens += length
 
 
-def _highest(packed: PackedDirectory, findings: Findings) -> int | None:
+def highest_of(packed: Stored, findings: Findings) -> int | None:
     """The highest id that the tokenizer gives; None when that is not known."""
     tokenizer = packed.facts.tokenizer
     if tokenizer is None:

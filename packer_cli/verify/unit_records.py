@@ -17,37 +17,44 @@ from msgspec.structs import asdict
 from packer_cli.errors import DataError
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import REJECTED, UNITS
-from packer_cli.result.manifest import OF_INPUTS, TOTALS, Manifest, Unit
-from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.layout import INDEX, REJECTED, UNITS, kind_of
+from packer_cli.result.manifest import (
+    DOCUMENT_TOTALS,
+    OF_INPUTS,
+    TOTALS,
+    Manifest,
+    Result,
+    Unit,
+)
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import UnitRecord, counts_of
 from packer_cli.verify.findings import Findings
-from packer_cli.verify.reading import digest_of, lines_of
+from packer_cli.verify.reading import Stored, digest_of, lines_of
 
 
-def unit_records(packed: PackedDirectory) -> Iterator[UnitRecord]:
+def unit_records(stored: Stored) -> Iterator[UnitRecord]:
     """The records of a result's units. Raises DataError for a line that is not one."""
     decode = msgspec.json.Decoder(UnitRecord).decode
-    for number, line in enumerate(lines_of(packed, UNITS), 1):
+    for number, line in enumerate(lines_of(stored, UNITS), 1):
         try:
             yield decode(line)
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, too
             raise DataError(f"line {number} is not the record of a unit: {error}") from error
 
 
-def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
+def check_unit_records(stored: Stored, findings: Findings) -> None:
     """Add the differences between the units' records and the manifest."""
-    manifest = packed.facts
-    total = Counts(piece_length=np.zeros(packed.max_length + 1, np.int64))
+    manifest = stored.facts
+    longest = manifest.config.max_length if isinstance(manifest, Manifest) else 0
+    total = Counts(piece_length=np.zeros(longest + 1, np.int64))
     rejected, numbers = 0, list[int]()
     units = {one.unit: one for one in manifest.units}
     shards = {some[0].unit: some for some in manifest.shards_of_units()}
     try:
-        for record in unit_records(packed):
+        for record in unit_records(stored):
             numbers.append(record.unit)
             counts = counts_of(record)
-            if len(counts.piece_length) > packed.max_length + 1:
+            if len(counts.piece_length) > longest + 1:
                 raise ValueError("pieces that are longer than a row")
             if record.unit in units:
                 own = shards.get(record.unit, [])
@@ -55,7 +62,7 @@ def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
                 findings.add(UNITS, *(f"unit {record.unit}: {text}" for text in texts))
             total.add(counts)
             rejected += record.rejected
-        figures = list(_figures(total, packed))
+        figures = list(_figures(total, manifest))
     except DataError as error:
         findings.add(UNITS, error.message)
         return
@@ -72,7 +79,7 @@ def check_unit_records(packed: PackedDirectory, findings: Findings) -> None:
         *(f"{name}: {value} in all units, {listed} in the manifest"
           for name, value, listed in figures if value != listed),
     )  # fmt: skip
-    size = digest_of(packed, REJECTED)[0] if REJECTED in manifest.side_files else 0
+    size = digest_of(stored, REJECTED)[0] if REJECTED in manifest.side_files else 0
     if rejected != size:
         findings.add(
             UNITS, f"{rejected} bytes of rejected records in all units, {REJECTED} has {size}"
@@ -84,7 +91,7 @@ def _differences(
     counts: Counts,
     unit: Unit,
     shards: list[Shard],
-    manifest: Manifest,
+    manifest: Result,
 ) -> list[str]:
     """How a record differs from its unit in the manifest."""
     wrong = []
@@ -100,8 +107,13 @@ def _differences(
     for index, size, sha256 in record.inputs:
         if (size, sha256) != digests.get(index):
             wrong.append(f"its input {index} is not as in the manifest")
-    for name in ("rows", "segments", "tokens"):
-        value, in_shards = getattr(counts, name), sum(getattr(shard, name) for shard in shards)
+    # a document of a tokenized directory is a row of its shard
+    own = {"rows": "rows", "segments": "segments", "tokens": "tokens"}
+    if not isinstance(manifest, Manifest):
+        own = {"documents": "rows", "tokens": "tokens", "trained_tokens": "trained_tokens"}
+        shards = [shard for shard in shards if kind_of(shard.file) != INDEX]
+    for name, in_shard in own.items():
+        value, in_shards = getattr(counts, name), sum(getattr(shard, in_shard) for shard in shards)
         if value != in_shards:
             wrong.append(f"{name} is {value}, {in_shards} in its shards")
     if not counts.conserved():
@@ -121,24 +133,29 @@ def _agree(tokenizer: dict[str, Any] | None, other: dict[str, Any] | None) -> bo
     return all(tokenizer[name] == other[name] for name in tokenizer.keys() & other.keys())
 
 
-def _figures(total: Counts, packed: PackedDirectory) -> Iterator[tuple[str, Any, Any]]:
+def _figures(total: Counts, manifest: Result) -> Iterator[tuple[str, Any, Any]]:
     """(name, value by the units, value in the manifest) of every figure."""
-    manifest = packed.facts
-    for name in ("rows", *TOTALS):
+    for name in ("rows", *TOTALS) if isinstance(manifest, Manifest) else DOCUMENT_TOTALS:
         yield name, getattr(total, name), getattr(manifest, name)
     for name, listed in asdict(manifest.histograms).items():
         yield name, getattr(total, name).tolist(), listed
+    if isinstance(manifest, Manifest):
+        yield from _row_figures(total, manifest)
+    for index, one in enumerate(manifest.inputs):
+        for name in OF_INPUTS:
+            yield f"{name} of {one.path}", getattr(total.file(index), name), getattr(one, name)
+
+
+def _row_figures(total: Counts, manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
+    config = manifest.config
     if manifest.attention_cost is not UNSET:
         for name, cost in asdict(manifest.attention_cost).items():
             counted = getattr(total, f"attention_{name}").as_json()
             yield f"attention_cost {name}", counted, asdict(cost)
     bound = lower_bound_rows(
         total.piece_length,
-        packed.max_length,
-        max_segments=packed.max_segments_per_row,
-        segment_multiple=packed.segment_multiple,
+        config.max_length,
+        max_segments=config.max_segments_per_row,
+        segment_multiple=config.segment_multiple,
     )
     yield "lower_bound_rows", bound, manifest.lower_bound_rows
-    for index, one in enumerate(manifest.inputs):
-        for name in OF_INPUTS:
-            yield f"{name} of {one.path}", getattr(total.file(index), name), getattr(one, name)

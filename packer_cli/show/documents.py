@@ -1,0 +1,67 @@
+"""`packer show` of a tokenized directory: its documents. Drawing: `text.py`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from packer_cli.errors import DataError
+from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
+from packer_cli.show.rows import Segment, content_as_json, input_source
+from packer_cli.tokenization.decoding import Decoder
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document, its number over all shards and in its shard. `content`: all of it."""
+
+    index: int
+    shard: str
+    shard_document: int
+    content: Segment
+
+
+class DocumentReader:
+    """Reads documents of a tokenized directory by their numbers."""
+
+    def __init__(self, tokenized: TokenizedDirectory) -> None:
+        self._tokenized = tokenized
+        self._tokens = Tokens([tokenized])
+
+    def read(self, index: int) -> Document:
+        """A document. Raises DataError when its shard is damaged."""
+        tokenized = self._tokenized
+        number = int(np.searchsorted(tokenized.firsts, index, side="right")) - 1
+        shard = tokenized.shards[number]
+        file, position = tokenized.place(index)
+        facts = tokenized.facts
+        if not 0 <= file < len(facts.inputs):
+            raise DataError(
+                f"{tokenized.path / shard.file}: document {index} is of input {file}, the manifest "
+                f"has {len(facts.inputs)}",
+                AGAIN,
+            )
+        length = tokenized.lengths[index : index + 1]
+        first = np.zeros(1, np.int32)
+        piece = first, np.array([index]), first, length
+        trained = self._tokens.gather_trained(*piece)
+        flags = np.ones(int(length[0]), bool) if trained is None else trained.astype(bool)
+        flags[:1] = False  # nothing predicts it
+        source = input_source(facts.inputs[file], facts.config.input_format, position, 0)
+        ids = self._tokens.gather(*piece).view(np.int32)
+        content = Segment(0, source, ids, flags)
+        return Document(index, shard.file, index - int(tokenized.firsts[number]), content)
+
+
+def document_as_json(document: Document, decoder: Decoder | None) -> str:
+    """One JSON object on one line; without a decoder, with ids instead of text."""
+    place = {
+        "document": document.index,
+        "shard": document.shard,
+        "shard_document": document.shard_document,
+    }
+    content = content_as_json(document.content, decoder)
+    del content["start"]
+    return json.dumps(place | content)

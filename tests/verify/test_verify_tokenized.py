@@ -1,0 +1,358 @@
+"""`packer verify` of tokenized directories, and of rows packed from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tiny_tokenizers
+from support import assert_error, jsonl, packer, shard_of
+from verifying import assert_sound, problems
+
+from packer_cli.result.manifest import checksum
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+CHAT = "".join([
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}",
+    "{% if add_generation_prompt %}<assistant>{% endif %}",
+])  # fmt: skip
+TEXTS = [f"{'text' * (i % 7)} number {i}" for i in range(40)]
+
+
+def tokenize(*arguments: object) -> None:
+    result = packer("tokenize", *arguments, "-q")
+    assert result.exit_code == 0, result.stderr
+
+
+def two_texts(folder: Path) -> list[str]:
+    """Two directories, one of several units and parts, with an empty document and a bad record."""
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS, "") + b"{broken\n" + jsonl("last"))
+    (folder / "b.jsonl").write_bytes(jsonl(*TEXTS[::-3], "x" * 300))
+    (folder / "c.jsonl").write_bytes(jsonl("another file"))
+    tokenize(
+        "a.jsonl", "c.jsonl", "-t", "bytes", "-o", "ta", "--on-error", "skip",
+        "--unit-bytes", 400, "--shard-bytes", 200,
+    )  # fmt: skip
+    tokenize("b.jsonl", "-t", "bytes", "-o", "tb")
+    return ["ta", "tb"]
+
+
+def chat(folder: Path) -> list[str]:
+    records = [
+        {"messages": [{"role": role, "content": f"{role} {i} " * (i % 5 + 1)}
+                      for role in ("user", "assistant") * (i % 3 + 1)]}
+        for i in range(30)
+    ]  # fmt: skip
+    (folder / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    tiny_tokenizers.save(
+        folder / "tok", tiny_tokenizers.byte_level(), tokenizer_config={"eos_token": "</s>"}
+    )
+    (folder / "t.jinja").write_text(CHAT)
+    tokenize("a.jsonl", "-t", "tok", "--chat-template", "t.jinja", "-o", "ta")
+    shutil.rmtree("tok")  # the directory has all that is needed
+    (folder / "t.jinja").unlink()
+    return ["ta"]
+
+
+def ids(folder: Path) -> list[str]:
+    records = [
+        {"input_ids": list(range(i, 2 * i + 1)),
+         "labels": [-100 if k % 3 else k for k in range(i, 2 * i + 1)]}
+        for i in range(1, 40)
+    ]  # fmt: skip
+    (folder / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    tokenize("a.jsonl", "-o", "ta", "--unit-bytes", 2000)
+    return ["ta"]
+
+
+SOURCES: dict[str, Callable[[Path], list[str]]] = {"texts": two_texts, "chat": chat, "ids": ids}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_sound_tokenized_directories(folder: Path, source: str) -> None:
+    for name in SOURCES[source](folder):
+        os.rename(name, "out")
+        documents = json.loads(Path("out/manifest.json").read_bytes())["documents"]
+        assert f", {documents} document" in assert_sound()
+        text = assert_sound("--against-inputs", "--sample", 5)
+        assert "; 5 documents of " in text
+        assert "encoded again: the same" in text
+        text = assert_sound("--against-inputs", "--sample", "all")
+        assert "tokenized again: the same documents" in text
+        os.rename("out", name)
+
+
+PACKS: dict[str, list[object]] = {
+    "shuffled": [],
+    "in order": ["--no-shuffle"],
+    "wrap": ["--strategy", "wrap", "--overlong", "split", "--force-split"],
+    "next-fit": ["--strategy", "next-fit", "--seed", 3],
+    "dropped": ["--overlong", "drop"],
+    "without segments": ["--columns", "input_ids,labels,cu_seqlens"],
+    "several units": ["--unit-bytes", 500, "--seed", 1],
+}
+
+
+@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_sound_packs(folder: Path, source: str, pack: str) -> None:
+    names = SOURCES[source](folder)
+    options = [o for o in PACKS[pack] if o != "--force-split" or source != "texts"]
+    length = 512 if source == "chat" else 64
+    result = packer("pack", *names, "-l", length, *options, "-q", "-o", "out")
+    assert result.exit_code == 0, result.stderr
+    assert_sound()
+    text = assert_sound("--against-inputs", "--sample", "all")
+    assert "read again: the same" in text
+    assert "packed again: the same rows" in text
+    assert "encoded again from what was tokenized: the same" in text
+    if pack != "without segments":
+        text = assert_sound("--against-inputs", "--sample", 6)
+        assert "; 6 documents of " in text
+        assert "drawn from the inputs: found" in text
+        assert "encoded again from what was tokenized: the same" in text
+
+
+# Damage to a tokenized directory
+
+
+def shard(kind: str, folder: str = "out") -> Path:
+    return sorted(Path(folder).glob(f"{kind}-*.arrow"))[0]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def edit(change: Callable[[dict[str, Any]], None], folder: str = "out") -> None:
+    """Change the manifest, and its checksum with it."""
+    path = Path(folder) / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    change(manifest)
+    path.write_text(json.dumps(manifest | {"sha256": checksum(manifest)}))
+
+
+def rewrite(kind: str, change: Callable[[dict[str, list[Any]]], None]) -> None:
+    """Write a shard with other values, and the figures of its bytes with it."""
+    path = shard(kind)
+    with pa.ipc.open_stream(path.read_bytes()) as stream:
+        schema, table = stream.schema, stream.read_all()
+    columns = table.to_pydict()
+    change(columns)
+    arrays = [pa.array(columns[field.name], field.type) for field in schema]
+    with pa.ipc.new_stream(str(path), schema) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    from packer_cli.result.shards import digest
+
+    def listed(manifest: dict[str, Any]) -> None:
+        for one in manifest["shards"]:
+            if one["file"] == path.name:
+                one["bytes"], one["sha256"] = digest(path)
+
+    edit(listed)
+
+
+@pytest.fixture
+def tokenized(folder: Path) -> Path:
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS))
+    tokenize("a.jsonl", "-t", "bytes", "-o", "out")
+    return folder / "out"
+
+
+@pytest.mark.usefixtures("tokenized")
+@pytest.mark.parametrize("kind", ["documents", "index"])
+def test_every_flipped_byte_is_found(kind: str) -> None:
+    size = shard(kind).stat().st_size
+    for at in np.linspace(0, size - 1, 12).astype(int).tolist():
+        flip(shard(kind), at)
+        (line,) = problems()
+        assert line.startswith(f"out: {shard(kind).name}: its sha256 is ")
+        assert ", the manifest says " in line
+        flip(shard(kind), at)
+    assert_sound()
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_files_that_are_cut_gone_or_foreign() -> None:
+    data = shard("documents").read_bytes()
+    shard("documents").write_bytes(data[:-8])
+    assert problems() == [
+        f"out: {shard('documents').name}: has {len(data) - 8} bytes, the manifest says {len(data)}"
+    ]
+    shard("documents").write_bytes(data)
+    name = shard("index").name
+    shard("index").rename("kept")
+    assert problems() == [f"out: {name}: is missing"]
+    Path("kept").rename(f"out/{name}")
+    Path("out/more.txt").touch()
+    assert problems() == ["out: more.txt: a foreign file: the manifest does not list it"]
+
+
+def set_at(column: str, at: int, value: Any) -> Callable[[dict[str, list[Any]]], None]:
+    def change(columns: dict[str, list[Any]]) -> None:
+        columns[column][at] = value
+
+    return change
+
+
+@pytest.mark.usefixtures("tokenized")
+@pytest.mark.parametrize(
+    ("kind", "change", "text"),
+    [
+        ("documents", set_at("position", 3, 0), "its document 3 is at 0 of a.jsonl, not after"),
+        ("documents", set_at("file", 3, 7), "document 3: is of input 7, there are 1"),
+        ("documents", set_at("file", 0, -1), "document 0: is of input -1, there are 1"),
+        ("documents", set_at("input_ids", 2, [999]), "document 2: holds the id 999, the tok"),
+        ("documents", set_at("input_ids", 2, [-1]), "document 2: holds the id -1, the tokenizer"),
+        ("documents", set_at("input_ids", 2, []), "document 2: has no tokens"),
+        (
+            "documents",
+            set_at("input_ids", 2, [1, 2]),
+            "document 2: its length is 2, the index says",
+        ),
+        ("index", set_at("length", 5, 1), "document 5: its length is "),
+        ("index", set_at("trained_tokens", 5, 1), "document 5: its trained_tokens is "),
+        ("index", set_at("content_hash", 5, bytes(16)), "document 5: its content_hash is not"),
+    ],
+)
+def test_damage_in_documents_with_the_digests_of_it(
+    kind: str, change: Callable[[dict[str, list[Any]]], None], text: str
+) -> None:
+    rewrite(kind, change)
+    lines = [line for line in problems() if "units.jsonl" not in line and ".json:" not in line]
+    assert any(text in line for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("stretches", "text"),
+    [
+        ([2, 1], "document 0: its trained is [2, 1], not ascending within its 2 tokens"),
+        ([0, 9], "document 0: its trained is [0, 9], not ascending within its 2 tokens"),
+        ([0, 1, 2], "document 0: its trained has an odd number of edges"),
+        ([], "document 0: its trained_tokens is 0, the index says 1"),
+    ],
+)
+def test_damaged_stretches(folder: Path, stretches: list[int], text: str) -> None:
+    (folder / "a.jsonl").write_text('{"input_ids": [1, 2], "labels": [-100, 2]}\n')
+    tokenize("a.jsonl", "-o", "out")
+    assert_sound()
+    rewrite("documents", set_at("trained", 0, stretches))
+    assert any(text in line for line in problems())
+
+
+@pytest.mark.usefixtures("tokenized")
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (
+            "documents",
+            ["documents is 41, the sum over its inputs is 40", "the sum over its shards"],
+        ),
+        ("tokens", ["tokens is ", "the sum over its indexes"]),
+        ("trained_tokens", ["trained_tokens is ", "the sum over its shards"]),
+        ("empty_documents", ["empty_documents is 1, the sum over its inputs is 0"]),
+    ],
+)
+def test_figures_of_the_manifest(name: str, parts: list[str]) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest[name] += 1
+
+    edit(change)
+    lines = "\n".join(problems())
+    assert all(part in lines for part in parts), lines
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_manifest_that_names_no_index() -> None:
+    edit(lambda manifest: manifest["shards"].pop())
+    for command in (
+        ["verify", "out", "-q"], ["pack", "out", "-l", 64, "-o", "rows", "-q"], ["show", "out"]
+    ):  # fmt: skip
+        assert_error(packer(*command), 1, "out/manifest.json: ", "followed by its index")
+    assert not Path("rows").exists()
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_documents_that_are_not_those_of_the_input() -> None:
+    line = Path("a.jsonl").read_bytes()
+    Path("a.jsonl").write_bytes(line.replace(b'number 3"', b'number 4"'))
+    (problem,) = problems("--against-inputs")
+    assert "a.jsonl: its sha256 is " in problem
+    content = Path("a.jsonl").read_bytes()
+    import hashlib
+
+    sha256 = hashlib.sha256(content).hexdigest()
+    edit(lambda manifest: manifest["inputs"][0].update(sha256=sha256))
+    units = Path("out/units.jsonl")
+    units.write_bytes(units.read_bytes())
+    lines = problems("--against-inputs", "--sample", "all")
+    assert any("units.jsonl" in one for one in lines)  # the record of the unit says otherwise
+
+
+# Packs whose tokenized directories changed
+
+
+@pytest.fixture
+def packed(folder: Path) -> Path:
+    assert two_texts(folder) == ["ta", "tb"]
+    assert packer("pack", "ta", "tb", "-l", 64, "-q", "-o", "out").exit_code == 0
+    return folder / "out"
+
+
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("sample", ["5", "all"])
+def test_tokenized_directories_that_changed(sample: str) -> None:
+    how = ["--against-inputs", "--sample", sample]
+    path = shard("documents", "ta")
+    flip(path, path.stat().st_size // 2)
+    (line,) = problems(*how)
+    assert line.startswith(f"out: {path}: its sha256 is ")
+    flip(path, path.stat().st_size // 2)
+    assert_sound(*how)
+    tokenize("b.jsonl", "-t", "bytes", "-o", "tb", "--no-eos", "--overwrite")
+    (line,) = problems(*how)
+    assert ("tb/manifest.json: " in line and "it had" in line) or "it was" in line
+    shutil.rmtree("tb")
+    (line,) = problems(*how)
+    assert line.startswith("out: tb/manifest.json: an input: ")
+
+
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("sample", ["9", "all"])
+def test_first_inputs_that_changed_or_are_gone(sample: str) -> None:
+    how = ["--against-inputs", "--sample", sample]
+    content = Path("b.jsonl").read_bytes()
+    Path("b.jsonl").write_bytes(content.replace(b"number", b"numbex"))
+    (line,) = problems(*how)
+    assert line.startswith("out: tb: b.jsonl: its sha256 is ")
+    Path("b.jsonl").unlink()
+    result = packer("verify", "out", *how)
+    assert result.exit_code == 0, result.stdout
+    assert "b.jsonl is not there: documents of tb are not compared with it" in result.stderr
+
+
+@pytest.mark.usefixtures("packed")
+def test_rows_that_hold_other_tokens_than_the_documents() -> None:
+    from forging import Result
+    from verifying import changed
+
+    path = shard_of()
+    forged = changed(path, "input_ids", 3, ord("z"))
+    forged_labels = path
+    forged_labels.write_bytes(forged)
+    result = Result("out")
+    result.write(path.name, changed(path, "labels", 3, ord("z")))
+    result.save()
+    (line,) = problems("--against-inputs", "--sample", "all")
+    assert f"input_ids has {ord('z')} at place 3 of row 0" in line
+    assert "document " in line
