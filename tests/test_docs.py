@@ -208,6 +208,20 @@ def test_the_commands_of_the_page_on_exports_run_as_written(project: Path) -> No
     assert rows == list(FORMATS)
 
 
+def test_the_page_on_plans(project: Path) -> None:
+    page = (ROOT / "docs" / "plan.md").read_text()
+    shutil.copy("sample_data/documents.jsonl", "data.jsonl")
+    commands = re.findall(r"^    packer (.*)$", page, re.M)
+    assert len(commands) > 8
+    for command in commands:
+        if "--html" in command and not (PACKAGE / "page").exists():
+            continue
+        result = packer(*command.split())
+        assert result.exit_code == 0, (command, result.stderr)
+    first = textwrap.indent(packer(*commands[0].split()).stdout, "    ")
+    assert first in page, first
+
+
 def test_the_options_that_readme_names_exist() -> None:
     help_text = "".join(
         packer(name, "--help").stdout for name in ("pack", "stats", "show", "verify", "finalize")

@@ -106,7 +106,7 @@ def plan(
     bytes on disk, and what attention costs. Takes what packer pack takes; directories of packer
     tokenize are planned at once, from their index.
 
-    Example: packer plan data.jsonl --max-length 2048,4096,8192 --tokenizer ./my-model
+    Example: packer plan data.jsonl --max-length 2048,4096,8k -t ./my-model
     """
     startup.prepare_run()
     from packer_cli.plan.report import as_json as render

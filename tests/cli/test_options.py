@@ -84,7 +84,7 @@ def test_help_of_pack_is_in_groups_what_is_used_most_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "pack", "stats", "show", "verify", "export", "finalize", "tokenizer"]
+    "command", ["", "pack", "plan", "stats", "show", "verify", "export", "finalize", "tokenizer"]
 )
 def test_help_fits_80_columns_and_is_not_cut(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
