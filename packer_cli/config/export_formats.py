@@ -10,4 +10,5 @@ EXPORT_FORMATS = (
     "numpy",
     "parquet",
     "unpacked",
+    "packed",
 )

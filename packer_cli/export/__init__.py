@@ -22,7 +22,8 @@ from packer_cli.export.llamafactory import LlamaFactory
 from packer_cli.export.megatron import Megatron
 from packer_cli.export.megatron_bridge import MegatronBridge
 from packer_cli.export.nanotron import Nanotron
-from packer_cli.export.rows import Read, batches, documents, rows
+from packer_cli.export.packed import Packed
+from packer_cli.export.rows import Read, batches, documents, rows, shards
 from packer_cli.export.trl import Trl
 from packer_cli.export.unpacked import Unpacked
 from packer_cli.export.writing import Writer
@@ -41,9 +42,11 @@ FORMATS: dict[str, type[Writer]] = {
     "numpy": Numpy,
     "parquet": Parquet,
     "unpacked": Unpacked,
+    "packed": Packed,
 }
 _FEEDS: dict[str, Callable[[PackedDirectory, Read], Iterable[Any]]] = {
     "batches": batches,
+    "shards": shards,
     "rows": rows,
     "documents": documents,
 }
@@ -72,10 +75,11 @@ def export(
     packed, kind = open_packed(directory, tokens), FORMATS[to]
     _refuse(packed, to, kind)
     details = {"format": to, "manifest_sha256": checksum(packed.manifest)}
+    marker = None if kind is Packed else details  # a result lists its files in its manifest
     total = sum(shard.bytes for shard in packed.facts.shards)
     with (
         new_directory(
-            Path(output), packed.path, details, overwrite=overwrite, no_lock=no_lock
+            Path(output), packed.path, marker, overwrite=overwrite, no_lock=no_lock
         ) as folder,
         Progress(total, show=show_progress, doing="exporting") as progress,
     ):
@@ -99,7 +103,7 @@ def _refuse(packed: PackedDirectory, to: str, kind: type[Writer]) -> None:
             )
     # a segment's first token is never trained on, whatever the format
     untrained = facts.tokens - facts.segments - facts.trained_tokens
-    keeps_mask = kind.keeps_mask and (kind.takes == "batches" or "labels" in columns)
+    keeps_mask = kind.keeps_mask and (kind.takes in ("batches", "shards") or "labels" in columns)
     if untrained > 0 and not keeps_mask:
         raise UsageError(
             f"{packed.path}: {untrained:,} of its tokens are not to be trained on, which --to {to} "

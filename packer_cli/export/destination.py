@@ -43,11 +43,17 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 
 @contextmanager
 def new_directory(
-    output: Path, source: Path, details: dict[str, str], *, overwrite: bool, no_lock: bool = False
+    output: Path,
+    source: Path,
+    details: dict[str, str] | None,
+    *,
+    overwrite: bool,
+    no_lock: bool = False,
 ) -> Iterator[Path]:
     """An empty folder that becomes `output` at the end; on failure nothing is left.
 
-    `details`: what the marker records about the export. Raises UsageError for an output that must
+    `details`: what the marker records about the export; None: there is no marker, and no export
+    replaces it. Raises UsageError for an output that must
     not be replaced, InUseError when another export is writing to it.
     """
     real, own_source = Path(os.path.realpath(output)), Path(os.path.realpath(source))
@@ -65,7 +71,8 @@ def new_directory(
             work = own.inside.path / _NEW
             work.mkdir()
             yield work
-            _write_marker(work, details)
+            if details is not None:
+                _write_marker(work, details)
             for path in work.rglob("*"):
                 sync(path)
             sync(work)

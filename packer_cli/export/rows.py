@@ -64,6 +64,13 @@ def batches(packed: PackedDirectory, read: Read) -> Iterator[Any]:
         yield from _batches(packed, shard, read)
 
 
+def shards(packed: PackedDirectory, read: Read) -> Iterator[Shard]:
+    """The shards themselves."""
+    for shard in packed.facts.shards:
+        yield shard
+        read(shard.bytes)
+
+
 def _batches(packed: PackedDirectory, shard: Shard, read: Read) -> Iterator[Any]:
     path, segments, tokens = packed.path / shard.file, 0, 0
     for batch in packed.batches(shard):
@@ -104,8 +111,8 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
     a million tokens. The first token of a piece has no label.
     """
     count, expected = 0, packed.facts.documents
-    for shards in packed.facts.shards_of_units():
-        unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
+    for some in packed.facts.shards_of_units():
+        unit = [batch for shard in some for batch in _batches(packed, shard, read)]  # mapped
         for part in _documents_of(unit, packed):
             count += len(part.lengths)
             yield part

@@ -25,7 +25,8 @@ _MOST_VALUES = (1 << 31) - 1
 class Writer(ABC):
     """One format, written into an empty folder.
 
-    takes       what `write` is given: "batches", the record batches of the shards; "rows",
+    takes       what `write` is given: "batches", the record batches of the shards; "shards", these
+                as the manifest describes them, to be read by the writer; "rows",
                 `Rows` in their order; "documents", `Rows` of one whole document each, in the
                 order of the inputs
     needs       columns that the directory must have

@@ -55,13 +55,17 @@ class View(PackedDirectory):
         return np.stack([np.cumsum([0, *counts[:-1]]), counts], axis=1).astype(np.int64)
 
     def filled(self, stored: Any, first_row: int = 0) -> Iterator[Any]:
+        return (batch for batch, _ in self.counted(stored, first_row))
+
+    def counted(self, stored: Any, first_row: int = 0) -> Iterator[tuple[Any, int]]:
+        """The same, each batch with the number of its trained tokens."""
         sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
         kinds = schema(self.facts.config, self.facts.pad_token_id, sha256)
         rows, step = self.rows.added(first_row, [stored]), rows_per_batch(self.max_length)
         for begin in range(0, stored.num_rows, step):
             some = stored.slice(begin, step)
             numbers = np.arange(first_row + begin, first_row + begin + some.num_rows)
-            values = rows.fill(numbers, kinds.names)
+            values, trained = rows.fill(numbers, kinds.names)
             columns = [
                 some.column(name)
                 if name == "segments"
@@ -71,7 +75,7 @@ class View(PackedDirectory):
                 else fixed(kinds.field(name).type, values[name])
                 for name in kinds.names
             ]  # fmt: skip
-            yield pa.RecordBatch.from_arrays(columns, schema=kinds)
+            yield pa.RecordBatch.from_arrays(columns, schema=kinds), trained
 
     def _check_schema(self, schema: Any) -> None:
         kinds = [column_type(name, self.max_length) for name in VIEW_COLUMNS]

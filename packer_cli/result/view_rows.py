@@ -61,9 +61,10 @@ class ViewRows:
         absent: int = gathering.first_absent(rows, self._spans[_FIRST], self._spans[_END])
         return absent
 
-    def fill(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+    def fill(self, rows: Int64, columns: Sequence[str]) -> tuple[dict[str, Any], int]:
         """Columns of b rows that are all here: an array [b, max_length], of boundaries (values,
-        ends int64[b + 1]). Raises ArrowInvalid for a row that is not sound.
+        ends int64[b + 1]); and how many tokens are trained on. Raises ArrowInvalid for a row that
+        is not sound.
         """
         config, spans, documents = self._facts.config, self._spans, self._tokens.spans
         length, multiple = config.max_length, config.segment_multiple
@@ -81,18 +82,19 @@ class ViewRows:
         )  # fmt: skip
         if problem:
             raise pa.ArrowInvalid(f"row {rows[row]}: {_PROBLEMS[problem].format(length)}")
-        out = {name: np.empty((len(rows), length), kind)
+        out: dict[str, Any] = {name: np.empty((len(rows), length), kind)
                for name, kind in PADDED.items() if name in columns}  # fmt: skip
         padded = np.empty_like(boundaries) if multiple > 1 else None
         edges = np.empty(len(rows) + 1, np.int32)
-        filling.fill_rows(
+        trained = filling.fill_rows(
             None, self._tokens.trained_of(number, start, tokens), address, tokens,
             np.arange(count), row_offsets, length, self._facts.pad_token_id,
             out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
             out.get("position_ids"), boundaries, edges, config.label_shift == "pre", multiple,
             padded, True,
         )  # fmt: skip
-        return out | {"cu_seqlens": (boundaries, ends), PADDED_BOUNDARIES: (padded, ends)}
+        out |= {"cu_seqlens": (boundaries, ends), PADDED_BOUNDARIES: (padded, ends)}
+        return out, trained
 
 
 def _span_of(first: int, batch: Any) -> list[int]:

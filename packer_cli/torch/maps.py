@@ -96,7 +96,7 @@ class MappedViewRows:
     def gather(self, rows: Int64) -> dict[str, Any]:
         """As `MappedRows`. Raises DataError for a row that cannot be filled."""
         try:
-            values = self._rows.fill(rows, self._columns)
+            values, _ = self._rows.fill(rows, self._columns)
         except ValueError as error:
             raise DataError(f"{self._view.path}: {error}", PACK_AGAIN) from error
         return {

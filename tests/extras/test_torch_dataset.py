@@ -367,14 +367,14 @@ def test_a_directory_that_is_packed_again_while_a_shard_is_mapped(
     (folder / "data.jsonl").write_text(documents(300))
     arguments = ["pack", "data.jsonl", "-l", L, "-o", "out", "-q"]
     assert packer(*arguments).exit_code == 0
-    dataset, batches = PackedDataset("out"), PackedDirectory.batches
+    dataset, stored = PackedDataset("out"), PackedDirectory.stored
 
     def packed_again(self: PackedDirectory, shard: dict[str, Any]) -> Any:
-        monkeypatch.setattr(PackedDirectory, "batches", batches)
+        monkeypatch.setattr(PackedDirectory, "stored", stored)
         assert packer(*arguments, "--seed", 5, "--overwrite").exit_code == 0
-        return batches(self, shard)
+        return stored(self, shard)
 
-    monkeypatch.setattr(PackedDirectory, "batches", packed_again)
+    monkeypatch.setattr(PackedDirectory, "stored", packed_again)
     with pytest.raises(DataError, match="was replaced by another result while it was read"):
         dataset[0]
 

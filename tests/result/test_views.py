@@ -12,7 +12,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import assert_error, check_directory, jsonl, packer, recover_documents, shard_of
+from support import (
+    assert_error,
+    check_directory,
+    contents,
+    jsonl,
+    packer,
+    recover_documents,
+    shard_of,
+)
 from varied_results import conversation, texts
 
 from packer_cli import open_packed
@@ -250,3 +258,34 @@ def test_a_view_is_opened_as_one(view: Path) -> None:
     assert isinstance(opened, View)
     assert [one.path for one in opened.directories.values()] == [Path("a"), Path("b")]
     assert opened.facts.config.view
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("text", ["-l", 64, "--unit-bytes", 1500]),
+        ("chat", ["-l", 128, "--columns", "input_ids,cu_seqlens", "--shard-bytes", 1]),
+        ("tokens", ["-l", 64, "--segment-multiple", 4, "--label-shift", "pre"]),
+    ],
+    ids=["text", "chat", "tokens"],
+)
+def test_a_view_exported_is_the_packed_directory(
+    folder: Path, kind: str, options: list[object]
+) -> None:
+    parts = [tokenize(name, KINDS[kind](40, seed)) for name, seed in (("a", 0), ("b", 50))]
+    pack(*parts, *options)
+    pack(*parts, *options, "--view", output="view")
+    result = packer("export", "view", "--to", "packed", "-o", "out", "-q")
+    assert result.exit_code == 0, result.stderr
+    check_directory("out")
+    assert contents("out") == contents("packed")
+    again = packer("export", "view", "--to", "packed", "-o", "out", "-q", "--overwrite")
+    assert_error(again, 2, "out: is not empty")
+    assert contents("out") == contents("packed")
+
+
+def test_a_packed_directory_is_not_exported_as_one(view: Path) -> None:
+    pack("a", "-l", 64)
+    result = packer("export", "packed", "--to", "packed", "-o", "out", "-q")
+    assert_error(result, 2, "packed: is packed, and no view")
+    assert not Path("out").exists()
