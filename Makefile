@@ -71,7 +71,7 @@ $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt test
 test-extras: $(EXTRAS)/.installed ## tests against the real datasets, transformers and torch
 	$(EXTRAS)/bin/pytest tests/extras $(SHARED:worksteal=loadfile) $(ARGS)
 
-KERNEL_TESTS = tests/kernels/test_kernels.py tests/kernels/test_gathering.py tests/kernels/test_token_ids.py tests/packing/test_packing.py tests/packing/test_sequences.py
+KERNEL_TESTS = tests/kernels/test_kernels.py tests/kernels/test_documents.py tests/kernels/test_gathering.py tests/kernels/test_token_ids.py tests/packing/test_packing.py tests/packing/test_sequences.py
 
 build/%/.installed: pyproject.toml setup.py $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py) $(VENV)/.testing
 	rm -rf build/$*

@@ -415,17 +415,17 @@ def test_interrupted_while_waiting_for_stdin(folder: Path, number: signal.Signal
 def test_a_shard_that_cannot_be_stored_stops_the_run_at_once(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pack_unit = worker.pack_unit
+    make_unit = worker.make_unit
 
     def after_the_first_failed(unit: WorkUnit, job: Job) -> UnitResult:
         assert not unit.index or job.stop.wait(300)
-        return pack_unit(unit, job)
+        return make_unit(unit, job)
 
     def fail(path: Path) -> None:
         if ".arrow" in path.name:
             raise DataError(f"{path}: cannot write")
 
-    monkeypatch.setattr(worker, "pack_unit", after_the_first_failed)
+    monkeypatch.setattr(worker, "make_unit", after_the_first_failed)
     monkeypatch.setattr("packer_cli.run.worker.sync", fail)
     Path("many.jsonl").write_bytes(jsonl("first", "second", "third"))
     result = packer("pack", "many.jsonl", "-l", 16, "-t", "bytes", "-o", "out", "--unit-bytes", 1)
