@@ -187,7 +187,7 @@ def gather_trained(
 
     offsets and values as there, of the stretches; values[k] 0: everything in the span is trained
     on. valid[k]: the address of a bitmap, 0 if there is none, in which an unset bit says that
-    everything in that document is.
+    everything in that document is. Returns the first piece of no document, or -1.
     """
     cdef int64_t i, span, number, e, low, high, at = 0, wrong = -1
     cdef const int32_t* edge
@@ -196,7 +196,8 @@ def gather_trained(
     with nogil:
         for i in range(document.shape[0]):
             span = _find(firsts, document[i])
-            if span < 0 or span >= values.shape[0] or at + length[i] > out.shape[0]:
+            if (span < 0 or span >= values.shape[0] or start[i] < 0 or length[i] < 0
+                    or at + length[i] > out.shape[0]):
                 wrong = i
                 break
             if not length[i]:

@@ -392,3 +392,84 @@ def keep_real(mask, offsets, ids, trained):
 
 def count_trained(trained, begin, end):
     return [sum(trained[first:last]) for first, last in zip(begin, end, strict=True)]
+
+
+def _murmur3_x64_128(data):
+    """MurmurHash3_x64_128 of bytes, seed 0, as two 64-bit numbers."""
+    c1, c2, h1, h2 = 0x87C37B91114253D5, 0x4CF5AD432745937F, 0, 0
+
+    def rotated(x, by):
+        return (x << by | x >> 64 - by) & _MASK
+
+    def first(k):
+        return rotated(k * c1 & _MASK, 31) * c2 & _MASK
+
+    def second(k):
+        return rotated(k * c2 & _MASK, 33) * c1 & _MASK
+
+    def mixed(k):
+        k = (k ^ k >> 33) * 0xFF51AFD7ED558CCD & _MASK
+        k = (k ^ k >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
+        return k ^ k >> 33
+
+    whole = len(data) // 16 * 16
+    for at in range(0, whole, 16):
+        k1, k2 = (int.from_bytes(data[at + i : at + i + 8], "little") for i in (0, 8))
+        h1 = (rotated(h1 ^ first(k1), 27) + h2) * 5 + 0x52DCE729 & _MASK
+        h2 = (rotated(h2 ^ second(k2), 31) + h1) * 5 + 0x38495AB5 & _MASK
+    h2 ^= second(int.from_bytes(data[whole + 8 :], "little"))
+    h1 ^= first(int.from_bytes(data[whole : whole + 8], "little"))
+    h1, h2 = h1 ^ len(data), h2 ^ len(data)
+    h1 = h1 + h2 & _MASK
+    h2 = h2 + h1 & _MASK
+    h1, h2 = mixed(h1), mixed(h2)
+    h1 = h1 + h2 & _MASK
+    return h1, h2 + h1 & _MASK
+
+
+def hash_documents(ids, offsets):
+    data = b"".join(int(token).to_bytes(4, "little") for token in ids)
+    return [_murmur3_x64_128(data[4 * begin : 4 * end]) for begin, end in pairwise(offsets)]
+
+
+def count_trained_documents(trained, offsets):
+    """(trained tokens but for first ones, where each document's stretches begin)."""
+    flags = [list(map(bool, trained[begin:end])) for begin, end in pairwise(offsets)]
+    edges = [0]
+    for one in flags:
+        begun = sum(now and not before for before, now in pairwise([False, *one]))
+        edges.append(edges[-1] + 2 * begun)
+    return [sum(one[1:]) for one in flags], edges
+
+
+def stretches(trained, offsets):
+    """[start, stop, ...] of what is trained on, document after document."""
+    found = []
+    for begin, end in pairwise(offsets):
+        flags = [False, *map(bool, trained[begin:end]), False]
+        found += [place for place, (a, b) in enumerate(pairwise(flags)) if a != b]
+    return found
+
+
+def gather_documents(documents, document, start, length):
+    """The pieces of lists of tokens, end to end, and the first that is in none, or -1."""
+    out = []
+    for i, piece in enumerate(zip(document, start, length, strict=True)):
+        number, first, count = map(int, piece)
+        inside = 0 <= number < len(documents) and first >= 0 and count >= 0
+        if not inside or first + count > len(documents[number]):
+            return out, i
+        out += list(documents[number][first : first + count])
+    return out, -1
+
+
+def gather_trained(stretches_of, document, start, length):
+    """1 where the tokens of pieces are trained on. `stretches_of`: None for everything."""
+    out = []
+    for piece in zip(document, start, length, strict=True):
+        number, first, count = map(int, piece)
+        edges = stretches_of[number]
+        pairs = [(0, 1 << 31)] if edges is None else zip(edges[::2], edges[1::2], strict=True)
+        inside = {at for a, b in pairs for at in range(max(a, first), min(b, first + count))}
+        out += [int(at in inside) for at in range(first, first + count)]
+    return out

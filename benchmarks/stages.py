@@ -119,13 +119,13 @@ class _Inline(Executor):
 
 def _pin_workers() -> None:
     """The thread that packs keeps to one core; the process that checks it does not."""
-    pack_unit = worker.pack_unit
+    make_unit = worker.make_unit
 
     def pinned(*args: Any) -> Any:
         on_one_core()
-        return pack_unit(*args)
+        return make_unit(*args)
 
-    worker.pack_unit = pinned
+    worker.make_unit = pinned
 
 
 def _measure(settings: Settings, files: list[Path]) -> Counter[str]:

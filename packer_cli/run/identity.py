@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -82,12 +83,18 @@ class Run:
 def load_run(path: Path) -> Run | None:
     """The run that `to_bytes` wrote; None when there is none that this packer can read."""
     try:
-        content = msgspec.json.decode(unsealed(path.read_bytes()))
-        kind = PackConfig if "max_length" in content["config"] else DocumentConfig
-        config = msgspec.convert(content["config"], kind)
-        return replace(msgspec.convert(content, Run), config=config)
+        return run_of(msgspec.json.decode(unsealed(path.read_bytes())))
     except (OSError, LookupError, ValueError, TypeError, RecursionError, UsageError):
         return None
+
+
+def run_of(content: dict[str, Any]) -> Run:
+    """The run that these JSON values describe. Raises LookupError, ValueError, TypeError or
+    UsageError when they describe none.
+    """
+    kind = PackConfig if "max_length" in content["config"] else DocumentConfig
+    config = msgspec.convert(content["config"], kind)
+    return replace(msgspec.convert(content, Run), config=config)
 
 
 def sealed(content: bytes) -> bytes:

@@ -36,16 +36,11 @@ from packer_cli.result.manifest import Result
 from packer_cli.run import directory as output
 from packer_cli.run import replacing
 from packer_cli.run.contents import as_packed_in
-from packer_cli.run.identity import Run, differences
+from packer_cli.run.identity import Run, differences, run_of
 
 Notify = Callable[[str], None]
 _STAGED, RESULT = "staged.json", "result"
 _STAGING_FILES = re.compile(r"lock|staged\.json(\.part)?")
-
-
-class _Staged(msgspec.Struct):
-    url_sha256: str
-    run: Run
 
 
 def default_staging(url: str) -> Path:
@@ -106,20 +101,21 @@ def _begin(
     """Everything in the staging directory is of runs equal to that in `staged.json`."""
     result, name = folder / RESULT, hashlib.sha256(url.rstrip("/").encode()).hexdigest()
     try:
-        staged = msgspec.json.decode(own.inside.read(_STAGED) or b"", type=_Staged)
-    except (ValueError, TypeError, RecursionError, UsageError):
-        staged = None
+        staged = msgspec.json.decode(own.inside.read(_STAGED) or b"")
+        url_sha256, earlier = staged["url_sha256"], run_of(staged["run"])
+    except (LookupError, ValueError, TypeError, RecursionError, UsageError):
+        url_sha256, earlier = None, None
     if result.exists() and not _holds_work(result):  # killed while it was removed, or at its start
         output.remove_result(result, no_lock=no_lock)
     if result.exists():
-        if staged is not None and staged.url_sha256 != name:
+        if earlier is not None and url_sha256 != name:
             raise UsageError(
                 f"--staging: {folder}: holds files for an upload to another URL",
                 "choose another --staging",
             )
         is_same = as_packed_in(output.work_of(result) or result)
         differ = (
-            ["another packer began it"] if staged is None else differences(staged.run, run, is_same)
+            ["another packer began it"] if earlier is None else differences(earlier, run, is_same)
         )
         if differ and not overwrite:
             raise UsageError(
@@ -132,7 +128,7 @@ def _begin(
         unfit = replacing.holds_result(result) and finished(result) is None
         if differ or unfit or not run.resumable:
             output.remove_result(result, no_lock=no_lock)
-    put_file(own.inside.path / _STAGED, msgspec.json.encode(_Staged(name, run)))
+    put_file(own.inside.path / _STAGED, msgspec.json.encode({"url_sha256": name, "run": run}))
 
 
 def _holds_work(result: Path) -> bool:

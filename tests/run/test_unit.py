@@ -21,7 +21,8 @@ from packer_cli.progress import Progress
 from packer_cli.records import BadRecord, InputFile, Slice, Stretch, TokenBatch, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.shards import Shard
-from packer_cli.run.unit import Job, UnitResult, pack_unit
+from packer_cli.run.rows import pack_unit
+from packer_cli.run.unit import Job, UnitResult
 from packer_cli.tokenization.encoding import Encoded
 
 LENGTH = 16
@@ -35,6 +36,8 @@ CASES = st.lists(
 
 class Rows:
     """Takes the rows of a unit and keeps them as lists of tokens."""
+
+    rows_at_once = 1
 
     def __init__(self) -> None:
         self.rows: list[list[list[int]]] = []
@@ -92,7 +95,12 @@ def job_of(
 
     shape = Shape("tokens")
     progress = Progress(0, show=False)
-    return Job(FILES, config, shape, None, 0, read, encode, None, folder, progress), lengths
+    return Job(FILES, config, shape, None, None, read, encode, folder, progress), lengths
+
+
+def row_config(job: Job) -> PackConfig:
+    assert isinstance(job.config, PackConfig)
+    return job.config
 
 
 def without_empty_batches(case: list[list[list[int]]]) -> list[list[list[int]]]:
@@ -102,7 +110,7 @@ def without_empty_batches(case: list[list[list[int]]]) -> list[list[list[int]]]:
 def packed(case: Any, config: PackConfig, folder: Path, **how: Any) -> tuple[UnitResult, Rows, Any]:
     job, lengths = job_of(without_empty_batches(case), config, folder, **how)
     rows = Rows()
-    result = pack_unit(UNIT, job, rows)
+    result = pack_unit(UNIT, job, row_config(job), rows)
     assert rows.closed
     assert rows.abandoned
     return result, rows, lengths
@@ -205,7 +213,7 @@ def test_the_first_bad_record_ends_the_run(tmp_path: Path) -> None:
     job, _ = job_of([[[3]], [[5]]], PackConfig(LENGTH), tmp_path, bad=[BadRecord(7, "no text")])
     rows = Rows()
     with pytest.raises(DataError, match=r"-, .*7.*: no text"):
-        pack_unit(UNIT, job, rows)
+        pack_unit(UNIT, job, row_config(job), rows)
     assert (rows.closed, rows.abandoned) == (False, True)
     assert list(tmp_path.iterdir()) == []
 
@@ -214,7 +222,7 @@ def test_a_document_that_is_too_long_is_named(tmp_path: Path) -> None:
     config = PackConfig(LENGTH, overlong="error")
     job, _ = job_of([[[3, 17]], []], config, tmp_path)
     with pytest.raises(DataError, match="the document has 17 tokens, --max-length is 16"):
-        pack_unit(UNIT, job, Rows())
+        pack_unit(UNIT, job, row_config(job), Rows())
 
 
 def test_a_unit_that_is_told_to_stop(tmp_path: Path) -> None:
@@ -222,5 +230,5 @@ def test_a_unit_that_is_told_to_stop(tmp_path: Path) -> None:
     job.stop.set()
     rows = Rows()
     with pytest.raises(Interrupted):
-        pack_unit(UNIT, job, rows)
+        pack_unit(UNIT, job, row_config(job), rows)
     assert (rows.rows, rows.closed, rows.abandoned) == ([], False, True)

@@ -177,7 +177,7 @@ def test_a_document_whose_pieces_cannot_be_numbered(
     data: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """2**31 tokens, made small for the test: the start of a piece is an int32."""
-    monkeypatch.setattr("packer_cli.run.unit.MAX_DOCUMENT_TOKENS", 100)
+    monkeypatch.setattr("packer_cli.run.rows.MAX_DOCUMENT_TOKENS", 100)
     (data / "long.jsonl").write_bytes(jsonl("x" * 99, "y" * 100))
     options = ["long.jsonl", "-l", 64, "-t", "bytes", "-q", "--strategy", strategy]
     message = "long.jsonl, line 2 (byte 112): the document has 101 tokens, the most is 100"
