@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 
 from packer_cli.config.columns import DEFAULT_COLUMNS, PADDED_BOUNDARIES
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
 from packer_cli.result.layout import TEMPLATE
-from packer_cli.result.manifest import Manifest, Tokenizer
+from packer_cli.result.manifest import Manifest, TokenizedManifest, Tokenizer
 
 BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _DIGITS = 12  # of a digest: enough to tell tokenizers apart
@@ -29,7 +30,7 @@ class _Template(NamedTuple):
     sha256: str
 
 
-def origin(manifest: Manifest) -> dict[str, Any]:
+def origin(manifest: Manifest | TokenizedManifest) -> dict[str, Any]:
     """What a result was made of, for programs. `chat_template`: None where none rendered."""
     inputs, template = manifest.inputs_now.values(), _template(manifest)
     return {
@@ -40,7 +41,7 @@ def origin(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def origin_lines(manifest: Manifest) -> list[tuple[str, str]]:
+def origin_lines(manifest: Manifest | TokenizedManifest) -> list[tuple[str, str]]:
     """(title, text) for people, each on one line."""
     config, inputs = manifest.config, manifest.inputs_now.values()
     template, size = _template(manifest), sum(one.size for one in inputs)
@@ -53,7 +54,8 @@ def origin_lines(manifest: Manifest) -> list[tuple[str, str]]:
     if template:
         source = template.source or "of the tokenizer"
         lines.append(("template", f"{source}, {_short(template.sha256)}"))
-    lines.append(("options", " ".join(_options(manifest.document["config"]))))
+    if options := " ".join(_options(manifest.document["config"])):
+        lines.append(("options", options))
     return [(name, text if text.isprintable() else repr(text)) for name, text in lines]
 
 
@@ -79,7 +81,7 @@ def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[s
         yield name, shown
 
 
-def _template(manifest: Manifest) -> _Template | None:
+def _template(manifest: Manifest | TokenizedManifest) -> _Template | None:
     config = manifest.config
     chat = config.shape in ("messages", "conversations") or config.prompt_template == "chat"
     sha256 = manifest.side_files.get(TEMPLATE)
@@ -88,7 +90,8 @@ def _template(manifest: Manifest) -> _Template | None:
 
 def _options(config: dict[str, Any]) -> Iterator[str]:
     """As on a command line: the options that matter most, and those that are not the default."""
-    defaults = PackConfig(config["max_length"]).as_json()
+    of_rows = "max_length" in config
+    defaults = (PackConfig(config["max_length"]) if of_rows else DocumentConfig()).as_json()
     for name, default in defaults.items():
         value = config.get(name, default)
         if name in _ALWAYS or (name not in _NOT_OPTIONS and value != default):
@@ -99,6 +102,15 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
                 yield f"{option} {_quoted(value)}"
             else:
                 yield from (f"{option} {_quoted(one)}" for one in value)
+    if of_rows:
+        yield from _of_rows(config)
+    for pair in config.get("fields", ()):
+        yield f"--field {_quoted('='.join(pair))}"
+    for token in config.get("turn_end", ()):
+        yield f"--turn-end {_quoted(token)}"
+
+
+def _of_rows(config: dict[str, Any]) -> Iterator[str]:
     if config.get("shuffle") is False and not keeps_order(config["strategy"]):
         yield "--no-shuffle"
     columns = [name for name in config["columns"] if name != PADDED_BOUNDARIES]
@@ -106,10 +118,6 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
         yield "--position-ids"
     elif columns != list(DEFAULT_COLUMNS):
         yield f"--columns {_quoted(','.join(columns))}"
-    for pair in config.get("fields", ()):
-        yield f"--field {_quoted('='.join(pair))}"
-    for token in config.get("turn_end", ()):
-        yield f"--turn-end {_quoted(token)}"
 
 
 def _quoted(value: object) -> str:
