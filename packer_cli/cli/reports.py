@@ -28,20 +28,21 @@ def print_packed(
 
 
 def print_report(directory: Path | str, manifest: Result, *, as_json: bool, **how: Any) -> None:
-    from packer_cli.result.manifest import Manifest
+    from packer_cli.result.manifest import Manifest, TokenizedManifest
 
-    if not isinstance(manifest, Manifest):
+    if isinstance(manifest, TokenizedManifest):
         from packer_cli.stats import tokenized
 
         if as_json:
             print(tokenized.as_json(directory, manifest, by=how.get("by")))
         else:
             tokenized.print_documents(directory, manifest, **how)
-    elif as_json:
-        from packer_cli.stats.report import as_json as render
+    elif isinstance(manifest, Manifest):
+        if as_json:
+            from packer_cli.stats.report import as_json as render
 
-        print(render(directory, manifest, by=how.get("by")))
-    else:
-        from packer_cli.stats import table
+            print(render(directory, manifest, by=how.get("by")))
+        else:
+            from packer_cli.stats import table
 
-        table.print_report(directory, manifest, **how)
+            table.print_report(directory, manifest, **how)

@@ -12,11 +12,13 @@ from packer_cli.cli.reports import print_report
 from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, TokensOf, print_note
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import Option, plain
-from packer_cli.errors import ThresholdMissed
+from packer_cli.errors import ThresholdMissed, UsageError
 
 
 def stats(
-    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory, or its URL.")],
+    name: Annotated[
+        str, typer.Argument(metavar="DIR", help="A packed or tokenized directory, or its URL.")
+    ],
     min_utilization: Annotated[
         float | None,
         Option(
@@ -45,7 +47,7 @@ def stats(
 
     Reads the manifest only, so it is instant on any size; --deep reads every shard.
     """
-    from packer_cli.result.manifest import load
+    from packer_cli.result.manifest import Manifest, load_any
     from packer_cli.storage import is_url, local
 
     directory = name if is_url(name) else Path(name)
@@ -53,23 +55,37 @@ def stats(
     check_page(html, as_json=as_json)
     if deep:
         local(name, LOCAL_ONLY)
-    manifest = load(directory, incomplete_too=True)
+    manifest = load_any(directory, incomplete_too=True)
+    if min_utilization is not None and not isinstance(manifest, Manifest):
+        raise UsageError(
+            f"--min-utilization: {directory} holds documents, which are not in rows yet",
+            f"leave it out, or pack them: packer pack {directory} --max-length 4096",
+        )
+    if html is not None and not isinstance(manifest, Manifest):
+        raise UsageError(
+            f"--html: {directory} holds documents, and pages show rows",
+            f"see packer plan {directory} --max-length 4096 --html FILE",
+        )
     if manifest.incomplete:
         print_note(f"{directory} is marked incomplete: {manifest.incomplete}")
     if deep:
-        from packer_cli.result.recount import check_recount
+        from packer_cli.result.recount import check_document_recount, check_recount
 
-        check_recount(Path(directory), tokens)
-    if html is not None:
+        if isinstance(manifest, Manifest):
+            check_recount(Path(directory), tokens)
+        else:
+            check_document_recount(Path(directory))
+    if html is not None and isinstance(manifest, Manifest):
         from packer_cli.stats.page import stats_page
 
         save_page(html, stats_page(directory, manifest))
     if html != STDOUT:
         print_report(directory, manifest, as_json=as_json, detail=True, by=by, deep=deep)
-    utilization = manifest.utilization
-    if min_utilization is not None and utilization < min_utilization:
+    if not isinstance(manifest, Manifest) or min_utilization is None:
+        return
+    if manifest.utilization < min_utilization:
         raise ThresholdMissed(
-            f"{directory}: utilization {utilization:.4f} is below --min-utilization "
+            f"{directory}: utilization {manifest.utilization:.4f} is below --min-utilization "
             f"{min_utilization}",
             "the histograms show whether the data or the packing is the cause",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.wording import above_bound, count, percent, plural
@@ -67,6 +67,18 @@ def losses(manifest: Manifest, *, always: tuple[str, ...] = ()) -> list[Line]:
         ("dropped", f["dropped_documents"],
          f"documents, {f['dropped_tokens']:,} tokens{trained('dropped')}"),
         ("untrained", untrained, "of the dropped documents, without a token to train on"),
+        *unusual(f),
+    ]  # fmt: skip
+    return [
+        Line(title, count(number), meaning)
+        for title, number, meaning in rows
+        if number or title in always
+    ]
+
+
+def unusual(f: dict[str, Any]) -> list[tuple[str, int, str]]:
+    """(title, figure, meaning) of what may be wrong with records."""
+    return [
         ("empty", f["empty_documents"], "documents without a token, not packed"),
         ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
         ("no end", f["turns_without_end"], f"of {f['trained_turns']:,} trained turns end in no "
@@ -77,8 +89,3 @@ def losses(manifest: Manifest, *, always: tuple[str, ...] = ()) -> list[Line]:
          "records spells out, see --special-tokens-in-text"),
         ("double BOS", f["double_bos_documents"], "documents begin with BOS twice"),
     ]  # fmt: skip
-    return [
-        Line(title, count(number), meaning)
-        for title, number, meaning in rows
-        if number or title in always
-    ]

@@ -16,7 +16,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
 from packer_cli.result.layout import TEMPLATE
-from packer_cli.result.manifest import Manifest, Tokenizer
+from packer_cli.result.manifest import Manifest, TokenizedManifest, Tokenizer
 from packer_cli.result.wording import plural, size
 
 BUILT_IN = "built-in bytes, as when no --tokenizer is given"
@@ -31,7 +31,7 @@ class _Template(NamedTuple):
     sha256: str
 
 
-def origin(manifest: Manifest) -> dict[str, Any]:
+def origin(manifest: Manifest | TokenizedManifest) -> dict[str, Any]:
     """What a result was made of, for programs. `chat_template`: None where none rendered."""
     inputs, template = manifest.inputs_now.values(), _template(manifest)
     return {
@@ -42,7 +42,7 @@ def origin(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def origin_lines(manifest: Manifest) -> list[tuple[str, str]]:
+def origin_lines(manifest: Manifest | TokenizedManifest) -> list[tuple[str, str]]:
     """(title, text) for people, each on one line."""
     config, inputs = manifest.config, manifest.inputs_now.values()
     template, taken = _template(manifest), sum(one.size for one in inputs)
@@ -55,7 +55,8 @@ def origin_lines(manifest: Manifest) -> list[tuple[str, str]]:
     if template:
         source = template.source or "of the tokenizer"
         lines.append(("template", f"{source}, {_short(template.sha256)}"))
-    lines.append(("options", " ".join(_options(manifest.document["config"]))))
+    if options := " ".join(_options(manifest.document["config"])):
+        lines.append(("options", options))
     return [(name, text if text.isprintable() else repr(text)) for name, text in lines]
 
 
@@ -81,7 +82,7 @@ def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[s
         yield name, shown
 
 
-def _template(manifest: Manifest) -> _Template | None:
+def _template(manifest: Manifest | TokenizedManifest) -> _Template | None:
     config = manifest.config
     chat = config.shape in ("messages", "conversations") or config.prompt_template == "chat"
     sha256 = manifest.side_files.get(TEMPLATE)
@@ -90,8 +91,10 @@ def _template(manifest: Manifest) -> _Template | None:
 
 def _options(config: dict[str, Any]) -> Iterator[str]:
     """As on a command line: the options that matter most, and those that are not the default."""
-    defaults = PackConfig(config["max_length"]).as_json()
-    for name in (*PackConfig.__annotations__, *DocumentConfig.__annotations__):  # rows first
+    of_rows = "max_length" in config
+    defaults = (PackConfig(config["max_length"]) if of_rows else DocumentConfig()).as_json()
+    own = tuple(PackConfig.__annotations__) if of_rows else ()
+    for name in (*own, *DocumentConfig.__annotations__):  # rows first
         default = defaults[name]
         value = config.get(name, default)
         if name in _ALWAYS or (name not in _NOT_OPTIONS and value != default):
@@ -102,6 +105,15 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
                 yield f"{option} {_quoted(value)}"
             else:
                 yield from (f"{option} {_quoted(one)}" for one in value)
+    if of_rows:
+        yield from _of_rows(config)
+    for pair in config.get("fields", ()):
+        yield f"--field {_quoted('='.join(pair))}"
+    for token in config.get("turn_end", ()):
+        yield f"--turn-end {_quoted(token)}"
+
+
+def _of_rows(config: dict[str, Any]) -> Iterator[str]:
     if config.get("shuffle") is False and not keeps_order(config["strategy"]):
         yield "--no-shuffle"
     columns = [name for name in config["columns"] if name != PADDED_BOUNDARIES]
@@ -109,10 +121,6 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
         yield "--position-ids"
     elif columns != list(DEFAULT_COLUMNS):
         yield f"--columns {_quoted(','.join(columns))}"
-    for pair in config.get("fields", ()):
-        yield f"--field {_quoted('='.join(pair))}"
-    for token in config.get("turn_end", ()):
-        yield f"--turn-end {_quoted(token)}"
 
 
 def _quoted(value: object) -> str:
