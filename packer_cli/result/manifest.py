@@ -226,6 +226,12 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     histograms: Histograms
     attention_cost: AttentionCosts | UnsetType = UNSET
 
+    @property
+    def is_from_tokenized(self) -> bool:
+        """Whether the inputs are tokenized directories: manifests, whose documents are tokens."""
+        names = {storage.base_name(one.path) for one in self.inputs}
+        return self.config.shape == "tokens" and names == {MANIFEST}
+
 
 class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
     """The description of a tokenized directory. Its `shards` are those of the documents, each

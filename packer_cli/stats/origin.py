@@ -44,20 +44,28 @@ def origin(manifest: Manifest | TokenizedManifest) -> dict[str, Any]:
 
 def origin_lines(manifest: Manifest | TokenizedManifest) -> list[tuple[str, str]]:
     """(title, text) for people, each on one line."""
-    config, inputs = manifest.config, manifest.inputs_now.values()
-    template, taken = _template(manifest), sum(one.size for one in inputs)
-    lines = [("made from", f"{plural(len(inputs), 'input')}, {size(taken)}")]
-    lines += _tokenizer(manifest.tokenizer, template is not None)
-    shape = config.shape
-    if config.prompt_template == "alpaca":
-        shape += ", prompts as alpaca"
-    lines.append(("records", f"{shape}; trained on: {config.train_on}"))
+    inputs, template = manifest.inputs_now.values(), _template(manifest)
+    tokenizer = list(_tokenizer(manifest.tokenizer, template is not None))
+    if isinstance(manifest, Manifest) and manifest.is_from_tokenized:
+        # what is around documents, and trained on, is each directory's own
+        noun = "tokenized directory" if len(inputs) == 1 else "tokenized directories"
+        lines = [("made from", f"{len(inputs):,} {noun}"), *tokenizer[:1]]
+    else:
+        taken = sum(one.size for one in inputs)
+        lines = [("made from", f"{plural(len(inputs), 'input')}, {size(taken)}"), *tokenizer]
+        lines.append(("records", _records(manifest)))
     if template:
         source = template.source or "of the tokenizer"
         lines.append(("template", f"{source}, {_short(template.sha256)}"))
     if options := " ".join(_options(manifest.document["config"])):
         lines.append(("options", options))
     return [(name, text if text.isprintable() else repr(text)) for name, text in lines]
+
+
+def _records(manifest: Manifest | TokenizedManifest) -> str:
+    config = manifest.config
+    prompts = ", prompts as alpaca" if config.prompt_template == "alpaca" else ""
+    return f"{config.shape}{prompts}; trained on: {config.train_on}"
 
 
 def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[str, str]]:
