@@ -2,7 +2,7 @@
 
 66 MB of text, packed into rows of 4,096, are read from a warm page cache in random order, in
 batches of 8, in one process: by PackedDataset, by `datasets` in torch format through the same
-DataLoader, and by plain numpy from the same maps without any loader; and by PackedDataset from a view
+DataLoader, and by plain numpy from the same maps without any loader; by PackedDataset from a view
 of the same text, tokenized. All of it in the peers' environment (peers/loader.py), which has torch.
 Half a minute.
 """
