@@ -263,6 +263,33 @@ def gather_pieces(ids, begin, length):
     return [token for b, n in zip(begin, length, strict=True) for token in ids[b : b + n]]
 
 
+def find_pieces(boundaries, segments, directories, lengths, capacity, segment_multiple):
+    """The (document, start, length) of each segment of rows, row by row; or (row, reason).
+
+    boundaries and segments, (file, position, start), of each row; directories: (first document,
+    how many) of each file; lengths of all documents.
+    """
+    found = []
+    for row, (edges, references) in enumerate(zip(boundaries, segments, strict=True)):
+        if not edges or edges[0] != 0:
+            return row, 1
+        if len(references) != len(edges) - 1:
+            return row, 2
+        pieces, used = [], 0
+        for (start, stop), (file, position, first) in zip(pairwise(edges), references, strict=True):
+            used += -(-(stop - start) // segment_multiple) * segment_multiple
+            if stop <= start or used > capacity:
+                return row, 1
+            if not 0 <= file < len(directories) or not 0 <= position < directories[file][1]:
+                return row, 3
+            document = directories[file][0] + position
+            if first < 0 or first + stop - start > lengths[document]:
+                return row, 4
+            pieces.append((document, first, stop - start))
+        found.append(pieces)
+    return found
+
+
 def mark_trained(texts, kinds, spaces, spacing, spans):
     """For each text: which of its tokens hold a byte of a span, or None where that is not certain.
 

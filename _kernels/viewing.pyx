@@ -77,10 +77,10 @@ def find_pieces(
                     return i, NO_SEGMENTS
             used = 0
             for k in range(high - low - 1):
-                size = boundaries[low + k + 1] - boundaries[low + k]
                 if boundaries[low + k + 1] <= boundaries[low + k]:
                     with gil:
                         return i, NO_BOUNDARIES
+                size = boundaries[low + k + 1] - boundaries[low + k]
                 used += (<int64_t>size + segment_multiple - 1) // segment_multiple * segment_multiple
                 if used > capacity:
                     with gil:

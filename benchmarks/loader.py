@@ -2,20 +2,22 @@
 
 66 MB of text, packed into rows of 4,096, are read from a warm page cache in random order, in
 batches of 8, in one process: by PackedDataset, by `datasets` in torch format through the same
-DataLoader, and by plain numpy from the same maps without any loader. All of it in the peers'
-environment (peers/loader.py), which has torch. Half a minute.
+DataLoader, and by plain numpy from the same maps without any loader; by PackedDataset from a view
+of the same text, tokenized. All of it in the peers' environment (peers/loader.py), which has torch.
+Half a minute.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import inputs
 from measuring import report, run, skip
 from runs import MAX_LENGTH, pack
-from settings import BENCHMARKS, from_environment
+from settings import BENCHMARKS, Settings, from_environment
 
-LEAST, MOST = 30, 2
+LEAST, MOST, OF_SHARDS = 30, 2, 0.5
 SAME, ALL, PLAIN = "ids, labels and mask", "every column", "a plain numpy gather"
 
 
@@ -26,6 +28,8 @@ def main() -> None:
         f"{what}: {SAME}, against datasets": f">= {LEAST} x the rows/s",
         f"{what}: {ALL}, against datasets": f">= {LEAST} x the rows/s",
         f"{what}, against {PLAIN}": f"<= {MOST} x its time",
+        f"{what}: {SAME}, from a view": f">= {OF_SHARDS} x the rows/s from shards",
+        f"{what}: {ALL}, from a view": f">= {OF_SHARDS} x the rows/s from shards",
     }
     why = inputs.missing(settings)
     if not settings.peers_python.is_file():
@@ -33,8 +37,9 @@ def main() -> None:
     if not why:
         with inputs.Output(settings) as output:
             pack(settings, inputs.once(settings), output, tokenizer=settings.tokenizer)
+            view = view_of(settings, output.parent)
             script = BENCHMARKS / "peers" / "loader.py"
-            found = json.loads(run([settings.peers_python, script, output]).stdout)
+            found = json.loads(run([settings.peers_python, script, output, view]).stdout)
     if why:
         for row, target in targets.items():
             skip(row, target, why)
@@ -48,10 +53,24 @@ def main() -> None:
     measured = f"{plain / ours:.2f} x ({ours:,.0f} and {plain:,.0f} rows/s)"
     row, target = list(targets.items())[2]
     report(row, target, measured, plain <= MOST * ours, **found)
+    for (row, target), columns in zip(list(targets.items())[3:], ("same", "all"), strict=True):
+        view, shards = rates[f"view, {columns}"], rates[f"packer, {columns}"]
+        measured = f"{view / shards:.2f} x ({view:,.0f} and {shards:,.0f} rows/s)"
+        report(row, target, measured, view >= OF_SHARDS * shards, **found)
     for name in ("varlen_collate", "varlen_collate, int32", "padded_collate"):
         rate = rates[name]
         report(f"{what}: {name}", "", f"{rate:,.0f} rows/s, {rate * MAX_LENGTH / 1e6:,.0f} Mtok/s",
                None, rows_per_second=rate)  # fmt: skip
+
+
+def view_of(settings: Settings, folder: Path) -> Path:
+    """The same text tokenized, and a view of it."""
+    tokens, view = folder / "tokens", folder / "view"
+    begin: list[str | Path] = [settings.packer, "tokenize", *inputs.once(settings)]
+    run([*begin, "--tokenizer", settings.tokenizer, "--output", tokens, "--quiet"])
+    length = ["--max-length", str(MAX_LENGTH)]
+    run([settings.packer, "pack", tokens, *length, "--view", "--output", view, "--quiet"])
+    return view
 
 
 if __name__ == "__main__":

@@ -9,7 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from packer_cli.export import FORMATS
 from packer_cli.export.destination import MARKER
+
+# Only of a view is there a packed directory to make: tests/result/test_views.py.
+OF_PACKED = [name for name in FORMATS if name != "packed"]
 
 
 def files_of(folder: Path) -> set[str]:

@@ -1,6 +1,6 @@
 """Rows a second out of a packed directory, by every way, in one process.
 
-python loader.py DIR    prints {"rows_per_second": {way: rate}}
+python loader.py DIR [VIEW]    prints {"rows_per_second": {way: rate}}
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH, ROUNDS = 8, 5
 SAME = ["input_ids", "labels", "attention_mask"]
 
 
-def rates(directory: str) -> dict[str, float]:
+def rates(directory: str, view: str = "") -> dict[str, float]:
 
     torch.set_num_threads(1)
     theirs = datasets.load_from_disk(directory)
@@ -49,6 +49,14 @@ def rates(directory: str) -> dict[str, float]:
         ),
         "padded_collate": load(PackedDataset(directory), partial(padded_collate, config=None)),
     }
+    if view:
+        order_of_view = np.random.default_rng(0).permutation(len(PackedDataset(view))).tolist()
+        for name, columns in (("same", SAME), ("all", None)):
+            loader = DataLoader(
+                PackedDataset(view, columns), BATCH, sampler=order_of_view,
+                collate_fn=lambda batch: batch,
+            )  # fmt: skip
+            ways[f"view, {name}"] = len(order_of_view), partial(drain, loader)
     best = dict.fromkeys(ways, 0.0)
     for _ in range(ROUNDS):  # one after the other, so that a busy moment meets all of them
         for way, (rows, work) in ways.items():
@@ -80,4 +88,4 @@ def plain(directory: str, order: list[int]) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"rows_per_second": rates(sys.argv[1])}))
+    print(json.dumps({"rows_per_second": rates(*sys.argv[1:])}))

@@ -52,11 +52,9 @@ class Packed(Writer):
 
     def write(self, part: Shard) -> None:
         """Raises DataError for a shard that does not hold what the manifest says."""
-        view, before, first = self._view, self._totals(), 0
-        for stored in view.stored(part):
-            for batch, trained in view.counted(stored, first):
-                self._append(part.unit, batch, trained)
-            first += stored.num_rows
+        view, before = self._view, self._totals()
+        for batch, trained in view.counted(part):
+            self._append(part.unit, batch, trained)
         for name, total, old in zip(_COUNTED, self._totals(), before, strict=True):
             if total - old != getattr(part, name):
                 raise DataError(

@@ -7,7 +7,7 @@ written, byte for byte: they are filled from the mapped documents by the kernel 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PackedDirectory, metadata_of
 from packer_cli.result.shard_writer import column_type, fixed, ragged, rows_per_batch, schema
-from packer_cli.result.shards import digest
+from packer_cli.result.shards import Shard, digest
 from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
 from packer_cli.result.view_rows import ViewRows
 from packer_cli.result.view_writer import VIEW_COLUMNS
@@ -55,10 +55,22 @@ class View(PackedDirectory):
         return np.stack([np.cumsum([0, *counts[:-1]]), counts], axis=1).astype(np.int64)
 
     def filled(self, stored: Any, first_row: int = 0) -> Iterator[Any]:
-        return (batch for batch, _ in self.counted(stored, first_row))
+        return (batch for batch, _ in self._counted(stored, first_row))
 
-    def counted(self, stored: Any, first_row: int = 0) -> Iterator[tuple[Any, int]]:
-        """The same, each batch with the number of its trained tokens."""
+    def counted(self, shard: Shard) -> Iterator[tuple[Any, int]]:
+        """The complete record batches of a shard, each with the number of its trained tokens.
+        Raises as `batches`.
+        """
+        return self._mapped(shard, self._read_counted)
+
+    def _read_counted(self, source: Any) -> Generator[tuple[Any, int], None, int]:
+        rows = 0
+        for stored in self.stored_batches(source):
+            yield from self._counted(stored, rows)
+            rows += stored.num_rows
+        return rows
+
+    def _counted(self, stored: Any, first_row: int) -> Iterator[tuple[Any, int]]:
         sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
         kinds = schema(self.facts.config, self.facts.pad_token_id, sha256)
         rows, step = self.rows.added(first_row, [stored]), rows_per_batch(self.max_length)

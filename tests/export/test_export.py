@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from exporting import files_of, nothing_at, table_of
+from exporting import OF_PACKED, files_of, nothing_at, table_of
 from support import assert_error, check_directory, packer, recover_documents
 
 from packer_cli import open_packed
@@ -304,7 +304,7 @@ def test_help_names_every_format() -> None:
     assert [name for name in FORMATS if name not in text] == []
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", OF_PACKED)
 def test_what_a_format_needs(folder: Path, to: str) -> None:
     Path("data.jsonl").write_text('{"text": "some words"}')
     command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", "packed", "-q"]

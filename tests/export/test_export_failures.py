@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from exporting import damage, nothing_at, table_of
+from exporting import OF_PACKED, damage, nothing_at, table_of
 from support import (
     assert_error,
     heavy,
@@ -26,7 +26,6 @@ from support import (
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
-from packer_cli.export import FORMATS
 from packer_cli.export.writing import lists
 
 
@@ -34,7 +33,7 @@ def shorten(shard: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-8])
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", OF_PACKED)
 @pytest.mark.parametrize("harm", [shorten, damage, Path.unlink])
 def test_a_damaged_shard_leaves_nothing(small: Path, to: str, harm: Callable[[Path], None]) -> None:
     (shard,) = small.glob("*.arrow")
@@ -43,7 +42,7 @@ def test_a_damaged_shard_leaves_nothing(small: Path, to: str, harm: Callable[[Pa
     assert nothing_at("out")
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", OF_PACKED)
 def test_a_lost_segment_shows(small: Path, to: str) -> None:
     """Two segments become one: every row is sound by itself."""
     (shard,) = small.glob("*.arrow")
@@ -66,7 +65,7 @@ def test_a_lost_segment_shows(small: Path, to: str) -> None:
     assert nothing_at("out")
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", OF_PACKED)
 def test_a_full_disk_leaves_nothing(small: Path, to: str) -> None:
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -78,7 +77,7 @@ def test_a_full_disk_leaves_nothing(small: Path, to: str) -> None:
     assert nothing_at("out")
 
 
-@pytest.mark.parametrize("to", sorted({*FORMATS} - {"parquet", "megatron-bridge"}))
+@pytest.mark.parametrize("to", sorted({*OF_PACKED} - {"parquet", "megatron-bridge"}))
 def test_a_disk_that_fills_up_is_an_error(packed_mid: Path, small_disk: Path, to: str) -> None:
     """Not a bus error, as of a file that is mapped; the two left out are compressed to nothing."""
     result = packer_process("export", packed_mid, "--to", to, "-o", small_disk / "out")

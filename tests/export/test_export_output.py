@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from altered import altered
-from exporting import damage, nothing_at, table_of
+from exporting import OF_PACKED, damage, nothing_at, table_of
 from support import assert_error, contents, packer, packer_script
 
 from packer_cli.export import FORMATS, destination
@@ -78,7 +78,7 @@ def test_without_locks_it_is_refused(small: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
-    for to in FORMATS:
+    for to in OF_PACKED:
         assert packer("export", small, "--to", to, "-o", "out", "--overwrite").exit_code == 0
         again = packer("export", small, "--to", to, "-o", "out")
         assert_error(again, 2, "out: holds a finished export")

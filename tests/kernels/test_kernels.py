@@ -252,6 +252,28 @@ def test_fill_rows_equals_its_twin(
     assert count == expected[6]
     written = (boundaries, edges, padded, *out)
     assert margins_kept(*(found for found in written if found is not None))
+    # by address: what is trained on comes in the order of the pieces
+    places = [at for i in order for at in range(begin[i], begin[i] + lengths[i])]
+    in_order = None if trained is None else fixed(trained[places], np.uint8)
+    addresses = fixed(ids.ctypes.data + 4 * begin)
+    before = [None if found is None else found.tolist() for found in written]
+    for found in out:
+        if found is not None:
+            found.fill(0)
+    inputs = (None, in_order, addresses, lengths, order, offsets)
+    again = filling.fill_rows(*inputs, capacity, 9, *out, boundaries, edges, *how, padded, True)
+    assert [None if found is None else found.tolist() for found in written] == before
+    assert again == count
+    assert margins_kept(*(found for found in written if found is not None))
+
+
+def test_fill_rows_takes_ids_or_addresses() -> None:
+    begin, one = fixed([0]), fixed([1], np.int32)
+    out = output((1, 5), np.int32), None, None, None, output(2, np.int32), output(2, np.int32)
+    for ids, by_address in ((None, False), (fixed([1], np.uint32), True)):
+        with pytest.raises(ValueError, match="ids, or addresses"):
+            filling.fill_rows(ids, None, begin, one, begin, fixed([0, 1]), 5, 9, *out,
+                              by_address=by_address)  # fmt: skip
 
 
 def test_fill_rows_of_the_middle_of_a_plan() -> None:

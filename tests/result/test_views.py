@@ -169,7 +169,11 @@ def test_verify_reads_the_rows_of_a_view(view: Path) -> None:
     assert result.exit_code == 1
     assert problem in result.stdout
     assert "its sha256 is" in result.stdout
-    for command in (["stats", "view", "--deep"], ["export", "view", "--to", "numpy", "-o", "n"]):
+    for command in (
+        ["stats", "view", "--deep"],
+        ["export", "view", "--to", "numpy", "-o", "n"],
+        ["export", "view", "--to", "packed", "-o", "p"],
+    ):
         assert_error(packer(*command), 1, shard.name, problem)
     assert_error(packer("show", "view", "0"), 1, shard.name, "row 0", problem)
 
@@ -289,3 +293,20 @@ def test_a_packed_directory_is_not_exported_as_one(view: Path) -> None:
     result = packer("export", "packed", "--to", "packed", "-o", "out", "-q")
     assert_error(result, 2, "packed: is packed, and no view")
     assert not Path("out").exists()
+
+
+def test_a_full_disk_leaves_nothing_of_a_packed_directory(view: Path, small_disk: Path) -> None:
+    pack(tokenize("c", text_lines(900)), "-l", 64, "--view", output="large")
+    result = packer("export", "large", "--to", "packed", "-q", "-o", small_disk / "out")
+    assert_error(result, 1, "disk/out: cannot write: No space left on device")
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_lost_segment_of_a_view_shows(view: Path) -> None:
+    manifest = json.loads((view / "manifest.json").read_text())
+    manifest["shards"][0]["segments"] += 1
+    (view / "manifest.json").write_text(json.dumps(manifest))
+    for to in ("packed", "numpy"):
+        result = packer("export", view, "--to", to, "-q", "-o", "out")
+        assert_error(result, 1, shard_of(view).name, "segments, the manifest says")
+        assert not Path("out").exists()
