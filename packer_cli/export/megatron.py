@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from packer_cli.export.rows import Rows
-from packer_cli.export.writing import Files
-from packer_cli.result.reader import PackedDirectory
+from packer_cli.export.writing import Exported, Files
 
 _HEADER, _VERSION, _INT32 = b"MMIDIDX\x00\x00", 1, 4
 
@@ -27,7 +26,7 @@ class Megatron(Files):
     needs = ("segments",)
     keeps_mask = False
 
-    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+    def __init__(self, folder: Path, packed: Exported) -> None:
         super().__init__(folder, packed)
         count = packed.facts.documents
         header = _HEADER + struct.pack("<QBQQ", _VERSION, _INT32, count, count + 1)
