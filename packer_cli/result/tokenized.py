@@ -88,6 +88,15 @@ class TokenizedDirectory:
                 f"manifest says {shard.rows}",
                 AGAIN,
             )
+        for name, listed in (("length", shard.tokens), ("trained_tokens", shard.trained_tokens)):
+            values = [_values(batch.column(name), np.int32) for batch in batches]
+            total = sum(int(one.sum(dtype=np.int64)) for one in values)
+            if total != listed:  # a damaged length would lose tokens, or find those of others
+                raise DataError(
+                    f"{self.path / shard.file}: the sum of {name} is {total}, the manifest says "
+                    f"{listed}",
+                    AGAIN,
+                )
         return batches
 
     def batches(self, shard: Shard) -> Iterator[Any]:
@@ -245,6 +254,8 @@ def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
 
 
 def _all_batches(directory: TokenizedDirectory) -> Iterator[Any]:
+    """The record batches of all documents, which are as long as the indexes say."""
+    first = 0
     for shard in directory.shards:
         batches = list(directory.batches(shard))
         if sum(map(len, batches)) != shard.rows:
@@ -253,7 +264,18 @@ def _all_batches(directory: TokenizedDirectory) -> Iterator[Any]:
                 f"manifest says {shard.rows}",
                 AGAIN,
             )
-        yield from batches
+        for batch in batches:
+            lengths = np.diff(batch.column("input_ids").offsets.to_numpy())
+            indexed = directory.lengths[first : first + len(batch)]
+            if not np.array_equal(lengths, indexed):
+                at = int(np.argmax(lengths != indexed))
+                raise DataError(
+                    f"{directory.path / shard.file}: its document {first + at} has {lengths[at]} "
+                    f"tokens, its index says {indexed[at]}",
+                    AGAIN,
+                )
+            first += len(batch)
+            yield batch
 
 
 def _values(column: Any, kind: Any, width: int = 1) -> Any:
