@@ -15,7 +15,7 @@ from packer_cli.errors import UsageError, one_line
 
 
 def export(
-    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed directory.")],
+    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed or tokenized directory.")],
     to: Annotated[
         str,
         Option("Format to write:", metavar="FORMAT", choices=plain(EXPORT_FORMATS)),
@@ -28,7 +28,7 @@ def export(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Write a packed directory in the format of another trainer.
+    """Write a packed directory, or tokenized documents, in the format of another trainer.
 
     Example: packer export documents-packed-1024 --to trl --output documents-trl
     """
@@ -47,7 +47,8 @@ def export(
         no_lock=no_lock,
         show_progress=not quiet,
     ).facts
-    counts = {key: getattr(facts, key) for key in ("rows", "segments", "documents", "tokens")}
+    names = ("rows", "segments", "documents", "tokens")
+    counts = {name: getattr(facts, name) for name in names if hasattr(facts, name)}
     if as_json:
         import json
 

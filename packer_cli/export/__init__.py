@@ -1,4 +1,4 @@
-"""`packer export`: a packed directory in the formats of other trainers.
+"""`packer export`: a packed or tokenized directory in the formats of other trainers.
 
 Shards are mapped and written a batch at a time, so memory does not grow with the data. An output
 with its final name is complete: see `destination.py`. Token counts are checked against the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,15 @@ from packer_cli.export.megatron import Megatron
 from packer_cli.export.megatron_bridge import MegatronBridge
 from packer_cli.export.nanotron import Nanotron
 from packer_cli.export.packed import Packed
-from packer_cli.export.rows import Read, batches, documents, rows, shards
+from packer_cli.export.rows import Read, batches, documents, rows, shards, tokenized_documents
 from packer_cli.export.trl import Trl
 from packer_cli.export.unpacked import Unpacked
 from packer_cli.export.writing import Writer
 from packer_cli.progress import Progress
-from packer_cli.result.manifest import checksum
+from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
 
 FORMATS: dict[str, type[Writer]] = {
     "trl": Trl,
@@ -61,7 +63,7 @@ def export(
     overwrite: bool = False,
     no_lock: bool = False,
     show_progress: bool = False,
-) -> PackedDirectory:
+) -> PackedDirectory | TokenizedDirectory:
     """Write `directory` in the format `to` into the new or empty directory `output`, or, with
     `overwrite`, in place of an earlier export. `no_lock`: also where there are no locks. `tokens`:
     as in `open_packed`.
@@ -72,24 +74,52 @@ def export(
     """
     if to not in FORMATS:
         raise one_of("--to", to, FORMATS)
-    packed, kind = open_packed(directory, tokens), FORMATS[to]
-    _refuse(packed, to, kind)
-    details = {"format": to, "manifest_sha256": checksum(packed.manifest)}
+    exported, kind = _opened(directory, tokens), FORMATS[to]
+    parts: Callable[[Read], Iterable[Any]]
+    if isinstance(exported, PackedDirectory):
+        _refuse(exported, to, kind)
+        parts, files = partial(_FEEDS[kind.takes], exported), exported.facts.shards
+    else:
+        _refuse_documents(exported, to, kind)
+        parts, files = partial(tokenized_documents, exported), exported.shards
+    details = {"format": to, "manifest_sha256": checksum(exported.facts.document)}
     marker = None if kind is Packed else details  # a result lists its files in its manifest
-    total = sum(shard.bytes for shard in packed.facts.shards)
+    total = sum(shard.bytes for shard in files)
     with (
         new_directory(
-            Path(output), packed.path, marker, overwrite=overwrite, no_lock=no_lock
+            Path(output), exported.path, marker, overwrite=overwrite, no_lock=no_lock
         ) as folder,
         Progress(total, show=show_progress, doing="exporting") as progress,
     ):
-        writer = kind(folder, packed)
+        writer = kind(folder, exported)
         try:
-            for part in _FEEDS[kind.takes](packed, lambda size: progress.read(size, 0)):
+            for part in parts(lambda size: progress.read(size, 0)):
                 writer.write(part)
         finally:
             writer.close()
-    return packed
+    return exported
+
+
+def _opened(
+    directory: str | os.PathLike[str], tokens: Paths | None
+) -> PackedDirectory | TokenizedDirectory:
+    if isinstance(load_any(directory), TokenizedManifest):
+        return open_tokenized(directory)
+    return open_packed(directory, tokens)
+
+
+def _refuse_documents(tokenized: TokenizedDirectory, to: str, kind: type[Writer]) -> None:
+    if kind.takes != "documents":
+        of_documents = [name for name, one in FORMATS.items() if one.takes == "documents"]
+        raise UsageError(
+            f"{tokenized.path}: holds documents, and --to {to} is a format of rows",
+            f"pack them first: packer pack {tokenized.path} --max-length 4096; or export the "
+            f"documents: --to {' or '.join(of_documents)}",
+        )
+    facts = tokenized.facts
+    untrained = facts.tokens - facts.documents - facts.trained_tokens
+    if untrained > 0 and not kind.keeps_mask:
+        raise _unmasked(tokenized.path, untrained, to)
 
 
 def _refuse(packed: PackedDirectory, to: str, kind: type[Writer]) -> None:
@@ -105,8 +135,11 @@ def _refuse(packed: PackedDirectory, to: str, kind: type[Writer]) -> None:
     untrained = facts.tokens - facts.segments - facts.trained_tokens
     keeps_mask = kind.keeps_mask and (kind.takes in ("batches", "shards") or "labels" in columns)
     if untrained > 0 and not keeps_mask:
-        raise UsageError(
-            f"{packed.path}: {untrained:,} of its tokens are not to be trained on, which --to {to} "
-            "cannot say",
-            "choose a format with labels or a loss mask, such as megatron-bridge or trl",
-        )
+        raise _unmasked(packed.path, untrained, to)
+
+
+def _unmasked(path: Path, untrained: int, to: str) -> UsageError:
+    return UsageError(
+        f"{path}: {untrained:,} of its tokens are not to be trained on, which --to {to} cannot say",
+        "choose a format with labels or a loss mask, such as megatron-bridge or trl",
+    )

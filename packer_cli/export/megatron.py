@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from packer_cli.export.rows import Rows
-from packer_cli.export.writing import Files
+from packer_cli.export.writing import Exported, Files
 from packer_cli.inputs.megatron import header, sections
-from packer_cli.result.reader import PackedDirectory
 
 _TOKENS = "<i4"
 
@@ -25,7 +24,7 @@ class Megatron(Files):
     needs = ("segments",)
     keeps_mask = False
 
-    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+    def __init__(self, folder: Path, packed: Exported) -> None:
         super().__init__(folder, packed)
         count = packed.facts.documents
         begin = header(_TOKENS, count, count + 1)

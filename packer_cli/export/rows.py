@@ -1,4 +1,4 @@
-"""A packed directory taken apart: its batches, its rows without padding, its documents."""
+"""A directory taken apart: its batches, its rows without padding, its documents."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
 from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.result.document_rules import lists_of, sound_batches, trained_flags
 from packer_cli.result.documents import documents_of, segments_in
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segments_of
 from packer_cli.result.recount import damage
 from packer_cli.result.shards import Shard
+from packer_cli.result.tokenized import TokenizedDirectory
 
 Read = Callable[[int], None]  # called with how many bytes of shards were read
 
@@ -120,6 +122,22 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
         raise DataError(
             f"{packed.path}: holds {count} documents, the manifest says {expected}", PACK_AGAIN
         )
+
+
+def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[Rows]:
+    """The documents of a tokenized directory, as `documents`, those of a record batch at a time.
+
+    Labels only where it says what is trained on. Raises DataError for a damaged shard.
+    """
+    for number, shard in enumerate(tokenized.shards):
+        for batch, _ in sound_batches(tokenized, number):
+            ids, offsets = lists_of(batch, "input_ids")
+            labels = None
+            if "trained" in batch.schema.names:
+                labels = np.where(trained_flags(batch), ids, np.int32(IGNORED))
+                labels[offsets[:-1]] = IGNORED  # nothing predicts it
+            yield Rows(ids, labels, np.diff(offsets), np.arange(len(batch) + 1))
+            read(shard.bytes * len(batch) // shard.rows)
 
 
 def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:

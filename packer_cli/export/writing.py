@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +14,20 @@ import pyarrow as pa
 from packer_cli.errors import DataError
 from packer_cli.export.rows import Rows
 from packer_cli.records import Int32, Int64
-from packer_cli.result.manifest import checksum
-from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.manifest import Result, checksum
 from packer_cli.result.saved_dataset import saved_dataset
 
 _PART_BYTES = 1 << 30
 _MOST_VALUES = (1 << 31) - 1
+
+
+class Exported(Protocol):
+    """What is exported: a `PackedDirectory`, or a `TokenizedDirectory` to writers of documents."""
+
+    path: Path
+
+    @property
+    def facts(self) -> Result: ...
 
 
 class Writer(ABC):
@@ -38,7 +46,7 @@ class Writer(ABC):
     keeps_mask: ClassVar[bool] = True
 
     @abstractmethod
-    def __init__(self, folder: Path, packed: PackedDirectory) -> None: ...
+    def __init__(self, folder: Path, packed: Exported) -> None: ...
 
     @abstractmethod
     def write(self, part: Any) -> None:
@@ -55,7 +63,7 @@ class Files(Writer):
     They are not mapped: on a full disk, a map ends the process instead of raising an error.
     """
 
-    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+    def __init__(self, folder: Path, packed: Exported) -> None:
         self._folder, self._stack = folder, ExitStack()
 
     def _open(self, name: str, mode: str = "wb") -> IO[bytes]:
@@ -102,12 +110,12 @@ class SavedDataset(Writer):
 
     subfolder: ClassVar[str] = ""
 
-    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+    def __init__(self, folder: Path, packed: Exported) -> None:
         self.packed = packed
         self._folder = folder / self.subfolder
         self._folder.mkdir(exist_ok=True)
         self._parts: Parts | None = None
-        self._identity = f"{checksum(packed.manifest)}/{type(self).__name__}"
+        self._identity = f"{checksum(packed.facts.document)}/{type(self).__name__}"
 
     @abstractmethod
     def columns(self, rows: Rows) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from packer_cli.inputs.formats import document_edges, documents_of, groups_of
 from packer_cli.inputs.pairs import is_input_by_name, status_of, without_companions
 from packer_cli.ownership import MARKER as OWNER
 from packer_cli.records import InputFile, Slice, WorkUnit
-from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
+from packer_cli.result.layout import DOCUMENTS_SHARD, INCOMPLETE, MANIFEST, WORK
 from packer_cli.result.manifest import TOKENIZED, holds_documents, is_manifest
 
 _Key = TypeVar("_Key")
@@ -238,6 +238,12 @@ def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
         if not format_named(name).streamed:
             raise UsageError(f"-: {name} cannot be read from stdin", "name the file instead")
         return InputFile(index, path, name, None, 0, 0)
+    if DOCUMENTS_SHARD.match(storage.base_name(path)):
+        folder = path[: -len(storage.base_name(path))].rstrip("/") or "."
+        raise UsageError(
+            f"{path}: is a shard of a tokenized directory, and not to be packed without the others",
+            f"name the directory: packer pack {folder}; if that has no {MANIFEST}, tokenize again",
+        )
     file_format, compression = _format_of(path, config)
     if file_format is None:
         raise UsageError(

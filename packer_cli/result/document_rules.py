@@ -6,15 +6,39 @@ Batches are those of `TokenizedDirectory.batches`, sound as Arrow.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli._kernels import documents as kernels
+from packer_cli.errors import DataError
 from packer_cli.records import Int64
 from packer_cli.result.counts import Counts, powers_histogram
 from packer_cli.result.manifest import DocumentHistograms, TokenizedManifest
+from packer_cli.result.tokenized import AGAIN, TokenizedDirectory
+
+
+def sound_batches(
+    tokenized: TokenizedDirectory, number: int, highest: int | None = None
+) -> Iterator[tuple[Any, Any]]:
+    """(batch, the same documents' part of the index) of shard `number`.
+
+    Raises DataError for the first document that breaks a rule, or that the index has otherwise.
+    """
+    shard, first = tokenized.shards[number], 0
+    path, inputs = tokenized.path / shard.file, len(tokenized.facts.inputs)
+    index = pa.Table.from_batches(tokenized.index_batches(number)).combine_chunks()
+    for batch in tokenized.batches(shard):
+        own = index.slice(first, len(batch))
+        for at, text in chain(broken_documents(batch, highest, inputs), other_index(batch, own)):
+            raise DataError(f"{path}: document {first + at}: {text}", AGAIN)
+        first += len(batch)
+        yield batch, own
+    if first != shard.rows:
+        raise DataError(f"{path}: holds {first} documents, the manifest says {shard.rows}", AGAIN)
 
 
 def broken_documents(batch: Any, highest: int | None, inputs: int) -> Iterator[tuple[int, str]]:
@@ -28,7 +52,7 @@ def broken_documents(batch: Any, highest: int | None, inputs: int) -> Iterator[t
         if inner.null_count or (column.null_count and inner is column):
             yield 0, "a null in its shard"
             return
-    ids, offsets = _lists(batch, "input_ids")
+    ids, offsets = lists_of(batch, "input_ids")
     if batch.column("input_ids").null_count:
         yield 0, "a null in its shard"
         return
@@ -48,7 +72,7 @@ def broken_documents(batch: Any, highest: int | None, inputs: int) -> Iterator[t
         yield from _broken_stretches(batch, np.diff(offsets))
 
 
-def _lists(batch: Any, name: str) -> tuple[Any, Any]:
+def lists_of(batch: Any, name: str) -> tuple[Any, Any]:
     """(values, offsets int64[documents + 1] into them) of a list column, without a copy."""
     column = batch.column(name)
     offsets = column.offsets.to_numpy().astype(np.int64)
@@ -56,9 +80,24 @@ def _lists(batch: Any, name: str) -> tuple[Any, Any]:
     return values, offsets - offsets[:1]
 
 
+def trained_flags(batch: Any) -> npt.NDArray[np.bool_]:
+    """bool[tokens] of a batch whose stretches are sound: what is trained on."""
+    _, begins = lists_of(batch, "input_ids")
+    edges, offsets = lists_of(batch, "trained")
+    of = np.repeat(np.arange(len(batch)), np.diff(offsets))
+    places = begins[of] + edges
+    steps = np.zeros(begins[-1] + 1, np.int8)
+    np.add.at(steps, places[::2], 1)
+    np.add.at(steps, places[1::2], -1)
+    everywhere = batch.column("trained").is_null().to_numpy(zero_copy_only=False)
+    flags: npt.NDArray[np.bool_] = np.cumsum(steps[:-1]) > 0
+    flags |= np.repeat(everywhere, np.diff(begins))
+    return flags
+
+
 def _broken_stretches(batch: Any, lengths: Int64) -> Iterator[tuple[int, str]]:
     """Stretches of what is trained on that no document of such a length can have."""
-    edges, offsets = _lists(batch, "trained")
+    edges, offsets = lists_of(batch, "trained")
     of = np.repeat(np.arange(len(lengths)), np.diff(offsets))
     odd = np.flatnonzero(np.diff(offsets) % 2)
     if len(odd):
@@ -74,11 +113,11 @@ def _broken_stretches(batch: Any, lengths: Int64) -> Iterator[tuple[int, str]]:
 
 def trained_tokens(batch: Any) -> Int64:
     """int64[documents], the tokens of a batch that are trained on, first ones left out."""
-    lengths: Int64 = np.diff(_lists(batch, "input_ids")[1])
+    lengths: Int64 = np.diff(lists_of(batch, "input_ids")[1])
     if "trained" not in batch.schema.names:
         return lengths - 1
     column = batch.column("trained")
-    edges, offsets = _lists(batch, "trained")
+    edges, offsets = lists_of(batch, "trained")
     starts, stops = np.maximum(edges[::2], 1), np.maximum(edges[1::2], 1)
     sums = np.concatenate([[0], np.cumsum(stops - starts, dtype=np.int64)])
     counted = sums[offsets[1:] // 2] - sums[offsets[:-1] // 2]
@@ -89,7 +128,7 @@ def trained_tokens(batch: Any) -> Int64:
 
 def other_index(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
     """(document, text) where a batch and its part of the index differ, one of each kind."""
-    ids, offsets = _lists(batch, "input_ids")
+    ids, offsets = lists_of(batch, "input_ids")
     hashes = np.empty((len(batch), 2), np.uint64)
     kernels.hash_documents(ids.view(np.uint32), offsets, hashes)
     stored = b"".join(index.column("content_hash").to_pylist())

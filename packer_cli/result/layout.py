@@ -31,6 +31,7 @@ SHARD_NAME = rf"({ROWS}|{DOCUMENTS}|{INDEX})-[0-9]{{5,20}}-[0-9]{{3,20}}(-[0-9a-
 SHARD_PATTERN = rf"^{SHARD_NAME}\Z"
 SIDE_FILE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z"
 _SHARD = re.compile(SHARD_PATTERN)
+DOCUMENTS_SHARD = re.compile(rf"^{DOCUMENTS}-[0-9]{{5,20}}-[0-9]{{3,20}}-[0-9a-f]{{16}}\.arrow\Z")
 
 
 def unnamed_shard(kind: str, unit: int, part: int) -> str:

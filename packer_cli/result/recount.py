@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from msgspec import UNSET
 from msgspec.structs import asdict
 
@@ -16,9 +14,9 @@ from packer_cli.errors import DataError
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.records import IGNORED, Int64
+from packer_cli.result import document_rules
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
-from packer_cli.result.document_rules import broken_documents, document_differences, other_index
-from packer_cli.result.document_rules import count_documents as count_documents_of
+from packer_cli.result.document_rules import sound_batches
 from packer_cli.result.documents import Documents, documents_of, segments_in
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import (
@@ -56,19 +54,10 @@ def check_recount(directory: Path, tokens: Paths | None = None) -> None:
 def check_document_recount(directory: Path) -> None:
     """The same of a tokenized directory, whose documents must agree with their index besides."""
     tokenized, counts = open_tokenized(directory), Counts()
-    inputs = len(tokenized.facts.inputs)
-    for number, shard in enumerate(tokenized.shards):
-        index = pa.Table.from_batches(tokenized.index_batches(number)).combine_chunks()
-        first = 0
-        for batch in tokenized.batches(shard):
-            own = index.slice(first, len(batch))
-            for at, text in chain(broken_documents(batch, None, inputs), other_index(batch, own)):
-                raise DataError(
-                    f"{tokenized.path / shard.file}: document {first + at}: {text}", AGAIN
-                )
-            first += len(batch)
-            count_documents_of(batch, own, counts)
-    wrong = document_differences(counts, tokenized.facts)
+    for number in range(len(tokenized.shards)):
+        for batch, index in sound_batches(tokenized, number):
+            document_rules.count_documents(batch, index, counts)
+    wrong = document_rules.document_differences(counts, tokenized.facts)
     if wrong:
         raise DataError(
             f"{directory}: the shards and the manifest differ: {'; '.join(wrong)}", AGAIN

@@ -93,6 +93,15 @@ class TokenizedDirectory:
                 f"manifest says {shard.rows}",
                 AGAIN,
             )
+        for name, listed in (("length", shard.tokens), ("trained_tokens", shard.trained_tokens)):
+            values = [_values(batch.column(name), np.int32) for batch in batches]
+            total = sum(int(one.sum(dtype=np.int64)) for one in values)
+            if total != listed:  # a damaged length would lose tokens, or find those of others
+                raise DataError(
+                    f"{self.path / shard.file}: the sum of {name} is {total}, the manifest says "
+                    f"{listed}",
+                    AGAIN,
+                )
         return batches
 
     def batches(self, shard: Shard) -> Iterator[Any]:
@@ -289,7 +298,8 @@ def _check_lists(path: Path, batch: Any) -> None:
 
 
 def _all_batches(directory: TokenizedDirectory) -> Iterator[Any]:
-    document = 0
+    """The record batches of all documents, which are as long as the indexes say."""
+    first = 0
     for shard in directory.shards:
         batches = list(directory.batches(shard))
         if sum(map(len, batches)) != shard.rows:
@@ -299,14 +309,16 @@ def _all_batches(directory: TokenizedDirectory) -> Iterator[Any]:
                 AGAIN,
             )
         for batch in batches:
-            lengths = directory.lengths[document : document + len(batch)]
-            if not np.array_equal(np.diff(_edges(batch.column("input_ids"))), lengths):
+            lengths = np.diff(_edges(batch.column("input_ids")))
+            indexed = directory.lengths[first : first + len(batch)]
+            if not np.array_equal(lengths, indexed):
+                at = int(np.argmax(lengths != indexed))
                 raise DataError(
-                    f"{directory.path / shard.file}: its documents are not as long as its index "
-                    "says",
+                    f"{directory.path / shard.file}: its document {first + at} has {lengths[at]} "
+                    f"tokens, its index says {indexed[at]}",
                     AGAIN,
                 )
-            document += len(batch)
+            first += len(batch)
             yield batch
 
 

@@ -6,8 +6,6 @@ A document is named by its number in its shard, from 0.
 from __future__ import annotations
 
 import threading
-from itertools import chain
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +15,9 @@ from packer_cli.progress import Progress
 from packer_cli.records import Int64
 from packer_cli.result.counts import Counts
 from packer_cli.result.document_rules import (
-    broken_documents,
     count_documents,
     document_differences,
-    other_index,
+    sound_batches,
 )
 from packer_cli.result.document_writer import INDEX_SCHEMA, documents_schema
 from packer_cli.result.layout import MANIFEST
@@ -52,7 +49,11 @@ class DocumentChecks:
             has_trained=facts.config.shape != "text",
         )
         self._highest = highest_of(tokenized, findings)
-        self._files = {unit.unit: [part[0] for part in unit.slices] for unit in facts.units}
+        inputs = range(len(facts.inputs))  # a damaged manifest may name others
+        self._files = {
+            unit.unit: [part[0] for part in unit.slices if part[0] in inputs]
+            for unit in facts.units
+        }
         self._number = {shard.file: i for i, shard in enumerate(tokenized.shards)}
         self._counts = Counts()
         self._complete = True  # whether every document was counted
@@ -89,13 +90,15 @@ class DocumentChecks:
                 return False
         where = documents.file
         try:
-            where = index.file
-            indexed = self._tokenized.index_batches(self._number[documents.file])
-            where = documents.file
-            texts += self._documents(documents, indexed, mine, places)
+            self._count(self._number[where], mine, places)
+        except Interrupted:
+            raise
         except PackerError as error:
+            in_index = error.message.startswith(f"{path_of(self._tokenized, index.file)}: ")
+            where = index.file if in_index else where
             path = path_of(self._tokenized, where)
-            texts.append(error.message.removeprefix(f"{path}: "))
+            self._findings.add(where, error.message.removeprefix(f"{path}: "))
+            return False
         texts = texts or [
             f"holds {value} {figure}, the manifest says {listed}"
             for figure, value, listed in (
@@ -132,30 +135,15 @@ class DocumentChecks:
             self._findings.bytes += shard.bytes
         return found == shard.sha256
 
-    def _documents(
-        self, shard: Shard, indexed: list[Any], counts: Counts, places: list[Int64]
-    ) -> list[str]:
-        """What is wrong with a shard's documents: the first of each kind. OUT counts, places."""
-        index, first = pa.Table.from_batches(indexed).combine_chunks(), 0
-        for batch in self._tokenized.batches(shard):
+    def _count(self, number: int, counts: Counts, places: list[Int64]) -> None:
+        """Check the documents of a shard. Raises DataError. OUT counts, places."""
+        for batch, index in sound_batches(self._tokenized, number, self._highest):
             if self._stop.is_set():
                 raise Interrupted("stopped")
-            own = index.slice(first, len(batch))
-            texts = [
-                f"document {first + at}: {text}"
-                for at, text in chain(
-                    broken_documents(batch, self._highest, len(self._tokenized.facts.inputs)),
-                    other_index(batch, own),
-                )
-            ]
-            if texts:
-                return texts
-            first += len(batch)
             place = [batch.column(name).to_numpy() for name in ("file", "position")]
             places.append(np.stack(place).astype(np.int64))
-            count_documents(batch, own, counts)
+            count_documents(batch, index, counts)
             self._progress.wrote(len(batch.column("input_ids").values), 0)
-        return []
 
     def _misplaced(self, unit: int, places: Int64) -> list[str]:
         """Documents that are not in the order of the unit's slices and of their positions."""

@@ -114,7 +114,12 @@ class Findings:
         return remedy.tip.format(self.command)
 
     def as_json(self) -> dict[str, Any]:
-        figures = {name: value for name, value in vars(self).items() if name not in _INTERNAL}
+        other = {"documents", "documents_traced"} if self.command == "pack" else {"rows"}
+        if self.documents_traced is not None:
+            other.discard("documents_traced")
+        figures = {
+            name: value for name, value in vars(self).items() if name not in _INTERNAL | other
+        }
         figures["problems"] = [
             {"file": one.file, "problem": one.problem, "tip": self._tip(one.remedy)}
             for one in sorted(self.problems)

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import tiny_tokenizers
+from spoiling import arrow_file, edit, flip, rewrite, tokenize
 from support import assert_error, jsonl, packer, shard_of
 from verifying import assert_sound, problems
-
-from packer_cli.result.manifest import checksum
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -25,11 +23,6 @@ CHAT = "".join([
     "{% if add_generation_prompt %}<assistant>{% endif %}",
 ])  # fmt: skip
 TEXTS = [f"{'text' * (i % 7)} number {i}" for i in range(40)]
-
-
-def tokenize(*arguments: object) -> None:
-    result = packer("tokenize", *arguments, "-q")
-    assert result.exit_code == 0, result.stderr
 
 
 def two_texts(folder: Path) -> list[str]:
@@ -124,44 +117,6 @@ def test_sound_packs(folder: Path, source: str, pack: str) -> None:
 # Damage to a tokenized directory
 
 
-def shard(kind: str, folder: str = "out") -> Path:
-    return sorted(Path(folder).glob(f"{kind}-*.arrow"))[0]
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
-def edit(change: Callable[[dict[str, Any]], None], folder: str = "out") -> None:
-    """Change the manifest, and its checksum with it."""
-    path = Path(folder) / "manifest.json"
-    manifest = json.loads(path.read_bytes())
-    change(manifest)
-    path.write_text(json.dumps(manifest | {"sha256": checksum(manifest)}))
-
-
-def rewrite(kind: str, change: Callable[[dict[str, list[Any]]], None]) -> None:
-    """Write a shard with other values, and the figures of its bytes with it."""
-    path = shard(kind)
-    with pa.ipc.open_stream(path.read_bytes()) as stream:
-        schema, table = stream.schema, stream.read_all()
-    columns = table.to_pydict()
-    change(columns)
-    arrays = [pa.array(columns[field.name], field.type) for field in schema]
-    with pa.ipc.new_stream(str(path), schema) as stream:
-        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    from packer_cli.result.shards import digest
-
-    def listed(manifest: dict[str, Any]) -> None:
-        for one in manifest["shards"]:
-            if one["file"] == path.name:
-                one["bytes"], one["sha256"] = digest(path)
-
-    edit(listed)
-
-
 @pytest.fixture
 def tokenized(folder: Path) -> Path:
     (folder / "a.jsonl").write_bytes(jsonl(*TEXTS))
@@ -172,26 +127,25 @@ def tokenized(folder: Path) -> Path:
 @pytest.mark.usefixtures("tokenized")
 @pytest.mark.parametrize("kind", ["documents", "index"])
 def test_every_flipped_byte_is_found(kind: str) -> None:
-    size = shard(kind).stat().st_size
+    size = arrow_file(kind).stat().st_size
     for at in np.linspace(0, size - 1, 12).astype(int).tolist():
-        flip(shard(kind), at)
+        flip(arrow_file(kind), at)
         (line,) = problems()
-        assert line.startswith(f"out: {shard(kind).name}: its sha256 is ")
+        assert line.startswith(f"out: {arrow_file(kind).name}: its sha256 is ")
         assert ", the manifest says " in line
-        flip(shard(kind), at)
+        flip(arrow_file(kind), at)
     assert_sound()
 
 
 @pytest.mark.usefixtures("tokenized")
 def test_files_that_are_cut_gone_or_foreign() -> None:
-    data = shard("documents").read_bytes()
-    shard("documents").write_bytes(data[:-8])
-    assert problems() == [
-        f"out: {shard('documents').name}: has {len(data) - 8} bytes, the manifest says {len(data)}"
-    ]
-    shard("documents").write_bytes(data)
-    name = shard("index").name
-    shard("index").rename("kept")
+    data = arrow_file("documents").read_bytes()
+    arrow_file("documents").write_bytes(data[:-8])
+    text = f"has {len(data) - 8} bytes, the manifest says {len(data)}"
+    assert problems() == [f"out: {arrow_file('documents').name}: {text}"]
+    arrow_file("documents").write_bytes(data)
+    name = arrow_file("index").name
+    arrow_file("index").rename("kept")
     assert problems() == [f"out: {name}: is missing"]
     Path("kept").rename(f"out/{name}")
     Path("out/more.txt").touch()
@@ -313,7 +267,7 @@ def packed(folder: Path) -> Path:
 @pytest.mark.parametrize("sample", ["5", "all"])
 def test_tokenized_directories_that_changed(sample: str) -> None:
     how = ["--against-inputs", "--sample", sample]
-    path = shard("documents", "ta")
+    path = arrow_file("documents", "ta")
     flip(path, path.stat().st_size // 2)
     (line,) = problems(*how)
     assert line.startswith(f"out: {path}: its sha256 is ")

@@ -1,0 +1,60 @@
+"""Tokenizing through the command line, and damage to what that writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from support import packer
+
+from packer_cli.result.manifest import checksum
+from packer_cli.result.shards import digest
+
+
+def tokenize(*arguments: object) -> None:
+    result = packer("tokenize", *arguments, "-q")
+    assert result.exit_code == 0, result.stderr
+
+
+def arrow_file(kind: str, directory: Path | str = "out") -> Path:
+    """The first shard of "documents", or the first "index"."""
+    return min(Path(directory).glob(f"{kind}-*.arrow"))
+
+
+def flip(path: Path, at: int) -> None:
+    """Change a bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def edit(change: Callable[[dict[str, Any]], object], directory: Path | str = "out") -> None:
+    """Change the manifest, and its checksum with it."""
+    path = Path(directory) / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    change(manifest)
+    path.write_text(json.dumps(manifest | {"sha256": checksum(manifest)}))
+
+
+def rewrite(
+    kind: str, change: Callable[[dict[str, list[Any]]], object], directory: Path | str = "out"
+) -> None:
+    """Write a shard with other values, and the figures of its bytes with it."""
+    path = arrow_file(kind, directory)
+    with pa.ipc.open_stream(path.read_bytes()) as stream:
+        schema, table = stream.schema, stream.read_all()
+    columns = table.to_pydict()
+    change(columns)
+    arrays = [pa.array(columns[field.name], field.type) for field in schema]
+    with pa.ipc.new_stream(str(path), schema) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+    def listed(manifest: dict[str, Any]) -> None:
+        for one in manifest["shards"]:
+            if one["file"] == path.name:
+                one["bytes"], one["sha256"] = digest(path)
+
+    edit(listed, directory)
