@@ -83,6 +83,8 @@ def test_tokenized_directories_and_views_of_them() -> None:
         assert packer("tokenize", *of, "-o", name, "-q", "--json").exit_code == 0
     ways = ["best-fit", "next-fit", "wrap"]
     assert_planned(["text"], [500, 1024], ways, "--unit-bytes", "100k")
+    shown = packer("plan", "text", "-l", 500, "-q").stdout
+    assert "\nmade from    1 tokenized directory\n" in shown
     assert_planned(["text"], [500, 1024], ["best-fit", "next-fit"], "--no-shuffle")
     assert_planned(["chats"], [128, 1024], ["best-fit", "next-fit"], "--overlong", "truncate")
     assert_planned(["text", "chats"], [128, 1024], ["best-fit"], "--overlong", "drop")
@@ -229,6 +231,14 @@ def test_what_packing_would_refuse(
     command = ["a.jsonl", "-l", 8, "-t", "bytes", "-q", *options]
     assert_error(packer("plan", *command), 1, message)
     assert packer("pack", *command, "-o", "out").exit_code == 1
+
+
+def test_what_is_not_packed_is_said(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(3, 4) + jsonl("", "") + b"not JSON\n")
+    result = packer("plan", "a.jsonl", "-l", 8, "-t", "bytes", "-q", "--on-error", "skip")
+    assert "\ndocuments    2 with 7 tokens\n" in result.stdout
+    assert "\nempty        2 documents without a token\n" in result.stdout
+    assert "\nrejected     1 bad records\n" in result.stdout
 
 
 def test_a_length_that_holds_nothing_is_a_line_of_zeros(folder: Path) -> None:
