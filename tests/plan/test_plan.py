@@ -326,6 +326,21 @@ def test_ctrl_c_ends_it(folder: Path) -> None:
     assert "stopped: interrupted" in stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message", "tip"),
+    [
+        (["--seq-len", "4k"], "No such option: --seq-len", "did you mean --max-length"),
+        (["--packing", "bfd"], "No such option: --packing", "did you mean --strategy"),
+        ([], "Missing option '--max-length' / '-l'.", "add --max-length N[,N]. Tokens in"),
+        (["-l", "16", "--output", "x"], "No such option: --output", ""),
+    ],
+)
+def test_options_are_suggested(options: list[str], message: str, tip: str) -> None:
+    result = packer("plan", DOCUMENTS, *options)
+    assert_error(result, 2, message)
+    assert tip in result.stderr
+
+
 def test_options_are_those_of_pack_that_concern_inputs_documents_and_rows() -> None:
     text = packer("plan", "--help").stdout
     for name, option in {**options_of(PackConfig), **options_of(EncodingOptions)}.items():
