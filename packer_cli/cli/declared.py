@@ -35,7 +35,7 @@ from packer_cli.config.option import (
 )
 
 _Kind = TypeVar("_Kind")
-_METAVARS = {"count": "N", "counts": "N,N,...", "size": "SIZE", "share": "SHARE", "list": "NAMES"}
+_METAVARS = {"count": "N", "counts": "N[,N]", "size": "SIZE", "share": "SHARE", "list": "NAMES"}
 _LISTS = ("list", "counts")  # in one value
 _REQUIRED = inspect.Parameter.empty
 

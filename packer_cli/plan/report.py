@@ -8,6 +8,7 @@ from dataclasses import astuple
 from typing import Any
 
 from packer_cli.errors import one_line
+from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.packing.attention_cost import spread
 from packer_cli.plan.outcome import Outcome
 from packer_cli.plan.run import Plan
@@ -35,8 +36,11 @@ def as_json(plan: Plan, batch_tokens: int | None, hidden_size: int) -> str:
 def made_from(plan: Plan) -> list[tuple[str, str]]:
     """(title, text) of what is planned, each on one line."""
     count, size = len(plan.files), size_of(sum(file.size for file in plan.files))
+    inputs = f"{count:,} input{'s' * (count != 1)}, {size}"
+    if is_tokenized(plan.files):
+        inputs = f"{count:,} tokenized director{'y' if count == 1 else 'ies'}"
     return [
-        ("made from", f"{count:,} input{'s' * (count != 1)}, {size}"),
+        ("made from", inputs),
         ("records", f"{plan.shape.kind}; trained on: {plan.config.train_on}"),
         ("tokenizer", one_line(plan.tokenizer or "none needed")),
     ]

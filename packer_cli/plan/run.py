@@ -94,6 +94,14 @@ def plan(
             "-: stdin can be read once, and these lengths are cut into different work units",
             "write the data to a file and name that, or plan one --max-length at a time",
         )
+    if len(passes) > 1 and not is_tokenized(files):
+        why = (
+            "conversations are shortened to each length"
+            if first.shortens_conversations
+            else "longer rows have larger work units"
+        )
+        notify(f"reads the inputs {len(passes)} times: {why}")
+    notify = _once(notify)  # what the tokenizer has to say, each pass would
     size = sum(int(sum(file.size for file in files) * one.share) for one in passes)
     outcomes: dict[PackConfig, Outcome] = {}
     documents = None
@@ -111,6 +119,17 @@ def plan(
     )
     _refuse_nothing(result)
     return result
+
+
+def _once(notify: Notify) -> Notify:
+    said = set[str]()
+
+    def say(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            notify(message)
+
+    return say
 
 
 @dataclass(frozen=True)

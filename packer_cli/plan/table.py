@@ -61,6 +61,11 @@ def _read(plan: Plan, plus_minus: str) -> list[str]:
     documents = plan.documents
     lines = [f"{title:<11}  {text}" for title, text in made_from(plan)]
     lines.append(f"documents    {documents.count:,} with {documents.tokens:,} tokens")
+    totals = plan.outcomes[0].totals
+    if empty := totals["empty_documents"]:
+        lines.append(f"empty        {empty:,} documents without a token")
+    if bad := totals["rejected_records"]:
+        lines.append(f"rejected     {bad:,} bad records")
     if plan.sample is None:
         return lines
     counts = dict.fromkeys(one.units for one in plan.outcomes)

@@ -83,6 +83,8 @@ def test_tokenized_directories_and_views_of_them() -> None:
         assert packer("tokenize", *of, "-o", name, "-q", "--json").exit_code == 0
     ways = ["best-fit", "next-fit", "wrap"]
     assert_planned(["text"], [500, 1024], ways, "--unit-bytes", "100k")
+    shown = packer("plan", "text", "-l", 500, "-q").stdout
+    assert "\nmade from    1 tokenized directory\n" in shown
     assert_planned(["text"], [500, 1024], ["best-fit", "next-fit"], "--no-shuffle")
     assert_planned(["chats"], [128, 1024], ["best-fit", "next-fit"], "--overlong", "truncate")
     assert_planned(["text", "chats"], [128, 1024], ["best-fit"], "--overlong", "drop")
@@ -231,6 +233,14 @@ def test_what_packing_would_refuse(
     assert packer("pack", *command, "-o", "out").exit_code == 1
 
 
+def test_what_is_not_packed_is_said(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(3, 4) + jsonl("", "") + b"not JSON\n")
+    result = packer("plan", "a.jsonl", "-l", 8, "-t", "bytes", "-q", "--on-error", "skip")
+    assert "\ndocuments    2 with 7 tokens\n" in result.stdout
+    assert "\nempty        2 documents without a token\n" in result.stdout
+    assert "\nrejected     1 bad records\n" in result.stdout
+
+
 def test_a_length_that_holds_nothing_is_a_line_of_zeros(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(lines(30, 40))
     plan = assert_planned(["a.jsonl"], [8, 64], ["best-fit"], "--overlong", "drop", "-t", "bytes")
@@ -314,6 +324,21 @@ def test_ctrl_c_ends_it(folder: Path) -> None:
         stderr = run.stderr.read().decode()
         assert run.wait(60) == 130, stderr
     assert "stopped: interrupted" in stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "tip"),
+    [
+        (["--seq-len", "4k"], "No such option: --seq-len", "did you mean --max-length"),
+        (["--packing", "bfd"], "No such option: --packing", "did you mean --strategy"),
+        ([], "Missing option '--max-length' / '-l'.", "add --max-length N[,N]. Tokens in"),
+        (["-l", "16", "--output", "x"], "No such option: --output", ""),
+    ],
+)
+def test_options_are_suggested(options: list[str], message: str, tip: str) -> None:
+    result = packer("plan", DOCUMENTS, *options)
+    assert_error(result, 2, message)
+    assert tip in result.stderr
 
 
 def test_options_are_those_of_pack_that_concern_inputs_documents_and_rows() -> None:
