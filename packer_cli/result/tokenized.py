@@ -9,6 +9,7 @@ are; what is in them is checked when they are mapped.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -29,6 +30,9 @@ from packer_cli.result.manifest import TokenizedManifest, load_tokenized
 from packer_cli.result.reader import first_line
 from packer_cli.result.shards import Shard
 
+# Pages that are mapped count as memory of this process; up to two megabytes around what is read
+# are. Beyond this they are given back, and stay in the system's cache.
+_MOST_MAPPED, _PIECES_AT_ONCE = 640 << 20, 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 AGAIN = "copy the directory again, or run packer tokenize again with --overwrite"
 
@@ -86,18 +90,27 @@ class TokenizedDirectory:
                 )
             yield from batches
 
-    def batches(self, shard: Shard) -> Iterator[Any]:
-        """The record batches of a shard of documents, mapped. Raises DataError."""
+    def batches(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Iterator[Any]:
+        """The record batches of a shard of documents, mapped. Raises DataError.
+
+        OUT maps: that of the file.
+        """
         sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
         has_trained = self.facts.config.shape != "text"
-        for batch in self._mapped(shard, documents_schema(sha256, has_trained=has_trained)):
+        for batch in self._mapped(shard, documents_schema(sha256, has_trained=has_trained), maps):
             _check_lists(self.path / shard.file, batch)
             yield batch
 
-    def _mapped(self, shard: Shard, expected: Any) -> Iterator[Any]:
+    def _mapped(
+        self, shard: Shard, expected: Any, maps: list[mmap.mmap] | None = None
+    ) -> Iterator[Any]:
         path = self.path / shard.file
         try:
-            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if maps is not None:
+                maps.append(mapped)
+            with pa.ipc.open_stream(pa.py_buffer(mapped)) as stream:
                 if not stream.schema.equals(expected):
                     raise DataError(
                         f"{path}: has the columns {stream.schema.names}, not {expected.names}",
@@ -106,7 +119,7 @@ class TokenizedDirectory:
                 for batch in stream:
                     batch.validate()
                     yield batch
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{path}: not a readable shard: {first_line(error)}", AGAIN) from error
 
     def place(self, document: int) -> tuple[int, int]:
@@ -160,7 +173,18 @@ class Tokens:
     @cached_property
     def _spans(self) -> _Spans:
         """Where the record batches of all documents lie in memory."""
-        return _Spans([batch for one in self._directories for batch in _all_batches(one)])
+        maps: list[mmap.mmap] = []
+        batches = [batch for one in self._directories for batch in _all_batches(one, maps)]
+        return _Spans(batches, maps)
+
+    def _parts(self, length: Int32) -> Iterator[tuple[slice, slice]]:
+        """What to gather at once: (pieces, their tokens). Afterwards pages are given back."""
+        spans, ends = self._spans, np.cumsum(length, dtype=np.int64)
+        step = _PIECES_AT_ONCE if spans.mapped_bytes > _MOST_MAPPED else max(len(length), 1)
+        for first in range(0, len(length), step):
+            last = min(first + step, len(length))
+            yield slice(first, last), slice(ends[first] - length[first], ends[last - 1])
+            spans.give_back()
 
     def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
         """int64[p], the documents' numbers over all directories."""
@@ -175,16 +199,19 @@ class Tokens:
         """
         out = np.empty(int(length.sum(dtype=np.int64)), np.uint32)
         spans, numbers = self._spans, self.numbered(directory, document)
-        wrong = kernels.gather_documents(
-            numbers, start, length, spans.firsts, spans.offsets, spans.values, out
-        )
-        if wrong >= 0:
-            path = self._directories[int(directory[wrong])].path
-            raise DataError(
-                f"{path / MANIFEST}: its document {document[wrong]} has no {length[wrong]} tokens "
-                f"from token {start[wrong]} on",
-                AGAIN,
-            )
+        for part, tokens in self._parts(length):
+            wrong = kernels.gather_documents(
+                numbers[part], start[part], length[part], spans.firsts, spans.offsets,
+                spans.values, out[tokens],
+            )  # fmt: skip
+            if wrong >= 0:
+                piece = part.start + wrong
+                path = self._directories[int(directory[piece])].path
+                raise DataError(
+                    f"{path / MANIFEST}: its document {document[piece]} has no {length[piece]} "
+                    f"tokens from token {start[piece]} on",
+                    AGAIN,
+                )
         return out
 
     def gather_trained(
@@ -195,13 +222,15 @@ class Tokens:
             return None
         out = np.empty(int(length.sum(dtype=np.int64)), np.uint8)
         spans, numbers = self._spans, self.numbered(directory, document)
-        wrong = kernels.gather_trained(
-            numbers, start, length, spans.firsts, spans.trained_offsets, spans.trained,
-            spans.valid, out,
-        )  # fmt: skip
-        if wrong >= 0:
-            path = self._directories[int(directory[wrong])].path
-            raise DataError(f"{path / MANIFEST}: has no document {document[wrong]}", AGAIN)
+        for part, tokens in self._parts(length):
+            wrong = kernels.gather_trained(
+                numbers[part], start[part], length[part], spans.firsts, spans.trained_offsets,
+                spans.trained, spans.valid, out[tokens],
+            )  # fmt: skip
+            if wrong >= 0:
+                piece = part.start + wrong
+                path = self._directories[int(directory[piece])].path
+                raise DataError(f"{path / MANIFEST}: has no document {document[piece]}", AGAIN)
         return out
 
 
@@ -213,12 +242,29 @@ class _Spans:
     trained_offsets, trained, valid  int64[spans], of the lists of what is trained on; 0: no such
     """
 
-    def __init__(self, batches: list[Any]) -> None:
-        self._batches = batches
+    def __init__(self, batches: list[Any], maps: list[mmap.mmap]) -> None:
+        self._batches, self._maps = batches, maps
+        self.mapped_bytes = sum(map(len, maps))
         self.firsts = np.concatenate([[0], np.cumsum([len(one) for one in batches])])
         self.firsts = self.firsts.astype(np.int64)
         self.offsets, self.values, _ = _addresses(batches, "input_ids")
         self.trained_offsets, self.trained, self.valid = _addresses(batches, "trained")
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Unmap all pages when too many are mapped."""
+        if self.mapped_bytes > _MOST_MAPPED < _resident_bytes():
+            for one in self._maps:
+                one.madvise(mmap.MADV_DONTNEED)
+
+
+def _resident_bytes() -> int:
+    """Of files, mapped in this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[2]) * mmap.PAGESIZE
+    except OSError:
+        return 0
 
 
 def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
@@ -261,10 +307,10 @@ def _check_lists(path: Path, batch: Any) -> None:
                 raise DataError(f"{path}: damaged: a list of {name} is not in the file", AGAIN)
 
 
-def _all_batches(directory: TokenizedDirectory) -> Iterator[Any]:
+def _all_batches(directory: TokenizedDirectory, maps: list[mmap.mmap]) -> Iterator[Any]:
     document = 0
     for shard in directory.shards:
-        batches = list(directory.batches(shard))
+        batches = list(directory.batches(shard, maps))
         if sum(map(len, batches)) != shard.rows:
             raise DataError(
                 f"{directory.path / shard.file}: holds {sum(map(len, batches))} documents, the "
