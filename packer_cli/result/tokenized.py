@@ -9,6 +9,7 @@ are; what is in them is checked when they are mapped.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -31,6 +32,9 @@ from packer_cli.result.manifest_check import wrong_pairs
 from packer_cli.result.reader import first_line
 from packer_cli.result.shards import Shard
 
+# Pages that are mapped count as memory of this process; up to two megabytes around what is read
+# are. Beyond this they are given back, and stay in the system's cache.
+_MOST_MAPPED, _PIECES_AT_ONCE = 640 << 20, 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 AGAIN = "copy the directory again, or run packer tokenize again with --overwrite"
 
@@ -76,7 +80,7 @@ class TokenizedDirectory:
             hashes = _values(index.column("content_hash"), np.uint64, 2)
             kernels.order_keys(hashes, seed, keys[at : at + len(hashes)])
             at += len(hashes)
-        return np.argsort(_apart(keys), kind="stable")
+        return _order_of(keys)
 
     def _index(self) -> Iterator[Any]:
         """The record batches of all indexes."""
@@ -104,18 +108,27 @@ class TokenizedDirectory:
                 )
         return batches
 
-    def batches(self, shard: Shard) -> Iterator[Any]:
-        """The record batches of a shard of documents, mapped. Raises DataError."""
+    def batches(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Iterator[Any]:
+        """The record batches of a shard of documents, mapped. Raises DataError.
+
+        OUT maps: that of the file.
+        """
         sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
         has_trained = self.facts.config.shape != "text"
-        for batch in self._mapped(shard, documents_schema(sha256, has_trained=has_trained)):
+        for batch in self._mapped(shard, documents_schema(sha256, has_trained=has_trained), maps):
             _check_lists(self.path / shard.file, batch)
             yield batch
 
-    def _mapped(self, shard: Shard, expected: Any) -> Iterator[Any]:
+    def _mapped(
+        self, shard: Shard, expected: Any, maps: list[mmap.mmap] | None = None
+    ) -> Iterator[Any]:
         path = self.path / shard.file
         try:
-            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if maps is not None:
+                maps.append(mapped)
+            with pa.ipc.open_stream(pa.py_buffer(mapped)) as stream:
                 if not stream.schema.equals(expected):
                     raise DataError(
                         f"{path}: has the columns {stream.schema.names}, not {expected.names}",
@@ -124,7 +137,7 @@ class TokenizedDirectory:
                 for batch in stream:
                     batch.validate(full=True)  # of lists that is their offsets, not their tokens
                     yield batch
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{path}: not a readable shard: {first_line(error)}", AGAIN) from error
 
     def place(self, document: int) -> tuple[int, int]:
@@ -186,7 +199,18 @@ class Tokens:
     @cached_property
     def spans(self) -> Spans:
         """Where the record batches of all documents lie in memory."""
-        return Spans([batch for one in self._directories for batch in _all_batches(one)])
+        maps: list[mmap.mmap] = []
+        batches = [batch for one in self._directories for batch in _all_batches(one, maps)]
+        return Spans(batches, maps)
+
+    def _parts(self, length: Int32) -> Iterator[tuple[slice, slice]]:
+        """What to gather at once: (pieces, their tokens). Afterwards pages are given back."""
+        spans, ends = self.spans, np.cumsum(length, dtype=np.int64)
+        step = _PIECES_AT_ONCE if spans.mapped_bytes > _MOST_MAPPED else max(len(length), 1)
+        for first in range(0, len(length), step):
+            last = min(first + step, len(length))
+            yield slice(first, last), slice(ends[first] - length[first], ends[last - 1])
+            spans.give_back()
 
     def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
         """int64[p], the documents' numbers over all directories."""
@@ -201,16 +225,19 @@ class Tokens:
         """
         out = np.empty(int(length.sum(dtype=np.int64)), np.uint32)
         spans, numbers = self.spans, self.numbered(directory, document)
-        wrong = kernels.gather_documents(
-            numbers, start, length, spans.firsts, spans.offsets, spans.values, out
-        )
-        if wrong >= 0:
-            path = self._directories[int(directory[wrong])].path
-            raise DataError(
-                f"{path / MANIFEST}: its document {document[wrong]} has no {length[wrong]} tokens "
-                f"from token {start[wrong]} on",
-                AGAIN,
-            )
+        for part, tokens in self._parts(length):
+            wrong = kernels.gather_documents(
+                numbers[part], start[part], length[part], spans.firsts, spans.offsets,
+                spans.values, out[tokens],
+            )  # fmt: skip
+            if wrong >= 0:
+                piece = part.start + wrong
+                path = self._directories[int(directory[piece])].path
+                raise DataError(
+                    f"{path / MANIFEST}: its document {document[piece]} has no {length[piece]} "
+                    f"tokens from token {start[piece]} on",
+                    AGAIN,
+                )
         return out
 
     def gather_trained(
@@ -225,12 +252,14 @@ class Tokens:
             return None
         out = np.empty(int(length.sum(dtype=np.int64)), np.uint8)
         spans = self.spans
-        wrong = kernels.gather_trained(
-            number, start, length, spans.firsts, spans.trained_offsets, spans.trained,
-            spans.valid, out,
-        )  # fmt: skip
-        if wrong >= 0:
-            raise InternalError(f"no tokenized directory has the document {number[wrong]}")
+        for part, tokens in self._parts(length):
+            wrong = kernels.gather_trained(
+                number[part], start[part], length[part], spans.firsts, spans.trained_offsets,
+                spans.trained, spans.valid, out[tokens],
+            )  # fmt: skip
+            if wrong >= 0:
+                missing = number[part.start + wrong]
+                raise InternalError(f"no tokenized directory has the document {missing}")
         return out
 
     @cached_property
@@ -247,14 +276,31 @@ class Spans:
     trained_offsets, trained, valid  int64[spans], of the lists of what is trained on; 0: no such
     """
 
-    def __init__(self, batches: list[Any]) -> None:
-        self._batches = batches
+    def __init__(self, batches: list[Any], maps: list[mmap.mmap]) -> None:
+        self._batches, self._maps = batches, maps
+        self.mapped_bytes = sum(map(len, maps))
         self.firsts = np.concatenate([[0], np.cumsum([len(one) for one in batches])])
         self.firsts = self.firsts.astype(np.int64)
         self.offsets, self.values, _ = _addresses(batches, "input_ids")
         totals = np.array([len(one.column("input_ids").values) for one in batches], np.int64)
         self.tokens = np.stack([self.firsts[:-1], self.offsets, self.values, totals])
         self.trained_offsets, self.trained, self.valid = _addresses(batches, "trained")
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Unmap all pages when too many are mapped."""
+        if self.mapped_bytes > _MOST_MAPPED < _resident_bytes():
+            for one in self._maps:
+                one.madvise(mmap.MADV_DONTNEED)
+
+
+def _resident_bytes() -> int:
+    """Of files, mapped in this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[2]) * mmap.PAGESIZE
+    except OSError:
+        return 0
 
 
 def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
@@ -273,18 +319,18 @@ def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
     return rows[0], rows[1], rows[2]
 
 
-def _apart(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The keys, of which those that are equal are spread evenly over all that there may be."""
+def _order_of(keys: npt.NDArray[np.uint64]) -> Int64:
+    """int64[n], the documents by their keys; equal keys are spread evenly over all of them."""
     order = np.argsort(keys, kind="stable")
     same = np.zeros(len(keys), bool)
     same[1:] = keys[order[1:]] == keys[order[:-1]]
     if not same.any():
-        return keys
+        return order
     number = np.arange(len(keys))
     earlier = number - np.maximum.accumulate(np.where(same, 0, number))
     spread = np.copy(keys)
     spread[order] += earlier.astype(np.uint64) * _GOLDEN
-    return spread
+    return np.argsort(spread, kind="stable")
 
 
 def _check_lists(path: Path, batch: Any) -> None:
@@ -297,11 +343,11 @@ def _check_lists(path: Path, batch: Any) -> None:
                 raise DataError(f"{path}: damaged: a list of {name} is not in the file", AGAIN)
 
 
-def _all_batches(directory: TokenizedDirectory) -> Iterator[Any]:
+def _all_batches(directory: TokenizedDirectory, maps: list[mmap.mmap]) -> Iterator[Any]:
     """The record batches of all documents, which are as long as the indexes say."""
     first = 0
     for shard in directory.shards:
-        batches = list(directory.batches(shard))
+        batches = list(directory.batches(shard, maps))
         if sum(map(len, batches)) != shard.rows:
             raise DataError(
                 f"{directory.path / shard.file}: holds {sum(map(len, batches))} documents, the "

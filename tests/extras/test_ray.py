@@ -53,6 +53,25 @@ def test_the_same_bytes_as_without_ray(cluster: str, inputs: Path) -> None:
     assert contents("out") == contents("local")
 
 
+@pytest.mark.parametrize("kind", ["tokenize", "pack"])
+def test_documents_and_what_is_packed_from_them(cluster: str, inputs: Path, kind: str) -> None:
+    options = ["-q", "--unit-bytes", "30k"]
+    done = packer("tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", *options, "-o", "tokens")
+    assert done.exit_code == 0, done.stderr
+    if kind == "pack":
+        packing = ["pack", "tokens", "-l", "256", "-q", "--unit-bytes", "120k"]
+        assert packer(*packing, "-o", "local", "--overwrite").exit_code == 0
+    else:
+        packing = ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", *options]
+        Path("tokens").rename("tokenized")
+    on_ray = ["--engine", "ray", "--ray-address", cluster, "-o", "out"]
+    done = subprocess.run(
+        [packer_script(), *packing, *on_ray], capture_output=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert contents("out") == contents("local" if kind == "pack" else "tokenized")
+
+
 def packing_processes() -> list[int]:
     """The Ray workers that pack units."""
     found = []

@@ -28,8 +28,13 @@ finally:
 
 def peak_mib(*arguments: object) -> int:
     """MiB of memory that `packer pack` took at most."""
-    options = ["-t", "bytes", "-q", "--json", "--overwrite", "-o", "out", "--workers", "1"]
-    done = altered(_RUN, "pack", *map(str, arguments), *options)
+    return peak_of("pack", *arguments, "-t", "bytes")
+
+
+def peak_of(*arguments: object, before: str = "") -> int:
+    """The same of any command that writes a result. `before`: a program to run first."""
+    options = ["-q", "--json", "--overwrite", "-o", "out", "--workers", "1"]
+    done = altered(before + _RUN, *map(str, arguments), *options)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.splitlines()[-1]) >> 10
 
@@ -136,3 +141,29 @@ def test_one_very_large_document(folder: Path, name: str, character: str, most: 
         peak_mib(file, "-l", 4096, "--max-line-bytes", "1G") for file in ("few.jsonl", name)
     )
     assert one < few + 40 * most
+
+
+def write_many(name: str, documents: int) -> None:
+    """A megabyte for every thousand documents."""
+    with open(name, "wb") as file:
+        for first in range(0, documents, 1000):
+            file.write(
+                jsonl(*(f"{n} " * (1000 // (len(str(n)) + 1)) for n in range(first, first + 1000)))
+            )
+
+
+def test_tokenized_directories_take_no_more_memory_the_larger_they_are(folder: Path) -> None:
+    """Neither to write nor to pack, though packing takes documents from anywhere."""
+    peaks: dict[tuple[str, ...], int] = {}
+    for name, documents in (("few", 45_000), ("many", 120_000)):
+        write_many(f"{name}.jsonl", documents)
+        units = ["--unit-bytes", "8M"]
+        peaks["tokenize", name] = peak_of("tokenize", f"{name}.jsonl", "-t", "bytes", *units)
+        Path("out").rename(name)
+        for order in ("--shuffle", "--no-shuffle"):
+            # the limit of mapped pages, made small for the test
+            before = "import packer_cli.result.tokenized as t; t._MOST_MAPPED = 64 << 20"
+            command = ["pack", name, "-l", 2048, *units, order]
+            peaks[order, name] = peak_of(*command, before=before)
+    for what in ("tokenize", "--shuffle", "--no-shuffle"):
+        assert peaks[what, "many"] < peaks[what, "few"] + 60, peaks  # of 300 MB of tokens more

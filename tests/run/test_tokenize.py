@@ -395,3 +395,21 @@ def test_output_in_a_script(texts: list[str]) -> None:
     printed: dict[str, Any] = json.loads(done.stdout)
     assert printed["documents"] == len([text for text in texts[:300] if text])
     assert done.stderr == ""
+
+
+def test_a_url_is_refused(stores: None) -> None:
+    done = packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "memory://tokens/one")
+    assert done.exit_code == 0, done.stderr
+    for name in ("memory://tokens/one", "memory://tokens/one/manifest.json"):
+        done = packer("pack", name, "-l", 64, "-q", "-o", "out")
+        assert_error(done, 2, "memory://tokens/one/: a URL, documents are only read from local")
+
+
+def test_rows_at_a_url(stores: None) -> None:
+    tokenize("a.jsonl")
+    assert packer("pack", "tokens", "-l", 64, "-q", "-o", "out").exit_code == 0
+    done = packer("pack", "tokens", "-l", 64, "-q", "-o", "memory://rows/one")
+    assert done.exit_code == 0, done.stderr
+    for path in Path("out").iterdir():
+        stored = fsspec.filesystem("memory").cat_file(f"/rows/one/{path.name}")
+        assert stored == path.read_bytes(), path

@@ -1,0 +1,32 @@
+"""The content hashes of tokenized directories are those of the package mmh3."""
+
+from __future__ import annotations
+
+import mmh3
+import numpy as np
+from packer_cli._kernels import documents as kernels
+
+
+def test_content_hashes() -> None:
+    random_ = np.random.default_rng(0)
+    offsets = np.cumsum(np.arange(70), dtype=np.int64)
+    ids = random_.integers(0, 1 << 32, offsets[-1], dtype=np.uint32)
+    out = np.zeros((len(offsets) - 1, 2), np.uint64)
+    kernels.hash_documents(ids, offsets, out)
+    for found, begin, end in zip(out.tolist(), offsets[:-1], offsets[1:], strict=True):
+        data = ids[begin:end].astype("<u4").tobytes()
+        assert tuple(found) == mmh3.hash64(data, signed=False, x64arch=True)
+
+
+def test_what_a_tokenized_directory_holds(folder: object) -> None:
+    """The column content_hash, as bytes."""
+    from pathlib import Path
+
+    from support import jsonl
+    from tokenizing import batches_in, documents_in, tokenize
+
+    Path("a.jsonl").write_bytes(jsonl(*("x" * n for n in range(1, 40))))
+    tokenize("a.jsonl")
+    hashes = [row["content_hash"] for b in batches_in("tokens", "index") for row in b.to_pylist()]
+    for (_, _, ids, _), found in zip(documents_in("tokens"), hashes, strict=True):
+        assert found == mmh3.hash_bytes(np.array(ids, "<i4").tobytes())

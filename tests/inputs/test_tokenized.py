@@ -1,0 +1,529 @@
+"""`packer pack` of tokenized directories, by the command line: the same rows, from anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from altered import altered
+from chats import CHATML, assistant, chat, chat_tokenizer, user
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import (
+    BYTES_EOS,
+    assert_error,
+    check_directory,
+    contents,
+    jsonl,
+    packer,
+    recover_documents,
+    work_folder,
+)
+from tokenizing import documents_in, tokenize
+
+from packer_cli import open_packed
+from packer_cli.config.strategies import NAMES
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def text_of(random_: random.Random, most: int) -> str:
+    return "".join(random_.choices("abc def", k=random_.randrange(most)))
+
+
+def write_texts(name: str, count: int, seed: int = 0, most: int = 300) -> list[str]:
+    random_ = random.Random(seed)
+    texts = [text_of(random_, most) for _ in range(count)]
+    Path(name).write_bytes(jsonl(*texts))
+    return texts
+
+
+def pack(*arguments: object, out: str = "out") -> dict[str, Any]:
+    done = packer("pack", *arguments, "-q", "-o", out)
+    assert done.exit_code == 0, done.stderr
+    return check_directory(out)
+
+
+def rows_in(directory: str) -> list[dict[str, Any]]:
+    packed = open_packed(directory)
+    return [
+        row
+        for shard in packed.manifest["shards"]
+        for batch in packed.batches(shard)
+        for row in batch.to_pylist()
+    ]
+
+
+def by_first_input(rows: list[dict[str, Any]], directories: list[str]) -> list[dict[str, Any]]:
+    """Rows whose segments name the inputs of the tokenized directory, which is the only one."""
+    (directory,) = directories
+    documents = documents_in(directory)
+    found = []
+    for row in rows:
+        segments = [
+            one | dict(zip(("file", "position"), documents[one["position"]][:2], strict=True))
+            for one in row["segments"]
+        ]
+        found.append(row | {"segments": segments})
+    return found
+
+
+OPTIONS = st.fixed_dictionaries({
+    "--strategy": st.sampled_from(sorted(NAMES)),
+    "--overlong": st.sampled_from([None, "split", "truncate", "drop"]),
+    "--truncate-side": st.sampled_from([None, "left"]),
+    "--segment-multiple": st.sampled_from([None, 8]),
+    "--label-shift": st.sampled_from([None, "pre"]),
+    "--seed": st.sampled_from([None, 7]),
+})  # fmt: skip
+
+
+def as_arguments(chosen: dict[str, Any], *, is_chat: bool) -> list[str]:
+    """Without what does not go together."""
+    if chosen["--strategy"] == "wrap":
+        chosen = chosen | {"--overlong": None}
+    arguments = [str(part) for one in chosen.items() if one[1] is not None for part in one]
+    cuts = chosen["--overlong"] == "split" or chosen["--strategy"] == "wrap"
+    return arguments + ["--force-split"] * (is_chat and cuts)
+
+
+@pytest.fixture
+def both_kinds(folder: Path) -> Path:
+    """texts and chats, raw and tokenized."""
+    chat_tokenizer(folder / "tok", CHATML)
+    write_texts("texts.jsonl", 150)
+    random_ = random.Random(1)
+    turns = [
+        chat(*(
+            who(text_of(random_, 60))
+            for _ in range(random_.randrange(1, 4))
+            for who in (user, assistant)
+        ))
+        for _ in range(60)
+    ]  # fmt: skip
+    turns[3:5] = [chat(user("nobody answers"))] * 2
+    Path("chats.jsonl").write_text("".join(json.dumps(one) + "\n" for one in turns))
+    for name in ("texts", "chats"):
+        tokenize(f"{name}.jsonl", "--unit-bytes", "3k", tokenizer="tok", out=name)
+    return folder
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(OPTIONS, st.sampled_from(["texts", "chats"]))
+def test_rows_are_those_of_the_raw_input(
+    both_kinds: Path, chosen: dict[str, Any], name: str
+) -> None:
+    options = ["-l", 64, "--no-shuffle", *as_arguments(chosen, is_chat=name == "chats")]
+    options += ["--unit-bytes", "1G", "--overwrite"]
+    raw = pack(f"{name}.jsonl", "-t", "tok", *options, out="raw")
+    tokens = pack(name, *options, out="out")
+    assert by_first_input(rows_in("out"), [name]) == rows_in("raw")
+    same = set(raw) - {"config", "inputs", "units", "shards", "side_files", "sha256"}
+    counted = same - {  # what only encoding can tell is told where it was encoded
+        "empty_documents", "trained_turns", "turns_without_end", "double_bos_documents",
+        "unshown_tools", "special_tokens_in_text",
+    }  # fmt: skip
+    assert {key: tokens[key] for key in counted} == {key: raw[key] for key in counted}
+    kept = [one for one in raw["side_files"] if "token" in one or "template" in one]
+    assert {one: tokens["side_files"][one] for one in kept} == {
+        one: raw["side_files"][one] for one in kept
+    }
+
+
+@pytest.fixture
+def three() -> list[list[str]]:
+    """Directories a, b and c with texts of their own."""
+    written = []
+    for seed, (name, count) in enumerate({"a": 400, "b": 200, "c": 100}.items()):
+        written.append(write_texts(f"{name}.jsonl", count, seed))
+        tokenize(f"{name}.jsonl", "--unit-bytes", "9k", out=name)
+    return written
+
+
+def by_place(names: str) -> dict[tuple[int, int], list[int]]:
+    """The documents of directories named by a letter, by what segments call them."""
+    return {
+        (file, number): ids
+        for file, name in enumerate(names)
+        for number, (_, _, ids, _) in enumerate(documents_in(name))
+    }
+
+
+UNITS = ["-l", 64, "--unit-bytes", "64k"]
+
+
+@pytest.mark.parametrize("options", [[], ["--no-shuffle"], ["--strategy", "wrap"]])
+def test_every_document_once(three: list[list[str]], options: list[str]) -> None:
+    manifest = pack("a", "b", "c", *UNITS, *options)
+    assert len(manifest["units"]) > 3
+    assert {place: ids.tolist() for place, ids in recover_documents("out").items()} == by_place(
+        "abc"
+    )
+    named = [Path(one["path"]) for one in manifest["inputs"]]
+    assert named == [Path(name, "manifest.json") for name in "abc"]
+    for one in named:
+        assert one.is_file()
+
+
+@pytest.mark.parametrize("options", [[], ["--no-shuffle"]])
+def test_the_same_bytes_however_they_are_packed(three: list[list[str]], options: list[str]) -> None:
+    command = ["a", "b", "c", *UNITS, *options]
+    pack(*command, "--workers", 1, out="one")
+    pack(*command, "--workers", 5, out="five")
+    for rank in (1, 0):
+        done = packer("pack", *command, "-q", "--rank", rank, "--world-size", 2, "-o", "ranks")
+        assert done.exit_code == 0, done.stderr
+    assert contents("one") == contents("five") == contents("ranks")
+
+
+def test_rows_mix_all_directories(three: list[list[str]]) -> None:
+    """In every part of the result they have their shares, as in a hand of well shuffled cards."""
+    manifest = pack("a", "b", "c", "-l", 1024, "--unit-bytes", "64k")
+    units = len(manifest["units"])
+    assert units > 3
+    documents: dict[int, set[tuple[int, int]]] = {unit: set() for unit in range(units)}
+    packed = open_packed("out")
+    mixed = rows = 0
+    for shard in manifest["shards"]:
+        for batch in packed.batches(shard):
+            for segments in batch.column("segments").to_pylist():
+                places = {(one["file"], one["position"]) for one in segments}
+                documents[shard["unit"]] |= places
+                mixed += len({file for file, _ in places}) > 1
+                rows += 1
+    assert mixed > 0.8 * rows
+    lengths = [len(documents_in(name)) for name in "abc"]
+    for places in documents.values():
+        shares = np.bincount([file for file, _ in places], minlength=3)
+        assert np.abs(shares - np.array(lengths) / units).max() <= 1
+        numbers = np.array([number for file, number in places if file == 0])
+        # those of one directory are from all of it
+        assert lengths[0] * 0.3 < numbers.mean() < lengths[0] * 0.7
+        assert numbers.max() - numbers.min() > 0.7 * lengths[0]
+
+
+def texts_of_units(out: str) -> list[list[bytes]]:
+    """The documents of each unit, in the order of their content."""
+    manifest = json.loads(Path(out, "manifest.json").read_bytes())
+    found: list[set[tuple[int, int]]] = [set() for _ in manifest["units"]]
+    packed = open_packed(out)
+    for shard in manifest["shards"]:
+        for batch in packed.batches(shard):
+            for segments in batch.column("segments").to_pylist():
+                found[shard["unit"]] |= {(one["file"], one["position"]) for one in segments}
+    ids = recover_documents(out)
+    return [sorted(ids[place].tobytes() for place in places) for places in found]
+
+
+def test_the_order_is_of_content_and_seed_alone(three: list[list[str]]) -> None:
+    """Not of paths, nor of how documents lay in files, or were cut into shards."""
+    texts = [text for text in three[0] if text]
+    random.Random(9).shuffle(texts)
+    Path("x.jsonl").write_bytes(jsonl(*texts[:77]))
+    Path("y.jsonl").write_bytes(jsonl(*texts[77:]))
+    Path("deep").mkdir()
+    tokenize("x.jsonl", "y.jsonl", "--unit-bytes", "3k", out="deep/other")
+    pack("a", *UNITS, out="one")
+    pack("deep/other", *UNITS, out="other")
+    assert len(texts_of_units("one")) > 3
+    assert texts_of_units("one") == texts_of_units("other")
+    pack("a", *UNITS, "--seed", 5, out="seeded")
+    assert texts_of_units("one") != texts_of_units("seeded")
+
+
+COPY = np.array([*(b"boilerplate" * 20), BYTES_EOS], np.int32)
+
+
+def test_equal_documents_are_spread() -> None:
+    """Boilerplate that is there a thousand times is not in one unit."""
+    texts = write_texts("a.jsonl", 1000)
+    Path("a.jsonl").write_bytes(jsonl(*texts, *["boilerplate" * 20] * 200))
+    Path("b.jsonl").write_bytes(Path("a.jsonl").read_bytes())
+    for name in "ab":
+        tokenize(f"{name}.jsonl", out=name)
+    manifest = pack("a", "b", "-l", 256, "--unit-bytes", "128k")
+    units = texts_of_units("out")
+    assert len(units) == len(manifest["units"]) > 5
+    shares = [texts.count(COPY.tobytes()) for texts in units]
+    assert sum(shares) == 400
+    assert max(shares) < 2 * 400 / len(units)
+    # nor is a document of both in a row with itself
+    twice = 0
+    for row in rows_in("out"):
+        edges = row["cu_seqlens"]
+        pieces = [tuple(row["input_ids"][a:b]) for a, b in pairwise(edges)]
+        long = [one for one in pieces if len(one) > 20 and one != tuple(COPY.tolist())]
+        twice += len(long) - len(set(long))
+    assert twice < 0.02 * manifest["rows"]
+
+
+def test_no_tokenizer_is_loaded(both_kinds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither that of the environment, nor the copy in the directory, nor any library for it."""
+    monkeypatch.setenv("PACKER_TOKENIZER", "tok")
+    before = pack("texts", "-l", 64, out="before")
+    for name in ("tok", "texts.jsonl"):
+        path = Path(name)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    program = """
+import os, sys
+from packer_cli import child_process
+def never(*arguments, **options):
+    raise AssertionError("no process is needed")
+child_process.Child.__init__ = never
+forbidden = ("tokenizers", "gigatoken", "transformers", "jinja2")
+assert not set(forbidden) & set(sys.modules)
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        assert name not in forbidden, name
+sys.meta_path.insert(0, Finder())
+from packer_cli.__main__ import main
+main()
+"""
+    done = altered(program, "pack", "texts", "-l", "64", "-q", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    assert contents("out") == contents("before")
+    assert (
+        before["tokenizer"]["pad_token_id"]
+        == json.loads(Path("texts/manifest.json").read_bytes())["tokenizer"]["pad_token_id"]
+    )
+    copies = {name for name in contents("texts") if "token" in name or "template" in name}
+    assert copies >= {"tokenizer.json", "tokenizer_config.json"}
+    for name in copies:
+        assert contents("out")[name] == contents("texts")[name]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--tokenizer", "bytes"], ["--chat-template", "x"], ["--bos"], ["--no-eos"],
+        ["--separator", "x"], ["--shape", "text"], ["--text-field", "x"], ["--train-on", "all"],
+        ["--input-format", "text"], ["--sample-by", "document"],
+        ["--on-error", "skip"], ["--special-tokens-in-text", "text"], ["--prompt-template", "chat"],
+        ["--overlong", "truncate-turns"],
+    ],
+)  # fmt: skip
+def test_options_that_come_too_late(three: list[list[str]], options: list[str]) -> None:
+    done = packer("pack", "a", "-l", 64, *options, "-q", "-o", "out")
+    assert_error(done, 2, options[0].replace("--no-eos", "--eos").replace("text-field", "field"),
+                 "a/manifest.json is tokenized already")  # fmt: skip
+    assert not Path("out").exists()
+
+
+def test_directories_of_different_tokenizers(three: list[list[str]], folder: Path) -> None:
+    chat_tokenizer(folder / "tok", CHATML)
+    tokenize("a.jsonl", tokenizer="tok", out="other")
+    done = packer("pack", "a", "other", "-l", 64, "-o", "out")
+    assert_error(done, 2, "a/manifest.json was tokenized with bytes",
+                 "other/manifest.json with tok (sha256 ")  # fmt: skip
+
+
+def test_texts_and_chats_together(both_kinds: Path) -> None:
+    done = packer("pack", "texts", "chats", "-l", 64, "-q", "-o", "out")
+    assert_error(done, 2, "chats/manifest.json holds messages", "texts/manifest.json holds text")
+    manifest = pack("texts", "chats", "-l", 64, "--overlong", "drop")
+    assert manifest["dropped_documents"] > 0
+    labels, found = recover_documents("out", "labels"), recover_documents("out")
+    texts = [place for place in found if place[0] == 0]
+    assert texts
+    assert all((labels[place][1:] == found[place][1:]).all() for place in texts)
+    chats = [place for place in found if place[0] == 1]
+    assert chats
+    assert all((labels[place] == -100).sum() > 2 for place in chats)
+
+
+def test_what_does_not_go_together(three: list[list[str]]) -> None:
+    for inputs in (["a", "b.jsonl"], ["b.jsonl", "a"]):
+        done = packer("pack", *inputs, "-l", 64, "-q", "-o", "out")
+        assert_error(done, 2, "a/manifest.json is tokenized, b.jsonl is not")
+    done = packer("pack", "a.jsonl", "-l", 64, "--view", "-q", "-o", "out")
+    assert_error(done, 2, "--view: rows can only refer to stored tokens")
+    done = packer("pack", "a", "a/", "-l", 64, "-q", "-o", "out")
+    assert_error(done, 2, "the same file as a/manifest.json")
+    for inside in ("a", "a/."):
+        done = packer("pack", "a", "-l", 64, "-q", "--overwrite", "-o", inside)
+        assert_error(done, 2, "lies inside the output directory")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("name", ["a", "a/", "a/manifest.json", "./a", "manifest.json"])
+def test_how_a_directory_is_named(
+    three: list[list[str]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack("a", "-l", 64, out="usual")
+    if name == "manifest.json":
+        monkeypatch.chdir("a")
+    out = str(Path("../out" if name == "manifest.json" else "out"))
+    assert packer("pack", name, "-l", 64, "-q", "-o", out).exit_code == 0
+    usual = Path(out).parent / "usual"
+    assert rows_in(out) == rows_in(str(usual))
+
+
+def test_a_directory_below_a_folder_of_inputs_is_left_out(three: list[list[str]]) -> None:
+    Path("inputs").mkdir()
+    Path("a").rename("inputs/tokens")
+    Path("b.jsonl").rename("inputs/b.jsonl")
+    done = packer("pack", "inputs", "-t", "bytes", "-l", 64, "-o", "out")
+    assert "inputs/tokens: left out: it holds a result of packer" in done.stderr
+    assert done.exit_code == 0
+    (one,) = check_directory("out")["inputs"]
+    assert one["path"] == "inputs/b.jsonl"
+
+
+def newer(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 7'))
+
+
+def unfinished(folder: Path) -> None:
+    """As a killed run leaves it."""
+    (folder / ".packer").mkdir()
+    for path in folder.iterdir():
+        if path.is_file():
+            path.unlink()
+
+
+def cut(folder: Path) -> None:
+    os.truncate(next(folder.glob("documents-00000*")), 1000)
+
+
+def cut_index(folder: Path) -> None:
+    os.truncate(next(folder.glob("index-00000*")), 100)
+
+
+def lacking(folder: Path) -> None:
+    next(folder.glob("documents-00000*")).unlink()
+
+
+def without_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def rubbish(folder: Path) -> None:
+    path = next(folder.glob("documents-00000*"))
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def not_json(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"kind": "tokenized", "format_version"')
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (newer, "a/manifest.json: format version 7, this packer reads 1"),
+        (unfinished, "a: no input files in this directory"),
+        (cut, ".arrow: has 1000 bytes, the manifest says"),
+        (cut_index, ".arrow: has 100 bytes, the manifest says"),
+        (lacking, ".arrow: is missing"),
+        (without_manifest, ".arrow: is a part of a tokenized directory"),
+        (rubbish, "not a readable shard"),
+        (not_json, ".arrow: is a part of a tokenized directory"),
+    ],
+)
+def test_directories_that_are_not_whole(three: list[list[str]], damage: Any, message: str) -> None:
+    damage(Path("a"))
+    done = packer("pack", "a", "-l", 64, "-q", "-o", "out")
+    assert_error(done, 2 if damage is unfinished else 1, message)
+    assert not Path("out/manifest.json").exists()
+
+
+@pytest.mark.parametrize("which", ["offset", "last offset", "index"])
+def test_shards_of_the_right_size_with_wrong_numbers(which: str) -> None:
+    """None is followed out of the file, and no document is cut short."""
+    write_texts("a.jsonl", 50)
+    tokenize("a.jsonl", out="a")
+    kind = "index" if which == "index" else "documents"
+    (path,) = Path("a").glob(f"{kind}-*")
+    data = bytearray(path.read_bytes())
+    with pa.ipc.open_stream(pa.py_buffer(bytes(data))) as stream:
+        batch = next(iter(stream))
+    column = batch.column("length" if which == "index" else "input_ids")
+    stored = column.buffers()[1].to_pybytes()[: 4 * len(column)]
+    at = bytes(data).index(stored) + 4 * (len(column) if which == "last offset" else 20)
+    value = int.from_bytes(data[at : at + 4], "little")
+    data[at : at + 4] = (value - 1 if which == "index" else 1 << 30).to_bytes(4, "little")
+    path.write_bytes(data)
+    done = packer("pack", "a", "-l", 64, "-q", "-o", "out")
+    assert_error(done, 1, "a/documents-00000-000-")
+
+
+def test_a_directory_that_changed_between_two_runs(three: list[list[str]]) -> None:
+    command = ["pack", "a", "b", *UNITS, "--workers", "1", "-q", "-o", "out"]
+    program = """
+import os
+from packer_cli.cli import app as cli
+rename = os.rename
+def renamed(a, b, **at):
+    rename(a, b, **at)
+    if "unit-00001" in str(b):
+        os.kill(os.getpid(), 9)
+os.rename = renamed
+cli.main()
+"""
+    killed = altered(program, *map(str, command))
+    assert killed.returncode == -9, killed.stderr
+    assert list(work_folder().glob("unit-*.json"))
+    tokenize("c.jsonl", "--overwrite", out="b")
+    assert_error(
+        packer(*command), 2, "out: holds an unfinished run that differs", "b/manifest.json"
+    )
+    assert packer(*command, "--overwrite").exit_code == 0
+    pack("a", "b", *UNITS, out="fresh")
+    assert contents("out") == contents("fresh")
+
+
+def test_a_directory_that_changes_while_it_is_packed(three: list[list[str]]) -> None:
+    """What was planned is not what is there: the run fails, or what it writes is of one state."""
+    program = """
+import shutil
+from packer_cli.cli import app as cli
+from packer_cli.run import worker
+make, done = worker.make_unit, []
+def change(unit, job):
+    result = make(unit, job)
+    if not done:
+        done.append(1)
+        shutil.rmtree("b")
+        shutil.copytree("c", "b")
+    return result
+worker.make_unit = change
+cli.main()
+"""
+    failed = altered(
+        program, "pack", "a", "b", *map(str, UNITS), "--workers", "1", "-q", "-o", "out"
+    )
+    assert failed.returncode == 1, failed.stderr
+    assert "b/manifest.json: changed while it was read" in failed.stderr
+
+
+def test_an_update_of_what_is_packed_from_tokens(three: list[list[str]]) -> None:
+    pack("a", "b", *UNITS)
+    done = packer("pack", "a", "b", *UNITS, "-o", "out", "--update")
+    assert "out: up to date" in done.stderr
+    pack("a", "b", "c", *UNITS, "--update")
+    assert {p: ids.tolist() for p, ids in recover_documents("out").items()} == by_place("abc")
+    Path("b.jsonl").write_bytes(jsonl("new", "texts"))
+    tokenize("b.jsonl", "--unit-bytes", "9k", "--update", out="b")
+    pack("a", "b", "c", *UNITS, "--update")
+    assert {p: ids.tolist() for p, ids in recover_documents("out").items()} == by_place("abc")
+    done = packer("pack", "a", "c", *UNITS, "-q", "-o", "out", "--update")
+    assert_error(done, 2, "out: the update would drop 2 documents of 1 input: b/manifest.json")
+    pack("a", "c", *UNITS, "--update", "--prune")
+    assert {file for file, _ in recover_documents("out")} == {0, 2}
+
+
+def test_a_document_that_is_too_long_is_named_by_its_first_input(three: list[list[str]]) -> None:
+    Path("c.jsonl").write_bytes(jsonl("short", "x" * 100))
+    tokenize("c.jsonl", "--overwrite", out="c")
+    done = packer("pack", "c", "-l", 64, "--overlong", "error", "-q", "-o", "out")
+    assert_error(
+        done, 1, "c/manifest.json, document 1 (c.jsonl at 18): the document has 101 tokens"
+    )
