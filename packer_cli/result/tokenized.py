@@ -166,11 +166,7 @@ class Tokens:
         Piece i is the `length[i]` tokens from `start[i]` on of a document. Raises DataError when
         there are none such.
         """
-        out = np.empty(int(length.sum(dtype=np.int64)), np.uint32)
-        spans, numbers = self.spans, self.numbered(directory, document)
-        wrong = kernels.gather_documents(
-            numbers, start, length, spans.firsts, spans.offsets, spans.values, out
-        )
+        out, wrong = self._gathered(self.numbered(directory, document), start, length)
         if wrong >= 0:
             path = self._directories[int(directory[wrong])].path
             raise DataError(
@@ -179,6 +175,21 @@ class Tokens:
                 AGAIN,
             )
         return out
+
+    def ids_of(self, number: Int64, start: Int32, length: Int32) -> UInt32:
+        """The same of pieces that are known to be there, by `numbered` documents."""
+        out, wrong = self._gathered(number, start, length)
+        if wrong >= 0:
+            raise DataError(f"document {number[wrong]} changed while it was read", AGAIN)
+        return out
+
+    def _gathered(self, number: Int64, start: Int32, length: Int32) -> tuple[UInt32, int]:
+        """The tokens, and the first piece that is not in its document, or -1."""
+        out, spans = np.empty(int(length.sum(dtype=np.int64)), np.uint32), self.spans
+        wrong = kernels.gather_documents(
+            number, start, length, spans.firsts, spans.offsets, spans.values, out
+        )
+        return out, wrong
 
     def gather_trained(
         self, directory: Int32, document: Int64, start: Int32, length: Int32
