@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segme
 from packer_cli.result.recount import damage
 from packer_cli.result.shards import Shard
 from packer_cli.result.tokenized import TokenizedDirectory
+from packer_cli.result.view import View
 
 Read = Callable[[int], None]  # called with how many bytes of shards were read
+_Picked = Callable[[Int64], tuple[Int32, Int32 | None]]
 
 _CHUNK_TOKENS = 1 << 20
 
@@ -85,6 +88,10 @@ def _batches(packed: PackedDirectory, shard: Shard, read: Read) -> Iterator[Any]
             break
         yield batch
         read(shard.bytes * batch.num_rows // shard.rows)
+    _compare(path, shard, segments, tokens)
+
+
+def _compare(path: Path, shard: Shard, segments: int, tokens: int) -> None:
     for name, count, expected in (
         ("segments", segments, shard.segments),
         ("tokens", tokens, shard.tokens),
@@ -114,8 +121,12 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
     """
     count, expected = 0, packed.facts.documents
     for some in packed.facts.shards_of_units():
-        unit = [batch for shard in some for batch in _batches(packed, shard, read)]  # mapped
-        for part in _documents_of(unit, packed):
+        segments, picked = (
+            _of_view(packed, some, read)
+            if isinstance(packed, View)
+            else _of_rows(packed, some, read)
+        )
+        for part in _documents_of(segments, picked, packed):
             count += len(part.lengths)
             yield part
     if count != expected:
@@ -140,16 +151,43 @@ def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[R
             read(shard.bytes * len(batch) // shard.rows)
 
 
-def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
-    parts = []
+def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[Int64, _Picked]:
+    """The segments of a unit, and what gives (ids, labels) of some of them by their numbers."""
+    unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
+    parts, places = [], []
     for number, batch in enumerate(unit):
         begin, length, first = segments_of(batch)
         begin += np.repeat(np.arange(batch.num_rows), np.diff(first)) * packed.max_length
-        which = np.full(len(begin), number)
-        parts.append(np.concatenate([np.stack([which, begin]), segments_in(batch)]))
+        places.append(np.stack([np.full(len(begin), number), begin, length]))
+        parts.append(segments_in(batch))
+    where = np.concatenate(places, axis=1)
+
+    def picked(which: Int64) -> tuple[Int32, Int32 | None]:
+        ids = _picked(unit, "input_ids", *where[:, which])
+        labels = _picked(unit, "labels", *where[:, which]) if _has_labels(packed) else None
+        return ids, _unshifted(labels, where[2, which], packed)
+
+    return np.concatenate(parts, axis=1), picked
+
+
+def _of_view(view: View, shards: list[Shard], read: Read) -> tuple[Int64, _Picked]:
+    """The same of a view, whose rows need not be filled for it."""
+    parts = []
+    for shard in shards:
+        parts.append(view.segments(shard))
+        _compare(view.path / shard.file, shard, parts[-1].shape[1], int(parts[-1][3].sum()))
+        read(shard.bytes)
     segments = np.concatenate(parts, axis=1)
-    order, (file, position, start, length), first = grouped = documents_of(segments[2:])
-    which, begin = segments[:2, order]
+
+    def picked(which: Int64) -> tuple[Int32, Int32 | None]:
+        ids, labels = view.taken(segments[:, which])
+        return ids, labels if _has_labels(view) else None
+
+    return segments, picked
+
+
+def _documents_of(segments: Int64, picked: _Picked, packed: PackedDirectory) -> Iterator[Rows]:
+    order, (file, position, start, _), first = grouped = documents_of(segments)
     wrong = start != grouped.expected_starts(whole=False)
     if wrong.any():
         at = np.argmax(wrong)
@@ -161,16 +199,8 @@ def _documents_of(unit: list[Any], packed: PackedDirectory) -> Iterator[Rows]:
     tokens = grouped.tokens
     cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
     for some in np.split(np.arange(len(tokens)), cuts):
-        pieces = slice(first[some[0]], first[some[-1] + 1])
-        where = which[pieces], begin[pieces], length[pieces]
-        ids = _picked(unit, "input_ids", *where)
-        labels = _picked(unit, "labels", *where) if _has_labels(packed) else None
-        yield Rows(
-            ids,
-            _unshifted(labels, length[pieces], packed),
-            tokens[some],
-            np.arange(len(some) + 1),
-        )
+        ids, labels = picked(order[first[some[0]] : first[some[-1] + 1]])
+        yield Rows(ids, labels, tokens[some], np.arange(len(some) + 1))
 
 
 def _has_labels(packed: PackedDirectory) -> bool:

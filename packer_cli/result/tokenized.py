@@ -223,22 +223,34 @@ class Tokens:
         Piece i is the `length[i]` tokens from `start[i]` on of a document. Raises DataError when
         there are none such.
         """
-        out = np.empty(int(length.sum(dtype=np.int64)), np.uint32)
-        spans, numbers = self.spans, self.numbered(directory, document)
+        out, wrong = self._gathered(self.numbered(directory, document), start, length)
+        if wrong >= 0:
+            path = self._directories[int(directory[wrong])].path
+            raise DataError(
+                f"{path / MANIFEST}: its document {document[wrong]} has no {length[wrong]} tokens "
+                f"from token {start[wrong]} on",
+                AGAIN,
+            )
+        return out
+
+    def ids_of(self, number: Int64, start: Int32, length: Int32) -> UInt32:
+        """The same of pieces that are known to be there, by `numbered` documents."""
+        out, wrong = self._gathered(number, start, length)
+        if wrong >= 0:
+            raise DataError(f"document {number[wrong]} changed while it was read", AGAIN)
+        return out
+
+    def _gathered(self, number: Int64, start: Int32, length: Int32) -> tuple[UInt32, int]:
+        """The tokens, and the first piece that is not in its document, or -1."""
+        out, spans = np.empty(int(length.sum(dtype=np.int64)), np.uint32), self.spans
         for part, tokens in self._parts(length):
             wrong = kernels.gather_documents(
-                numbers[part], start[part], length[part], spans.firsts, spans.offsets,
+                number[part], start[part], length[part], spans.firsts, spans.offsets,
                 spans.values, out[tokens],
             )  # fmt: skip
             if wrong >= 0:
-                piece = part.start + wrong
-                path = self._directories[int(directory[piece])].path
-                raise DataError(
-                    f"{path / MANIFEST}: its document {document[piece]} has no {length[piece]} "
-                    f"tokens from token {start[piece]} on",
-                    AGAIN,
-                )
-        return out
+                return out, part.start + wrong
+        return out, -1
 
     def gather_trained(
         self, directory: Int32, document: Int64, start: Int32, length: Int32

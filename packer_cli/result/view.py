@@ -17,7 +17,8 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError
-from packer_cli.records import Int64
+from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.result.documents import segments_in
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PackedDirectory, metadata_of
@@ -44,9 +45,10 @@ class View(PackedDirectory):
         """
         super().__init__(path, facts)
         self.directories = _directories(path, facts, tokens)
-        self.rows = ViewRows(facts, Tokens(list(self.directories.values())), self._documents())
+        self._tokens, self._documents = Tokens(list(self.directories.values())), self._numbers()
+        self.rows = ViewRows(facts, self._tokens, self._documents)
 
-    def _documents(self) -> Int64:
+    def _numbers(self) -> Int64:
         """int64[inputs, 2], the first document of each input over all, and how many there are."""
         counts = [
             len(self.directories[number]) if number in self.directories else 0
@@ -69,6 +71,34 @@ class View(PackedDirectory):
             yield from self._counted(stored, rows)
             rows += stored.num_rows
         return rows
+
+    def segments(self, shard: Shard) -> Int64:
+        """int64[4, segments] of a shard, see `documents.py`, without a look at their tokens.
+        Raises as `batches`.
+        """
+        return np.concatenate(list(self._mapped(shard, self._read_segments)), axis=1)
+
+    def _read_segments(self, source: Any) -> Generator[Int64, None, int]:
+        rows = 0
+        for stored in self.stored_batches(source):
+            numbers = np.arange(rows, rows + stored.num_rows)
+            self.rows.added(rows, [stored]).pieces(numbers)  # which checks them
+            yield segments_in(stored)
+            rows += stored.num_rows
+        return rows
+
+    def taken(self, segments: Int64) -> tuple[Int32, Int32]:
+        """(ids, labels) int32 of such segments, end to end; labels are unshifted."""
+        file, position, start, length = segments
+        pieces = (
+            self._documents[file, 0] + position,
+            start.astype(np.int32),
+            length.astype(np.int32),
+        )
+        ids, trained = self._tokens.ids_of(*pieces).view(np.int32), self._tokens.trained_of(*pieces)
+        labels = ids.copy() if trained is None else np.where(trained, ids, np.int32(IGNORED))
+        labels[np.cumsum(length) - length] = IGNORED  # nothing predicts a segment's first token
+        return ids, labels
 
     def _counted(self, stored: Any, first_row: int) -> Iterator[tuple[Any, int]]:
         sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""

@@ -7,14 +7,14 @@ row. What references say is checked each time, since files may change while they
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from packer_cli._kernels import filling, gathering, viewing
 from packer_cli.config.columns import PADDED_BOUNDARIES
-from packer_cli.records import Int64
+from packer_cli.records import Int32, Int64
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import ragged_of
 from packer_cli.result.shard_writer import PADDED
@@ -28,6 +28,24 @@ _PROBLEMS = {
     3: "refers to a document that its tokenized directories do not have",
     4: "refers to tokens beyond the end of a document",
 }
+
+
+class ViewPieces(NamedTuple):
+    """The segments of b rows.
+
+    boundaries, ends       int32[k], int64[b + 1]: row i has boundaries[ends[i]:ends[i + 1]]
+    row_offsets            int64[b + 1]: row i has the pieces row_offsets[i]:row_offsets[i + 1]
+    number, start, length  int64, int32, int32[p]: a piece's document, first token in it, tokens
+    address                int64[p], of its first token in memory
+    """
+
+    boundaries: Int32
+    ends: Int64
+    row_offsets: Int64
+    number: Int64
+    start: Int32
+    length: Int32
+    address: Int64
 
 
 class ViewRows:
@@ -61,13 +79,9 @@ class ViewRows:
         absent: int = gathering.first_absent(rows, self._spans[_FIRST], self._spans[_END])
         return absent
 
-    def fill(self, rows: Int64, columns: Sequence[str]) -> tuple[dict[str, Any], int]:
-        """Columns of b rows that are all here: an array [b, max_length], of boundaries (values,
-        ends int64[b + 1]); and how many tokens are trained on. Raises ArrowInvalid for a row that
-        is not sound.
-        """
-        config, spans, documents = self._facts.config, self._spans, self._tokens.spans
-        length, multiple = config.max_length, config.segment_multiple
+    def pieces(self, rows: Int64) -> ViewPieces:
+        """What b rows that are all here refer to. Raises ArrowInvalid for one that is not sound."""
+        config, spans = self._facts.config, self._spans
         firsts, ends = spans[_FIRST], np.empty(len(rows) + 1, np.int64)
         gathering.count_values(rows, firsts, spans[_EDGES], ends)
         boundaries = np.empty(ends[-1], np.int32)
@@ -75,25 +89,36 @@ class ViewRows:
         count = max(0, len(boundaries) - len(rows))
         row_offsets = np.empty(len(rows) + 1, np.int64)
         number, address = np.empty((2, count), np.int64)
-        start, tokens = np.empty((2, count), np.int32)
+        start, length = np.empty((2, count), np.int32)
         row, problem = viewing.find_pieces(
-            rows, firsts, spans[_LISTS:], boundaries, ends, self._documents, documents.tokens,
-            length, multiple, row_offsets, number, start, tokens, address,
+            rows, firsts, spans[_LISTS:], boundaries, ends, self._documents,
+            self._tokens.spans.tokens, config.max_length, config.segment_multiple, row_offsets,
+            number, start, length, address,
         )  # fmt: skip
         if problem:
-            raise pa.ArrowInvalid(f"row {rows[row]}: {_PROBLEMS[problem].format(length)}")
+            text = _PROBLEMS[problem].format(config.max_length)
+            raise pa.ArrowInvalid(f"row {rows[row]}: {text}")
+        return ViewPieces(boundaries, ends, row_offsets, number, start, length, address)
+
+    def fill(self, rows: Int64, columns: Sequence[str]) -> tuple[dict[str, Any], int]:
+        """Columns of b rows that are all here: an array [b, max_length], of boundaries (values,
+        ends int64[b + 1]); and how many tokens are trained on. Raises as `pieces`.
+        """
+        config, found = self._facts.config, self.pieces(rows)
+        length, multiple, boundaries = config.max_length, config.segment_multiple, found.boundaries
         out: dict[str, Any] = {name: np.empty((len(rows), length), kind)
                for name, kind in PADDED.items() if name in columns}  # fmt: skip
         padded = np.empty_like(boundaries) if multiple > 1 else None
         edges = np.empty(len(rows) + 1, np.int32)
         trained = filling.fill_rows(
-            None, self._tokens.trained_of(number, start, tokens), address, tokens,
-            np.arange(count), row_offsets, length, self._facts.pad_token_id,
+            None, self._tokens.trained_of(found.number, found.start, found.length), found.address,
+            found.length, np.arange(len(found.number)), found.row_offsets, length,
+            self._facts.pad_token_id,
             out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
             out.get("position_ids"), boundaries, edges, config.label_shift == "pre", multiple,
             padded, True,
         )  # fmt: skip
-        out |= {"cu_seqlens": (boundaries, ends), PADDED_BOUNDARIES: (padded, ends)}
+        out |= {"cu_seqlens": (boundaries, found.ends), PADDED_BOUNDARIES: (padded, found.ends)}
         return out, trained
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from exporting import table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import (
@@ -283,6 +284,12 @@ def test_a_view_exported_is_the_packed_directory(
     assert result.exit_code == 0, result.stderr
     check_directory("out")
     assert contents("out") == contents("packed")
+    if "--columns" not in options:
+        for name in ("view", "packed"):
+            to = ["--to", "unpacked", "-o", f"unpacked-{name}", "-q"]
+            assert packer("export", name, *to).exit_code == 0
+        saved = [table_of(Path(f"unpacked-{name}")) for name in ("view", "packed")]
+        assert saved[0] == saved[1]
     again = packer("export", "view", "--to", "packed", "-o", "out", "-q", "--overwrite")
     assert_error(again, 2, "out: is not empty")
     assert contents("out") == contents("packed")
