@@ -143,6 +143,11 @@ def _files_below(
         if not above and MANIFEST in names and holds_documents(manifest):
             yield manifest
             return
+        if not above and not {MANIFEST, INCOMPLETE} & names:
+            raise UsageError(
+                f"{folder}: is a result of packer that is not finished: it has no {MANIFEST}",
+                "run the command that writes it again, or name the original data",
+            )
         if not above:
             raise UsageError(
                 f"{folder}: is a result of packer",
