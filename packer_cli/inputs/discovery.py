@@ -143,16 +143,8 @@ def _files_below(
         if not above and MANIFEST in names and holds_documents(manifest):
             yield manifest
             return
-        if not above and not {MANIFEST, INCOMPLETE} & names:
-            raise UsageError(
-                f"{folder}: is a result of packer that is not finished: it has no {MANIFEST}",
-                "run the command that writes it again, or name the original data",
-            )
         if not above:
-            raise UsageError(
-                f"{folder}: is a result of packer",
-                "name the original data, or a directory that packer tokenize has finished",
-            )
+            raise _is_result(folder, names)
         notify(f"{folder}: left out: it holds a result of packer")
         return
     if real in above:  # a symbolic link to a folder above
@@ -181,6 +173,18 @@ def _files_below(
     for name, is_folder in shown:
         if is_folder:
             yield from _files_below(storage.join(folder, name), config, notify, (*above, real))
+
+
+def _is_result(folder: str, names: set[str]) -> UsageError:
+    if {MANIFEST, INCOMPLETE} & names:
+        return UsageError(
+            f"{folder}: is a result of packer",
+            "name the original data, or a directory that packer tokenize has finished",
+        )
+    return UsageError(
+        f"{folder}: is a result of packer that is not finished: it has no {MANIFEST}",
+        "run the command that writes it again, or name the original data",
+    )
 
 
 def _listing(folder: str) -> list[tuple[str, bool]]:
