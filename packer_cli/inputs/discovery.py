@@ -147,10 +147,7 @@ def _files_below(
             yield manifest
             return
         if not above:
-            raise UsageError(
-                f"{folder}: is a result of packer",
-                "name the original data, or a directory that packer tokenize has finished",
-            )
+            raise _is_result(folder, names)
         notify(f"{folder}: left out: it holds a result of packer")
         return
     if real in above:  # a symbolic link to a folder above
@@ -186,6 +183,18 @@ def _files_of_dataset(folder: str) -> Iterator[str]:
                 "save the dataset again, or name its files",
             )
     yield from (storage.join(folder, file) for file in files)
+
+
+def _is_result(folder: str, names: set[str]) -> UsageError:
+    if {MANIFEST, INCOMPLETE} & names:
+        return UsageError(
+            f"{folder}: is a result of packer",
+            "name the original data, or a directory that packer tokenize has finished",
+        )
+    return UsageError(
+        f"{folder}: is a result of packer that is not finished: it has no {MANIFEST}",
+        "run the command that writes it again, or name the original data",
+    )
 
 
 def _listing(folder: str) -> list[tuple[str, bool]]:

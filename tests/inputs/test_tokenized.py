@@ -383,11 +383,12 @@ def newer(folder: Path) -> None:
 
 
 def unfinished(folder: Path) -> None:
-    """As a killed run leaves it."""
-    (folder / ".packer").mkdir()
-    for path in folder.iterdir():
-        if path.is_file():
-            path.unlink()
+    """As a run that fails leaves it."""
+    shutil.rmtree(folder)
+    Path("bad.jsonl").write_bytes(jsonl(*["good"] * 500) + b"{broken")
+    command = ["tokenize", "bad.jsonl", "-t", "bytes", "-q", "--unit-bytes", "2k", "--workers", 1]
+    assert packer(*command, "-o", folder).exit_code == 1
+    assert list(work_folder(folder).glob("unit-*.json"))
 
 
 def cut(folder: Path) -> None:
@@ -419,7 +420,7 @@ def not_json(folder: Path) -> None:
     ("damage", "message"),
     [
         (newer, "a/manifest.json: format version 7, this packer reads 1"),
-        (unfinished, "a: no input files in this directory"),
+        (unfinished, "a: is a result of packer that is not finished"),
         (cut, ".arrow: has 1000 bytes, the manifest says"),
         (cut_index, ".arrow: has 100 bytes, the manifest says"),
         (lacking, ".arrow: is missing"),

@@ -30,7 +30,7 @@ def test_hashes(sizes: list[int], before: int, seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [  # the package mmh3 gives these, too: see tests/extras/test_hashes.py
+    [  # the package mmh3 gives these, too: see tests/extras/test_tokenized.py
         (b"", (0, 0)),
         (b"abcd", (0xB87BB7D64656CD4F, 0xF2003E886073E875)),
     ],

@@ -1,10 +1,18 @@
-"""The content hashes of tokenized directories are those of the package mmh3."""
+"""Tokenized directories as others read them: `datasets`, and the hashes of the package mmh3."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import datasets
 import mmh3
 import numpy as np
+import pytest
 from packer_cli._kernels import documents as kernels
+from support import jsonl
+from tokenizing import batches_in, documents_in, tokenize
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_content_hashes() -> None:
@@ -18,15 +26,19 @@ def test_content_hashes() -> None:
         assert tuple(found) == mmh3.hash64(data, signed=False, x64arch=True)
 
 
-def test_what_a_tokenized_directory_holds(folder: object) -> None:
+def test_what_the_index_holds() -> None:
     """The column content_hash, as bytes."""
-    from pathlib import Path
-
-    from support import jsonl
-    from tokenizing import batches_in, documents_in, tokenize
-
     Path("a.jsonl").write_bytes(jsonl(*("x" * n for n in range(1, 40))))
     tokenize("a.jsonl")
     hashes = [row["content_hash"] for b in batches_in("tokens", "index") for row in b.to_pylist()]
     for (_, _, ids, _), found in zip(documents_in("tokens"), hashes, strict=True):
         assert found == mmh3.hash_bytes(np.array(ids, "<i4").tobytes())
+
+
+def test_datasets_opens_it() -> None:
+    Path("a.jsonl").write_text('{"prompt": "2+2?", "completion": " 4"}\n' * 30)
+    tokenize("a.jsonl", "--unit-bytes", "500")
+    loaded = datasets.load_from_disk("tokens")
+    assert set(loaded.column_names) == {"input_ids", "trained", "file", "position"}
+    rows = [(row["file"], row["position"], row["input_ids"], row["trained"]) for row in loaded]
+    assert rows == documents_in("tokens")
