@@ -91,7 +91,10 @@ def _template(manifest: Manifest | TokenizedManifest) -> _Template | None:
 def _options(config: dict[str, Any]) -> Iterator[str]:
     """As on a command line: the options that matter most, and those that are not the default."""
     of_rows = "max_length" in config
-    defaults = (PackConfig(config["max_length"]) if of_rows else DocumentConfig()).as_json()
+    defaults = DocumentConfig().as_json()
+    if of_rows:  # those of rows matter most
+        made = PackConfig(config["max_length"]).as_json()
+        defaults = {name: made[name] for name in made if name not in defaults} | defaults
     for name, default in defaults.items():
         value = config.get(name, default)
         if name in _ALWAYS or (name not in _NOT_OPTIONS and value != default):
