@@ -159,6 +159,16 @@ def set_at(column: str, at: int, value: Any) -> Callable[[dict[str, list[Any]]],
     return change
 
 
+def swapped(column: str) -> Callable[[dict[str, list[Any]]], None]:
+    """Those of documents 4 and 5: the sum stays."""
+
+    def change(columns: dict[str, list[Any]]) -> None:
+        values = columns[column]
+        values[4], values[5] = values[5], values[4]
+
+    return change
+
+
 @pytest.mark.usefixtures("tokenized")
 @pytest.mark.parametrize(
     ("kind", "change", "text"),
@@ -174,8 +184,10 @@ def set_at(column: str, at: int, value: Any) -> Callable[[dict[str, list[Any]]],
             set_at("input_ids", 2, [1, 2]),
             "document 2: its length is 2, the index says",
         ),
-        ("index", set_at("length", 5, 1), "document 5: its length is "),
-        ("index", set_at("trained_tokens", 5, 1), "document 5: its trained_tokens is "),
+        ("index", set_at("length", 5, 1), "the sum of length is "),
+        ("index", set_at("trained_tokens", 5, 1), "the sum of trained_tokens is "),
+        ("index", swapped("length"), "document 4: its length is "),
+        ("index", swapped("trained_tokens"), "document 4: its trained_tokens is "),
         ("index", set_at("content_hash", 5, bytes(16)), "document 5: its content_hash is not"),
     ],
 )
