@@ -122,10 +122,11 @@ def pick(row: Row, segment: int) -> Segment:
     return row.segments[segment]
 
 
-def read_row(packed: PackedDirectory, index: int, origins: Origins) -> Row:
+def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None) -> Row:
     """Find a row and take it apart. DataError when its shard is missing or damaged."""
     shard, shard_row = packed.find(index)
     packed.check_size(shard)
+    origins = origins or Origins(packed.facts)
     before = 0
     for stored in packed.stored(shard):  # only their metadata is read
         if shard_row < before + stored.num_rows:

@@ -83,10 +83,10 @@ def test_deep_recounts() -> None:
         result, 1, "out: the shards and the manifest differ: trained_tokens: 49 in the shards, 50"
     )
     rewrite("index", lambda columns: columns["length"].__setitem__(0, 7))
-    name = arrow_file("documents").name
+    name = arrow_file("index").name
     assert_error(
         packer("stats", "out", "--deep"), 1,
-        f"out/{name}: document 0: its length is 6, the index says 7",
+        f"out/{name}: the sum of length is ",
     )  # fmt: skip
 
 

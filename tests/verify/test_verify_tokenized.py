@@ -159,6 +159,16 @@ def set_at(column: str, at: int, value: Any) -> Callable[[dict[str, list[Any]]],
     return change
 
 
+def swapped(column: str) -> Callable[[dict[str, list[Any]]], None]:
+    """Those of documents 4 and 5: the sum stays."""
+
+    def change(columns: dict[str, list[Any]]) -> None:
+        values = columns[column]
+        values[4], values[5] = values[5], values[4]
+
+    return change
+
+
 @pytest.mark.usefixtures("tokenized")
 @pytest.mark.parametrize(
     ("kind", "change", "text"),
@@ -174,8 +184,10 @@ def set_at(column: str, at: int, value: Any) -> Callable[[dict[str, list[Any]]],
             set_at("input_ids", 2, [1, 2]),
             "document 2: its length is 2, the index says",
         ),
-        ("index", set_at("length", 5, 1), "document 5: its length is "),
-        ("index", set_at("trained_tokens", 5, 1), "document 5: its trained_tokens is "),
+        ("index", set_at("length", 5, 1), "the sum of length is "),
+        ("index", set_at("trained_tokens", 5, 1), "the sum of trained_tokens is "),
+        ("index", swapped("length"), "document 4: its length is "),
+        ("index", swapped("trained_tokens"), "document 4: its trained_tokens is "),
         ("index", set_at("content_hash", 5, bytes(16)), "document 5: its content_hash is not"),
     ],
 )
@@ -310,3 +322,34 @@ def test_rows_that_hold_other_tokens_than_the_documents() -> None:
     (line,) = problems("--against-inputs", "--sample", "all")
     assert f"input_ids has {ord('z')} at place 3 of row 0" in line
     assert "document " in line
+
+
+# What packs from a damaged directory
+
+
+@pytest.mark.usefixtures("tokenized")
+@pytest.mark.parametrize(
+    ("kind", "change", "parts"),
+    [
+        ("index", set_at("length", 0, 3), ["index-", "the sum of length is "]),
+        ("index", set_at("trained_tokens", 0, 3), ["index-", "the sum of trained_tokens is "]),
+        ("documents", set_at("input_ids", 0, [1]), ["documents-", "its document 0 has 1 tokens, "]),
+    ],
+)
+def test_lengths_that_disagree_are_not_packed(
+    kind: str, change: Callable[[dict[str, list[Any]]], None], parts: list[str]
+) -> None:
+    rewrite(kind, change)
+    assert_error(packer("pack", "out", "-l", 64, "-q", "-o", "rows"), 1, *parts)
+    assert not list(Path().glob("rows/*.arrow"))
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_shards_without_their_directory_are_not_packed() -> None:
+    name = f"out/{arrow_file('documents').name}"
+    result = packer("pack", name, "-l", 64, "-q", "-o", "rows")
+    assert_error(result, 2, f"{name}: is a shard of a tokenized directory")
+    Path("out/manifest.json").unlink()
+    result = packer("pack", "out", "-l", 64, "-q", "-o", "rows")
+    assert_error(result, 2, f"{name}: is a shard of a tokenized directory")
+    assert not Path("rows").exists()
