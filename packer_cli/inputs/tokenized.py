@@ -21,8 +21,9 @@ import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.errors import UsageError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.records import (
+    HIGHEST_ID,
     Documents,
     Group,
     InputFile,
@@ -32,12 +33,13 @@ from packer_cli.records import (
     Slice,
     Stretch,
     TokenBatch,
+    UInt32,
     WorkUnit,
 )
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
 from packer_cli.result.shards import digest
-from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
+from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
 
 _BATCH_TOKENS, _BATCH_DOCUMENTS = 1 << 20, 1 << 16
 _BYTES_PER_TOKEN = 4
@@ -46,6 +48,7 @@ _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
 
 @lru_cache(maxsize=64)
 def _opened(file: InputFile) -> TokenizedDirectory:
+    _manifest_read(file)  # before: if it is replaced now, what was read of it is not what is there
     return open_tokenized(file.path.removesuffix(MANIFEST) or ".")
 
 
@@ -100,15 +103,19 @@ class TokenizedInputs:
     tokens  what the documents hold, fetched by piece
     """
 
-    def __init__(self, files: Sequence[InputFile], seed: int | None) -> None:
-        """`seed`: of the order; None: documents come as they were tokenized."""
+    def __init__(
+        self, files: Sequence[InputFile], seed: int | None, highest: int = HIGHEST_ID
+    ) -> None:
+        """`seed`: of the order; None: documents come as they were tokenized. `highest`: the highest
+        id that a token may have.
+        """
         self._files = {file.index: file for file in files}
         self._place = {file.index: place for place, file in enumerate(files)}
         self._directories = [_opened(file) for file in files]
         self._seed = seed
         self._orders: dict[int, Int64] = {}
         self._ordering = threading.Lock()  # one thread sorts, the others wait for it
-        self.tokens = _Tokens(self._directories, self._place)
+        self.tokens = _Tokens(self._directories, self._place, highest)
 
     @property
     def facts(self) -> list[TokenizedManifest]:
@@ -176,16 +183,32 @@ class TokenizedInputs:
 
 
 class _Tokens(Tokens):
-    """By the run's numbers of inputs."""
+    """By the run's numbers of inputs. Ids are looked at, since Arrow sees nothing wrong in them."""
 
-    def __init__(self, directories: list[TokenizedDirectory], place: dict[int, int]) -> None:
+    def __init__(
+        self, directories: list[TokenizedDirectory], place: dict[int, int], highest: int
+    ) -> None:
         super().__init__(directories)
+        self._highest = highest
         self._place = np.full(max(place, default=0) + 1, -1, np.int64)
         for file, number in place.items():
             self._place[file] = number
 
     def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
         return super().numbered(self._place[directory], document)
+
+    def gather(self, directory: Int32, document: Int64, start: Int32, length: Int32) -> UInt32:
+        ids = super().gather(directory, document, start, length)
+        if ids.max(initial=0) > self._highest:
+            at = int(np.argmax(ids > self._highest))
+            piece = int(np.searchsorted(np.cumsum(length, dtype=np.int64), at, side="right"))
+            path = self._directories[int(self._place[directory[piece]])].path
+            raise DataError(
+                f"{path}: its document {document[piece]} holds the id {ids[at].view(np.int32)}, "
+                f"expected 0 to {self._highest}",
+                f"damaged: {AGAIN}; packer verify {path} says where",
+            )
+        return ids
 
 
 def _interleaved(sizes: list[int]) -> Int64:

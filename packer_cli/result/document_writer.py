@@ -84,6 +84,8 @@ class DocumentWriter:
     def write(self, batch: TokenBatch) -> None:
         """Append documents; `batch.ids` may not change any more."""
         tokens = int(batch.offsets[-1] - batch.offsets[0])
+        if not tokens:  # or batches of empty documents would wait without an end
+            return
         if self._tokens + tokens > _MOST_TOKENS:
             self._flush()
         self._waiting.append(batch)

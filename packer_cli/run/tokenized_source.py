@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,15 +14,17 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.errors import UsageError, from_os_error
+from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.inputs.tokenized import TokenizedInputs, shape_of
-from packer_cli.records import InputFile
-from packer_cli.result.layout import TOKENIZER_FILES
-from packer_cli.result.manifest import load_tokenized
+from packer_cli.records import HIGHEST_ID, InputFile
+from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
+from packer_cli.result.manifest import TokenizedManifest, load_tokenized
+from packer_cli.result.tokenized import AGAIN
+from packer_cli.run import commits
 from packer_cli.run.encoder import Chosen, Notify, Source
 from packer_cli.run.identity import Run
 from packer_cli.tokenization.encoding import plain_encoder
-from packer_cli.tokenization.locate import choose
+from packer_cli.tokenization.locate import choose, highest_id
 from packer_cli.tokenization.tokenizer import TokenizerInfo
 
 # Those that make sense for documents that are tokens already.
@@ -39,19 +42,27 @@ def choose_tokenized(
     _refuse_late(files[0], config, tokenizer)
     folder = Path(files[0].path).parent
     facts = load_tokenized(folder)
-    try:
-        copies = {
-            name: (folder / name).read_bytes()
-            for name in TOKENIZER_FILES
-            if name in facts.side_files
-        }
-    except OSError as error:
-        raise from_os_error(error, folder, "read") from error
+    copies = {name: _kept(folder, facts, name)
+              for name in TOKENIZER_FILES if name in facts.side_files}  # fmt: skip
     name = facts.tokenizer.source if facts.tokenizer else None
     hashes = {name: facts.side_files[name] for name in copies}
     notify(f"documents are tokenized already, with {name or 'no tokenizer'}")
     shape = shape_of(files, config.overlong)
     return shape, Chosen(name, copies=copies, copied_hashes=hashes)
+
+
+def _kept(folder: Path, facts: TokenizedManifest, name: str) -> bytes:
+    """What a tokenized directory keeps of its tokenizer. DataError where that is another by now."""
+    try:
+        data = (folder / name).read_bytes()
+    except OSError as error:
+        raise from_os_error(error, folder / name, "read") from error
+    found, expected = hashlib.sha256(data).hexdigest(), facts.side_files[name]
+    if found != expected:
+        raise DataError(
+            f"{folder / name}: its sha256 is {found}, the manifest says {expected}", AGAIN
+        )
+    return data
 
 
 def refuse_view(config: DocumentConfig) -> None:
@@ -83,13 +94,28 @@ def _refuse_late(file: InputFile, config: DocumentConfig, tokenizer: str | None)
         )
 
 
-def tokenized_source(run: Run) -> Source:
-    """The documents of the run's inputs, in the order of its seed."""
+def tokenized_source(run: Run, work: Path) -> Source:
+    """The documents of the run's inputs, in the order of its seed. Inputs are not opened that only
+    units read that an update keeps: they need not be there any more.
+    """
     seed = run.row_config.seed if run.config.documents_shuffled else None
-    inputs = TokenizedInputs(run.files, seed)
+    records = ((unit, commits.read_unit(work, unit)) for unit in run.units)
+    read = {part.file for unit, record in records if record is None or not record.reused
+            for part in unit.slices}  # fmt: skip
+    files = [run.files[index] for index in sorted(read)]
+    inputs = TokenizedInputs(files, seed, _highest_id(files[0]))
     return Source(
         _nothing, plain_encoder(None), tokenized=inputs, info=_info(inputs.facts[0].tokenizer)
     )
+
+
+def _highest_id(file: InputFile) -> int:
+    """The highest id of the tokenizer that made an input."""
+    folder = Path(file.path).parent
+    facts = load_tokenized(folder)
+    if TOKENIZER in facts.side_files:
+        return highest_id(_kept(folder, facts, TOKENIZER))
+    return facts.tokenizer.vocab_size - 1 if facts.tokenizer else HIGHEST_ID
 
 
 def _nothing(file: InputFile, part: Any) -> Any:

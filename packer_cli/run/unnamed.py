@@ -84,8 +84,8 @@ def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
 
 def kept_file(index: int, one: Input, config: DocumentConfig, mtime_ns: int) -> InputFile:
     """An input as it was when packed."""
-    file_format, compression = format_of(one.path)
-    file_format = config.input_format or file_format or "jsonl"
+    compression = format_of(one.path)[1]
+    file_format = one.format_then(config.input_format) or "jsonl"
     return InputFile(index, one.path, file_format, compression, one.size, mtime_ns)
 
 

@@ -61,7 +61,7 @@ class Worker:
     ) -> None:
         """`units`: those that it will pack, at least one. Raises UsageError."""
         self._source = (
-            tokenized_source(run)
+            tokenized_source(run, folder)
             if run.is_tokenized
             else prepare(run, chosen, units, options, early, notify)
         )
