@@ -88,7 +88,7 @@ def test_the_commands_on_long_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
             assert result.exit_code == 0, (command, result.stderr)
 
 
-@pytest.mark.parametrize("recipe", ["### Chat", "### CI"])
+@pytest.mark.parametrize("recipe", ["### Chat", "### CI", "### Several lengths"])
 def test_the_recipes_of_readme(folder: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
     prepare_recipes(folder, monkeypatch)
     section = README.split(f"\n{recipe}\n")[1].split("\n### ")[0]
@@ -161,6 +161,11 @@ def test_the_page_on_python_prints_what_it_shows(
 ) -> None:
     """What needs no extra; tests/extras run the rest."""
     assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
+    assert packer("tokenize", "sample_data/documents.jsonl", "-o", "tokens").exit_code == 0
+    view = ("--max-length", "1024", "--view", "-o", "view")
+    assert packer("pack", "tokens", *view).exit_code == 0
+    Path("moved").mkdir()
+    shutil.move("tokens", "moved")
     page = (ROOT / "docs" / "python.md").read_text().split("## PyTorch")[0]
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     names: dict[str, object] = {}
@@ -169,7 +174,7 @@ def test_the_page_on_python_prints_what_it_shows(
     shown = [
         line for block in blocks for line in re.findall(r"^print\(.*?\)  # (.*)$", block, re.M)
     ]
-    assert len(shown) == 12
+    assert len(shown) == 13
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if line in shown] == shown
 
@@ -245,6 +250,13 @@ def test_the_page_on_tokenized_directories(project: Path, monkeypatch: pytest.Mo
     assert len(outputs) == 3
     for output in outputs:
         assert output in printed, output
+
+
+def test_every_command_has_a_line_in_readme() -> None:
+    section = README.split("\n## Commands\n")[1].split("\n## ")[0]
+    shown = re.findall(r"^\| `packer ([a-z]+)` \|", section, re.M)
+    commands = packer("--help").stdout.split("Commands:")[1]
+    assert sorted(shown) == sorted(re.findall(r"^  ([a-z]+) ", commands, re.M))
 
 
 def test_every_option_has_its_command_on_the_page_on_tokenized_directories() -> None:
