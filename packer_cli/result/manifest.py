@@ -226,6 +226,12 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     histograms: Histograms
     attention_cost: AttentionCosts | UnsetType = UNSET
 
+    @property
+    def is_from_tokenized(self) -> bool:
+        """Whether the inputs are tokenized directories: manifests, whose documents are tokens."""
+        names = {storage.base_name(one.path) for one in self.inputs}
+        return self.config.shape == "tokens" and names == {MANIFEST}
+
 
 class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
     """The description of a tokenized directory. Its `shards` are those of the documents, each
@@ -315,12 +321,12 @@ def parse(data: bytes) -> Manifest | TokenizedManifest:
             f"format version {version!r}, this packer reads {FORMAT_VERSION}",
             f"use the packer that wrote it, or {_ANEW}",
         )
+    is_tokenized = document.get("kind") == TOKENIZED
     try:
-        if document.get("kind") == TOKENIZED:
-            return TokenizedManifest.of(document)
-        return Manifest.of(document)
+        return TokenizedManifest.of(document) if is_tokenized else Manifest.of(document)
     except ValueError as error:
-        raise DataError(f"damaged: {error}", _ANEW) from error
+        anew = "tokenize the data again" if is_tokenized else _ANEW
+        raise DataError(f"damaged: {error}", anew) from error
 
 
 def parse_unedited(data: bytes) -> Result:
@@ -410,7 +416,7 @@ def _no_result(name: str) -> PackerError:
     if storage.kind(storage.join(name, WORK)) == "folder":
         return DataError(
             f"{name}: has no {MANIFEST}: the run that writes it has not finished",
-            "run packer pack again",
+            "run the same command again: packer pack, or packer tokenize",
         )
     return DataError(
         f"{name}: has no {MANIFEST}: not packed by packer",

@@ -16,7 +16,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
 from packer_cli.result.layout import TEMPLATE
-from packer_cli.result.manifest import TOKENIZED, Manifest, TokenizedManifest, Tokenizer
+from packer_cli.result.manifest import Manifest, TokenizedManifest, Tokenizer
 from packer_cli.result.wording import plural, size
 
 BUILT_IN = "built-in bytes, as when no --tokenizer is given"
@@ -44,26 +44,28 @@ def origin(manifest: Manifest | TokenizedManifest) -> dict[str, Any]:
 
 def origin_lines(manifest: Manifest | TokenizedManifest) -> list[tuple[str, str]]:
     """(title, text) for people, each on one line."""
-    config, inputs = manifest.config, manifest.inputs_now.values()
-    template, taken = _template(manifest), sum(one.size for one in inputs)
-    tokenized = any(one.format == TOKENIZED for one in inputs)
-    if tokenized:  # the input is their manifest, whose size tells nothing
-        directories = "directory" if len(inputs) == 1 else "directories"
-        lines = [("made from", f"{len(inputs):,} tokenized {directories}")]
+    inputs, template = manifest.inputs_now.values(), _template(manifest)
+    tokenizer = list(_tokenizer(manifest.tokenizer, template is not None))
+    if isinstance(manifest, Manifest) and manifest.is_from_tokenized:
+        # what is around documents, and trained on, is each directory's own
+        noun = "tokenized directory" if len(inputs) == 1 else "tokenized directories"
+        lines = [("made from", f"{len(inputs):,} {noun}"), *tokenizer[:1]]
     else:
-        lines = [("made from", f"{plural(len(inputs), 'input')}, {size(taken)}")]
-    lines += _tokenizer(manifest.tokenizer, template is not None)
-    shape = config.shape
-    if config.prompt_template == "alpaca":
-        shape += ", prompts as alpaca"
-    trained = "as tokenized" if tokenized else config.train_on
-    lines.append(("records", f"{shape}; trained on: {trained}"))
+        taken = sum(one.size for one in inputs)
+        lines = [("made from", f"{plural(len(inputs), 'input')}, {size(taken)}"), *tokenizer]
+        lines.append(("records", _records(manifest)))
     if template:
         source = template.source or "of the tokenizer"
         lines.append(("template", f"{source}, {_short(template.sha256)}"))
     if options := " ".join(_options(manifest.document["config"])):
         lines.append(("options", options))
     return [(name, text if text.isprintable() else repr(text)) for name, text in lines]
+
+
+def _records(manifest: Manifest | TokenizedManifest) -> str:
+    config = manifest.config
+    prompts = ", prompts as alpaca" if config.prompt_template == "alpaca" else ""
+    return f"{config.shape}{prompts}; trained on: {config.train_on}"
 
 
 def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[str, str]]:

@@ -193,24 +193,3 @@ def on_a_terminal(*arguments: str) -> str:
     os.close(terminal)
     assert process.returncode == 0
     return shown.replace("\r\n", "\n")
-
-
-def test_tokenized_directories() -> None:
-    write([chat(user("one"), assistant("two"))])
-    Path("t.jinja").write_text(TAGS)
-    for name in ("one", "two"):
-        arguments = ("--chat-template", "t.jinja", "--allow-open-turns", "-o", name)
-        tokenized = packer("tokenize", "data.jsonl", *arguments)
-        assert tokenized.exit_code == 0, tokenized.stderr
-    lines = origin("one", "-l", 64)
-    assert lines["made from"] == "1 tokenized directory"
-    assert lines["records"] == "tokens; trained on: as tokenized"
-    assert origin("one", "two", "-l", 64)["made from"] == "2 tokenized directories"
-
-
-def test_a_small_result_has_its_size_in_kilobytes() -> None:
-    Path("a.jsonl").write_bytes(jsonl("one", "two"))
-    assert packer("tokenize", "a.jsonl", "-o", "tokens").exit_code == 0
-    packed = packer("pack", "tokens", "-l", 8, "--view", "-o", "view")
-    assert " kB in 1 shard" in packed.stdout
-    assert " kB in 1 shard" in packer("stats", "tokens").stdout
