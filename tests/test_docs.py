@@ -18,6 +18,9 @@ from support import jsonl, packer, recover_texts
 from test_imports import LAYERS, MODULES, PACKAGE
 
 from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES
+from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.option import options_of
+from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import KINDS
 from packer_cli.config.strategies import ALIASES
 from packer_cli.export import FORMATS
@@ -85,7 +88,7 @@ def test_the_commands_on_long_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
             assert result.exit_code == 0, (command, result.stderr)
 
 
-@pytest.mark.parametrize("recipe", ["### Chat", "### CI"])
+@pytest.mark.parametrize("recipe", ["### Chat", "### CI", "### Several lengths"])
 def test_the_recipes_of_readme(folder: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
     prepare_recipes(folder, monkeypatch)
     section = README.split(f"\n{recipe}\n")[1].split("\n### ")[0]
@@ -158,6 +161,11 @@ def test_the_page_on_python_prints_what_it_shows(
 ) -> None:
     """What needs no extra; tests/extras run the rest."""
     assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
+    assert packer("tokenize", "sample_data/documents.jsonl", "-o", "tokens").exit_code == 0
+    view = ("--max-length", "1024", "--view", "-o", "view")
+    assert packer("pack", "tokens", *view).exit_code == 0
+    Path("moved").mkdir()
+    shutil.move("tokens", "moved")
     page = (ROOT / "docs" / "python.md").read_text().split("## PyTorch")[0]
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     names: dict[str, object] = {}
@@ -166,7 +174,7 @@ def test_the_page_on_python_prints_what_it_shows(
     shown = [
         line for block in blocks for line in re.findall(r"^print\(.*?\)  # (.*)$", block, re.M)
     ]
-    assert len(shown) == 12
+    assert len(shown) == 13
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if line in shown] == shown
 
@@ -220,6 +228,50 @@ def test_the_page_on_plans(project: Path) -> None:
         assert result.exit_code == 0, (command, result.stderr)
     first = textwrap.indent(packer(*commands[0].split()).stdout, "    ")
     assert first in page, first
+
+
+def test_the_page_on_tokenized_directories(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order: later commands use what earlier ones have written, and print what is shown."""
+    prepare_recipes(project, monkeypatch)
+    page = (ROOT / "docs" / "tokenized.md").read_text()
+    commands = re.findall(r"^    packer ([^#\n]*)", page, re.M)
+    assert len(commands) > 20
+    printed = []
+    for command in commands:
+        if "--tokens" in command:
+            (project / "moved").mkdir()
+            shutil.move("tokens", "moved")
+        result = packer(*command.split())
+        assert result.exit_code == 0, (command, result.stderr)
+        printed.append(textwrap.indent(result.stdout, "    "))
+        if "--tokens" in command:
+            shutil.move("moved/tokens", ".")
+    outputs = re.findall(r"    [\w-]+\n    made from.*\n(?:    .*\n|\n(?=    ))+", page)
+    assert len(outputs) == 3
+    for output in outputs:
+        assert output in printed, output
+
+
+def test_every_command_has_a_line_in_readme() -> None:
+    section = README.split("\n## Commands\n")[1].split("\n## ")[0]
+    shown = re.findall(r"^\| `packer ([a-z]+)` \|", section, re.M)
+    commands = packer("--help").stdout.split("Commands:")[1]
+    assert sorted(shown) == sorted(re.findall(r"^  ([a-z]+) ", commands, re.M))
+
+
+def test_every_option_has_its_command_on_the_page_on_tokenized_directories() -> None:
+    page = (ROOT / "docs" / "tokenized.md").read_text()
+    early, late = (
+        set(re.findall("`(--[a-z-]+)`", re.findall(rf"^\| `packer {name}` \|.*$", page, re.M)[0]))
+        for name in ("tokenize", "pack")
+    )
+    documents = {
+        option.name(name).split("/")[0] for name, option in options_of(DocumentConfig).items()
+    }
+    rows = {option.name(name).split("/")[0] for name, option in options_of(PackConfig).items()}
+    running = {"--unit-bytes", "--shard-bytes"}
+    assert early == (documents - running) | {"--tokenizer", "--text-field"}
+    assert late == (rows - documents) | {"--position-ids"}
 
 
 def test_the_options_that_readme_names_exist() -> None:

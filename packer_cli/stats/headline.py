@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.wording import above_bound, count, percent, plural
+from packer_cli.result.wording import above_bound, count, percent, plural, size
 from packer_cli.stats.report import figures
 
 
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 def headline(manifest: Manifest, *, times: str = "×") -> list[Line]:
     """What was packed, and how well."""
     f = figures(manifest)
-    disk = f"{f['bytes'] / 1e6:,.1f} MB in {plural(f['shards'], 'shard')}"
+    disk = f"{size(f['bytes'])} in {plural(f['shards'], 'shard')}"
     bound = above_bound(f["rows"], f["lower_bound_rows"])
     fewer = f"{f['unpacked_ratio']:.1f}{times} fewer rows"
     trained = f"{count(f['trained_tokens'])} trained on"
