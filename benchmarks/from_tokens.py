@@ -58,13 +58,14 @@ def index_alone(folder: Path, count: int) -> int:
         stream.write_batch(batch)
     size, sha256 = digest(index)
     index = index.rename(folder / named_by_digest(index.name, sha256))
-    documents = folder / unnamed_shard(DOCUMENTS, 0, 0)
+    nobody_knows = "0" * 64
+    documents = folder / named_by_digest(unnamed_shard(DOCUMENTS, 0, 0), nobody_knows)
     with open(documents, "wb") as file:
         file.truncate(4 * tokens)  # a hole: nobody may read it
     figures = {"unit": 0, "rows": count, "segments": count, "tokens": tokens,
                "trained_tokens": tokens - count}  # fmt: skip
     shards = [
-        Shard(documents.name, bytes=4 * tokens, sha256="", **figures),
+        Shard(documents.name, bytes=4 * tokens, sha256=nobody_knows, **figures),
         Shard(index.name, bytes=size, sha256=sha256, **figures),
     ]
     nothing = dict.fromkeys(
