@@ -120,6 +120,7 @@ def cut_lengths(lengths, max_length, most):
 
 def locate_pieces(lengths, max_length, most, at_end, first):
     """[(document, begin, start)]"""
+    lengths = list(map(int, lengths))
     begins = np.cumsum([first, *lengths]).tolist()
     located = []
     for document, start, length in _pieces(lengths, max_length, most):
