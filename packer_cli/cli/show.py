@@ -55,6 +55,7 @@ def show(
         _show_documents(directory, rows or ["0"], ids=ids, as_json=as_json)
         return
     from packer_cli.result.opening import opened
+    from packer_cli.result.view import View
     from packer_cli.show.rows import Origins, parse_rows, pick, read_row, row_as_json
 
     packed = opened(directory, manifest, tokens)
@@ -63,7 +64,8 @@ def show(
     labels = "labels" in packed.facts.config.columns
     if not labels:
         print_note("the labels column was not written: which tokens are trained on is unknown")
-    printer, origins = None, Origins(manifest)
+    found = packed.directories if isinstance(packed, View) else None
+    printer, origins = None, Origins(manifest, found)
     for number in wanted:
         row = read_row(packed, number, origins)
         while origins.notes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
@@ -180,9 +180,12 @@ class Origins:
     notes  why there is none for some tokenized directories
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(
+        self, manifest: Manifest, found: Mapping[int, TokenizedDirectory] | None = None
+    ) -> None:
+        """`found`: the tokenized directories that are open already, by the numbers of inputs."""
         self._manifest = manifest
-        self._tokenized: dict[int, TokenizedDirectory | None] = {}
+        self._tokenized: dict[int, TokenizedDirectory | None] = dict(found or {})
         self.notes: list[str] = []
 
     def of(self, file: int, position: int, start: int) -> Source:

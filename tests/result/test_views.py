@@ -227,6 +227,14 @@ class TestTokensThatMoved:
         assert command[0] == "verify" or result.exit_code == 0, result.stderr
         assert table(view, tokens=["other", Path("elsewhere")]).equals(expected)
 
+    def test_show_names_the_first_inputs(self, view: Path) -> None:
+        before = packer("show", view, "0", "-1")
+        Path("a").rename("elsewhere")
+        Path("b").rename("other")
+        after = packer("show", view, "0", "-1", "--tokens", "other", "--tokens", "elsewhere")
+        assert (after.stdout, after.stderr) == (before.stdout, before.stderr)
+        assert " (document " in after.stdout
+
     def test_a_directory_that_changed(self, view: Path) -> None:
         expected = open_packed(view).manifest["inputs"][1]["sha256"]
         shutil.rmtree("b")
