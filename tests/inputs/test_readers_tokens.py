@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers as tiny
-from support import assert_error, check_directory, pack, packer, recover_documents
+from support import assert_error, check_directory, pack, packer, packer_process, recover_documents
 
 from packer_cli import open_packed
 
@@ -159,3 +160,24 @@ def test_ids_that_the_tokenizer_does_not_have(folder: Path, tokenizer: str, high
         result, 1, f"input_ids holds {highest + 1}, the tokenizer's highest id is {highest}"
     )
     assert "b.jsonl, line 2" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("pack", "-l", 64), ("tokenize",)])
+@pytest.mark.parametrize("offsets", [[0, 80, 20, 100], [0, 300, 100], [0, 100, 60]])
+def test_lists_that_are_not_in_their_file(command: tuple[object, ...], offsets: list[int]) -> None:
+    """Arrow reads such a file without a word; what counts by its offsets would write anywhere."""
+
+    def column(values: Any) -> Any:
+        flat, edges = pa.array(values), pa.py_buffer(np.array(offsets, np.int32))
+        kind = pa.list_(flat.type)
+        return pa.Array.from_buffers(kind, len(offsets) - 1, [None, edges], children=[flat])
+
+    mask = np.arange(100) < 99
+    columns = [column(np.arange(100, dtype=np.int32)), column(mask.astype(np.int8))]
+    batch = pa.RecordBatch.from_arrays(columns, names=["input_ids", "attention_mask"])
+    with pa.ipc.new_file("a.arrow", batch.schema) as file:
+        file.write_batch(batch)
+    done = packer_process(*command, "a.arrow", "-q", "-o", "out")
+    assert done.returncode == 1, done.stderr
+    assert b"a.arrow: not a readable arrow file" in done.stderr
+    assert not Path("out").exists()

@@ -78,3 +78,18 @@ def test_a_directory_that_is_dropped_is_not_opened() -> None:
     assert done.exit_code == 0, done.output
     assert check_directory("out")["documents"] == 100
     assert packer("verify", "out", "--against-inputs").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "command", [("pack", "-o", "out"), ("pack", "-o", "out", "--view"), ("plan",)]
+)
+@pytest.mark.parametrize("wrong", [1, 2**31 - 1])
+def test_a_damaged_index_is_not_planned(command: tuple[str, ...], wrong: int) -> None:
+    directory = tokenized("a", "one", "x" * 76, "two" * 30)
+    (index,) = directory.glob("index-*.arrow")
+    data, length = index.read_bytes(), np.int32(77).tobytes()
+    assert data.count(length) == 1
+    index.write_bytes(data.replace(length, np.int32(wrong).tobytes()))
+    done = packer(*command, "a", "-l", 16, "-q")
+    assert_error(done, 1, f"a/{index.name}: its documents have", "tokens, the manifest says 172")
+    assert not Path("out/manifest.json").exists()
