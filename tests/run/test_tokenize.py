@@ -385,7 +385,7 @@ def test_what_is_tokenized_already_is_refused(texts: list[str]) -> None:
         assert_error(done, 2, "tokens/manifest.json: is tokenized already")
     (shard,) = Path("tokens").glob("documents-*")
     done = packer("tokenize", shard, "-q", "-o", "out")
-    assert_error(done, 1, "is a part of a tokenized directory")
+    assert_error(done, 2, "is a shard of a tokenized directory")
 
 
 def test_output_in_a_script(texts: list[str]) -> None:
