@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import asdict
 
 from packer_cli.config.documents import DocumentConfig
@@ -105,7 +106,10 @@ def tokenized_source(run: Run, work: Path) -> Source:
     files = [run.files[index] for index in sorted(read)]
     inputs = TokenizedInputs(files, seed, _highest_id(files[0]))
     return Source(
-        _nothing, plain_encoder(None), tokenized=inputs, info=_info(inputs.facts[0].tokenizer)
+        _nothing,
+        plain_encoder(None),
+        tokenized=inputs,
+        info=_info([one.tokenizer for one in inputs.facts]),
     )
 
 
@@ -122,9 +126,14 @@ def _nothing(file: InputFile, part: Any) -> Any:
     raise NotImplementedError(f"{file.path}: its documents are tokens already")
 
 
-def _info(tokenizer: Any) -> TokenizerInfo | None:
-    """As the tokenizer itself would give it."""
-    if tokenizer is None:
+def _info(tokenizers: Sequence[Any]) -> TokenizerInfo | None:
+    """As the tokenizer itself would give it; what is around documents, only if all agree."""
+    if tokenizers[0] is None:
         return None
-    around = {name: tuple(getattr(tokenizer, name) or ()) for name in ("prefix", "suffix")}
-    return TokenizerInfo(**(asdict(tokenizer) | around))
+    first = tokenizers[0]
+    around: dict[str, Any] = dict.fromkeys(("prefix", "suffix"))
+    for name in around:
+        values = [getattr(one, name) for one in tokenizers]
+        if values[0] is not UNSET and all(value == values[0] for value in values):
+            around[name] = tuple(values[0])
+    return TokenizerInfo(**(asdict(first) | around))

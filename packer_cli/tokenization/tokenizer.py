@@ -49,7 +49,8 @@ Tokens = tuple[UInt32, Int64, UInt8 | None]
 class TokenizerInfo:
     """A tokenizer as the manifest describes it. Ids are None where it has no such token.
 
-    `prefix` and `suffix`: the ids that are put around every document.
+    `prefix` and `suffix`: the ids that are put around every document; None where not all of them
+    have the same.
     """
 
     source: str
@@ -60,11 +61,13 @@ class TokenizerInfo:
     pad_token_id: int
     bos_token: str | None
     eos_token: str | None
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
+    prefix: tuple[int, ...] | None
+    suffix: tuple[int, ...] | None
 
     def as_json(self) -> dict[str, object]:
-        return dict(vars(self))
+        around = {"prefix": self.prefix, "suffix": self.suffix}
+        unknown = {name for name, ids in around.items() if ids is None}
+        return {name: value for name, value in vars(self).items() if name not in unknown}
 
 
 @dataclass(frozen=True)

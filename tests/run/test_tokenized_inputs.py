@@ -93,3 +93,16 @@ def test_a_damaged_index_is_not_planned(command: tuple[str, ...], wrong: int) ->
     done = packer(*command, "a", "-l", 16, "-q")
     assert_error(done, 1, f"a/{index.name}: the sum of length is", "the manifest says 172")
     assert not Path("out/manifest.json").exists()
+
+
+def test_what_is_around_documents_is_told_where_all_have_it() -> None:
+    Path("a.jsonl").write_bytes(jsonl("some text"))
+    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "with").exit_code == 0
+    given = ["tokenize", "a.jsonl", "-t", "bytes", "--no-eos", "-q", "-o", "without"]
+    assert packer(*given).exit_code == 0
+    for names, around in ((["with"], True), (["with", "without"], False)):
+        done = packer("pack", *names, "-l", 64, "-q", "-o", "out", "--overwrite")
+        assert done.exit_code == 0, done.stderr
+        tokenizer = json.loads(Path("out/manifest.json").read_bytes())["tokenizer"]
+        assert ("suffix" in tokenizer) is around
+        assert tokenizer["prefix"] == []
