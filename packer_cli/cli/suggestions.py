@@ -22,6 +22,7 @@ _COMMANDS = {
     "tokenize": "pack",
     "preprocess": "pack",
 }
+_READING = ("tokenize", "pack", "plan")
 
 
 def suggested(error: Any, other_options: Mapping[str, str]) -> str:
@@ -39,6 +40,19 @@ def suggested(error: Any, other_options: Mapping[str, str]) -> str:
         mine = list(ctx.command.list_commands(ctx))
         return _nearest(unknown[1], {name: name for name in mine} | _COMMANDS)
     return ""
+
+
+def elsewhere(error: Any) -> str:
+    """A tip for an option that only other commands have which read inputs, or ""."""
+    group = getattr(getattr(error, "ctx", None), "parent", None)
+    if group is None or type(error).__name__ != "NoSuchOption":
+        return ""
+    having = [
+        f"packer {name}"
+        for name in _READING
+        if any(error.option_name in one.opts for one in group.command.commands[name].params)
+    ]
+    return f"it is an option of {' and '.join(having)}" if having else ""
 
 
 def missing(error: Any) -> str:

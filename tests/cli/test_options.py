@@ -214,6 +214,22 @@ def test_what_was_meant_is_suggested(given: list[str], meant: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "having"),
+    [
+        (("tokenize", "a.jsonl", "--seed", "3"), "packer pack and packer plan"),
+        (("tokenize", "a.jsonl", "-l", "512"), "packer pack and packer plan"),
+        (("tokenize", "a.jsonl", "--view"), "packer pack and packer plan"),
+        (("plan", "a.jsonl", "-l", "8", "--output", "x"), "packer tokenize and packer pack"),
+        (("pack", "a.jsonl", "-l", "8", "--sample", "5%"), "packer plan"),
+    ],
+)
+def test_an_option_of_another_command_is_told(given: tuple[str, ...], having: str) -> None:
+    result = packer(*given)
+    assert_error(result, 2, "No such option: ")
+    assert result.stderr.splitlines()[1] == f"tip: it is an option of {having}"
+
+
+@pytest.mark.parametrize(
     ("command", "meant"), [("statz", "stats"), ("pakc", "pack"), ("validate", "verify")]
 )
 def test_a_command_that_was_meant_is_suggested(command: str, meant: str) -> None:
