@@ -22,7 +22,6 @@ _COMMANDS = {
     "tokenize": "pack",
     "preprocess": "pack",
 }
-_READING = ("tokenize", "pack", "plan")
 
 
 def suggested(error: Any, other_options: Mapping[str, str]) -> str:
@@ -43,16 +42,16 @@ def suggested(error: Any, other_options: Mapping[str, str]) -> str:
 
 
 def elsewhere(error: Any) -> str:
-    """A tip for an option that only other commands have which read inputs, or ""."""
+    """A tip for an option that only other commands have, or ""."""
     group = getattr(getattr(error, "ctx", None), "parent", None)
     if group is None or type(error).__name__ != "NoSuchOption":
         return ""
     having = [
         f"packer {name}"
-        for name in _READING
-        if any(error.option_name in one.opts for one in group.command.commands[name].params)
+        for name, command in group.command.commands.items()
+        if any(error.option_name in one.opts for one in command.params)
     ]
-    return f"it is an option of {' and '.join(having)}" if having else ""
+    return f"it is an option of {', '.join(having)}" if having else ""
 
 
 def missing(error: Any) -> str:

@@ -216,11 +216,15 @@ def test_what_was_meant_is_suggested(given: list[str], meant: str) -> None:
 @pytest.mark.parametrize(
     ("given", "having"),
     [
-        (("tokenize", "a.jsonl", "--seed", "3"), "packer pack and packer plan"),
-        (("tokenize", "a.jsonl", "-l", "512"), "packer pack and packer plan"),
-        (("tokenize", "a.jsonl", "--view"), "packer pack and packer plan"),
-        (("plan", "a.jsonl", "-l", "8", "--output", "x"), "packer tokenize and packer pack"),
-        (("pack", "a.jsonl", "-l", "8", "--sample", "5%"), "packer plan"),
+        (("tokenize", "a.jsonl", "--seed", "3"), "packer pack, packer plan, packer verify"),
+        (("tokenize", "a.jsonl", "-l", "512"), "packer pack, packer plan"),
+        (("tokenize", "a.jsonl", "--view"), "packer pack, packer plan"),
+        (
+            ("plan", "a.jsonl", "-l", "8", "--output", "x"),
+            "packer pack, packer tokenize, packer export",
+        ),
+        (("pack", "tokens", "-l", "8", "--to", "trl"), "packer export"),
+        (("verify", "tokens", "--html", "page.html"), "packer plan, packer stats"),
     ],
 )
 def test_an_option_of_another_command_is_told(given: tuple[str, ...], having: str) -> None:
