@@ -422,6 +422,6 @@ def _no_result(name: str) -> PackerError:
             "run the same command again: packer pack, or packer tokenize",
         )
     return DataError(
-        f"{name}: has no {MANIFEST}: not a result of packer",
+        f"{name}: has no {MANIFEST}: not packed by packer",
         _WHAT_TO_GIVE,
     )
