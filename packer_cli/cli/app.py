@@ -22,7 +22,7 @@ from packer_cli.cli.pack import pack
 from packer_cli.cli.plan import plan
 from packer_cli.cli.show import show
 from packer_cli.cli.stats import stats
-from packer_cli.cli.suggestions import missing, suggested
+from packer_cli.cli.suggestions import elsewhere, missing, suggested
 from packer_cli.cli.tokenize import tokenize
 from packer_cli.cli.tokenizer import tokenizer
 from packer_cli.cli.verify import verify
@@ -107,8 +107,10 @@ def _of_parser(error: Any) -> PackerError:
     command = getattr(getattr(error, "ctx", None), "command_path", "packer")
     name = command.split()[-1]
     meant = suggested(error, other_names(_RUNS[name]) if name in _RUNS else {})
-    message = getattr(error, "message", "") if meant else error.format_message()
-    tip = f"did you mean {meant}?" if meant else missing(error) or f"see {command} --help"
+    other = elsewhere(error)
+    message = getattr(error, "message", "") if meant or other else error.format_message()
+    tip = other or (f"did you mean {meant}?" if meant else missing(error))
+    tip = tip or f"see {command} --help"
     return UsageError(message.replace("\n", " "), tip)
 
 

@@ -41,6 +41,19 @@ def suggested(error: Any, other_options: Mapping[str, str]) -> str:
     return ""
 
 
+def elsewhere(error: Any) -> str:
+    """A tip for an option that only other commands have, or ""."""
+    group = getattr(getattr(error, "ctx", None), "parent", None)
+    if group is None or type(error).__name__ != "NoSuchOption":
+        return ""
+    having = [
+        f"packer {name}"
+        for name, command in group.command.commands.items()
+        if any(error.option_name in one.opts for one in command.params)
+    ]
+    return f"it is an option of {', '.join(having)}" if having else ""
+
+
 def missing(error: Any) -> str:
     """A tip for a required option that is not given, or ""."""
     option: Any = getattr(error, "param", None)

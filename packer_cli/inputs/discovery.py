@@ -9,9 +9,10 @@ from __future__ import annotations
 import glob
 import json
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
@@ -33,6 +34,7 @@ _Key = TypeVar("_Key")
 # About how much text a compressed file holds; only the sizes of work units depend on it.
 _COMPRESSION_RATIO = 4
 _BYTES_PER_TOKEN = 4
+_SHOWN = 3  # directories in a tip
 # The coarsest clock of any file system in use: FAT's.
 _TICK_NS = 2_000_000_000
 
@@ -82,8 +84,17 @@ def _expand(name: str, config: DocumentConfig, notify: Callable[[str], None]) ->
         return [name]
     url = storage.is_url(name)
     if glob.has_magic(name):
+        # what is below ** is files, too, which tell of their folders
+        folders = [] if "**" in name else storage.glob_folders(name)
         if matches := _matches(name):
+            for folder in _tokenized(folders):
+                notify(_left_out(folder, is_tokenized=True))
             return _without_results(name, matches, notify)
+        if folders:
+            raise UsageError(
+                f"{name}: no file matches this pattern, only directories do",
+                _name_them(_tokenized(folders)) or f"name each directory, such as {folders[0]}",
+            )
         raise UsageError(
             f"{name}: no file matches this pattern",
             f"check the spelling{'' if url else '; patterns start at the current directory'}",
@@ -92,6 +103,25 @@ def _expand(name: str, config: DocumentConfig, notify: Callable[[str], None]) ->
         f"{name}: no such file or directory",
         f"check the spelling{'' if url else '; relative paths start at the current directory'}",
     )
+
+
+def _tokenized(folders: Iterable[str]) -> list[str]:
+    """Those that are tokenized directories."""
+    return [one for one in folders if holds_documents(storage.join(one, MANIFEST))]
+
+
+def _left_out(folder: str, *, is_tokenized: bool) -> str:
+    how = "; to pack its tokens, name it" if is_tokenized else ""
+    return f"{folder}: left out: it holds a result of packer{how}"
+
+
+def _name_them(tokenized: Sequence[str]) -> str:
+    """A tip for tokenized directories that were found but not named, or ""."""
+    if not tokenized:
+        return ""
+    shown = " ".join(shlex.quote(one) for one in tokenized[:_SHOWN])
+    more = " ..." if len(tokenized) > _SHOWN else ""
+    return f"name each tokenized directory: packer pack {shown}{more}"
 
 
 def _matches(pattern: str) -> list[str]:
@@ -112,12 +142,14 @@ def _without_results(pattern: str, matches: list[str], notify: Callable[[str], N
             names = {name for name, _ in _listing(shown)} | {storage.base_name(shown)}
             ours[folder] = _is_ours(shown, names)  # or the work folder itself
             if ours[folder]:
-                notify(f"{shown}: left out: it holds a result of packer")
+                notify(_left_out(shown, is_tokenized=bool(_tokenized([shown]))))
         if not ours[folder]:
             left.append(path)
     if not left:
         raise UsageError(
-            f"{pattern}: matches only results of packer", "pack the original data instead"
+            f"{pattern}: matches only results of packer",
+            _name_them(_tokenized(folder.rstrip("/") or "." for folder in ours))
+            or "pack the original data instead",
         )
     return left
 
@@ -125,9 +157,11 @@ def _without_results(pattern: str, matches: list[str], notify: Callable[[str], N
 def _directory(name: str, config: DocumentConfig, notify: Callable[[str], None]) -> list[str]:
     files = list(_files_below(name, config, notify, ()))
     if not files:
+        within = (storage.join(name, one) for one, is_folder in _listing(name) if is_folder)
         raise UsageError(
             f"{name}: no input files in this directory",
-            f"files are recognized by their endings: {', '.join(SUFFIXES)}, also with "
+            _name_them(sorted(_tokenized(within)))
+            or f"files are recognized by their endings: {', '.join(SUFFIXES)}, also with "
             f"{', '.join(COMPRESSIONS)}",
         )
     return files
@@ -143,12 +177,13 @@ def _files_below(
     names = {name for name, _ in content}
     if _is_ours(folder, names):
         manifest = storage.join(folder, MANIFEST)
-        if not above and MANIFEST in names and holds_documents(manifest):
-            yield manifest
+        is_tokenized = MANIFEST in names and holds_documents(manifest)
+        if above:
+            notify(_left_out(folder, is_tokenized=is_tokenized))
             return
-        if not above:
+        if not is_tokenized:
             raise _is_result(folder, names)
-        notify(f"{folder}: left out: it holds a result of packer")
+        yield manifest
         return
     if real in above:  # a symbolic link to a folder above
         return

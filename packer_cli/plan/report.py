@@ -36,13 +36,14 @@ def as_json(plan: Plan, batch_tokens: int | None, hidden_size: int) -> str:
 def made_from(plan: Plan) -> list[tuple[str, str]]:
     """(title, text) of what is planned, each on one line."""
     count, size = len(plan.files), size_of(sum(file.size for file in plan.files))
-    inputs = f"{count:,} input{'s' * (count != 1)}, {size}"
-    if is_tokenized(plan.files):
-        inputs = f"{count:,} tokenized director{'y' if count == 1 else 'ies'}"
+    tokenizer = ("tokenizer", one_line(plan.tokenizer or "none needed"))
+    if is_tokenized(plan.files):  # what is trained on is each directory's own
+        noun = "tokenized directory" if count == 1 else "tokenized directories"
+        return [("made from", f"{count:,} {noun}"), tokenizer]
     return [
-        ("made from", inputs),
+        ("made from", f"{count:,} input{'s' * (count != 1)}, {size}"),
         ("records", f"{plan.shape.kind}; trained on: {plan.config.train_on}"),
-        ("tokenizer", one_line(plan.tokenizer or "none needed")),
+        tokenizer,
     ]
 
 

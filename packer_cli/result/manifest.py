@@ -407,12 +407,15 @@ def _hidden(path: str) -> PackerError | None:
     return None
 
 
+_WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
+
+
 def _no_result(name: str) -> PackerError:
     if storage.kind(name) != "folder":
         if not storage.is_url(name) and (hidden := _hidden(name)):
             return hidden
         what = "not a directory" if storage.kind(name) else "no such directory"
-        return NoSuchDirectoryError(f"{name}: {what}", "give the --output of a packer pack run")
+        return NoSuchDirectoryError(f"{name}: {what}", _WHAT_TO_GIVE)
     if storage.kind(storage.join(name, WORK)) == "folder":
         return DataError(
             f"{name}: has no {MANIFEST}: the run that writes it has not finished",
@@ -420,5 +423,5 @@ def _no_result(name: str) -> PackerError:
         )
     return DataError(
         f"{name}: has no {MANIFEST}: not packed by packer",
-        "give the --output of a packer pack run",
+        _WHAT_TO_GIVE,
     )

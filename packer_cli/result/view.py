@@ -152,9 +152,13 @@ def _directories(
 
 
 def _recorded(view: Path, path: str, expected: str) -> Path:
-    """The tokenized directory of an input, where the view's manifest says. Raises DataError."""
+    """The tokenized directory of an input, where the view's manifest says. Raises DataError.
+
+    A relative path is tried from the current directory, from the view, and from the folder that the
+    view is in: the usual place of who packed it. The digest tells whether it is the right one.
+    """
     other = ""
-    for place in dict.fromkeys([Path(path), view / path]):
+    for place in dict.fromkeys([Path(path), view / path, view.absolute().parent / path]):
         if storage.is_file(str(place)):
             sha256 = digest(place)[1]
             if sha256 == expected:
@@ -167,8 +171,9 @@ def _recorded(view: Path, path: str, expected: str) -> Path:
             f"{other}, expected {expected}",
             f"if what the view was packed from is elsewhere, {_WHERE}; or pack it again",
         )
+    looked = "" if folder.is_absolute() else ", from here and from the view"
     raise DataError(
-        f"{view}: its tokenized directory {folder} is gone: expected its {MANIFEST} with the "
-        f"sha256 {expected}",
+        f"{view}: its tokenized directory {folder} is gone{looked}: expected its {MANIFEST} "
+        f"with the sha256 {expected}",
         _WHERE,
     )

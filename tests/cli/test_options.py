@@ -214,6 +214,26 @@ def test_what_was_meant_is_suggested(given: list[str], meant: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "having"),
+    [
+        (("tokenize", "a.jsonl", "--seed", "3"), "packer pack, packer plan, packer verify"),
+        (("tokenize", "a.jsonl", "-l", "512"), "packer pack, packer plan"),
+        (("tokenize", "a.jsonl", "--view"), "packer pack, packer plan"),
+        (
+            ("plan", "a.jsonl", "-l", "8", "--output", "x"),
+            "packer pack, packer tokenize, packer export",
+        ),
+        (("pack", "tokens", "-l", "8", "--to", "trl"), "packer export"),
+        (("verify", "tokens", "--html", "page.html"), "packer plan, packer stats"),
+    ],
+)
+def test_an_option_of_another_command_is_told(given: tuple[str, ...], having: str) -> None:
+    result = packer(*given)
+    assert_error(result, 2, "No such option: ")
+    assert result.stderr.splitlines()[1] == f"tip: it is an option of {having}"
+
+
+@pytest.mark.parametrize(
     ("command", "meant"), [("statz", "stats"), ("pakc", "pack"), ("validate", "verify")]
 )
 def test_a_command_that_was_meant_is_suggested(command: str, meant: str) -> None:

@@ -228,6 +228,9 @@ def save(files: dict[str, bytes]) -> None:
 REFUSED: dict[str, tuple[dict[str, bytes], list[str], int, str]] = {
     "missing": ({}, ["no.jsonl"], 2, "no.jsonl: no such file or directory"),
     "no match": ({}, ["no*.jsonl"], 2, "no*.jsonl: no file matches this pattern"),
+    "only directories match": (
+        {"d/a.jsonl": jsonl("a")}, ["d*"], 2, "d*: no file matches this pattern, only directories",
+    ),
     "unknown ending": ({"a.foo": b"x"}, ["a.foo"], 2, "a.foo: cannot tell the format"),
     "empty directory": ({"d/x.foo": b""}, ["d"], 2, "d: no input files in this directory"),
     "twice": (

@@ -380,6 +380,41 @@ def test_a_directory_below_a_folder_of_inputs_is_left_out(three: list[list[str]]
     assert one["path"] == "inputs/b.jsonl"
 
 
+NOT_NAMED = {
+    "sets": "sets: no input files in this directory",
+    "sets/": "sets/: no input files in this directory",
+    "sets/*": "sets/*: no file matches this pattern, only directories do",
+    "sets/**": "sets/**: matches only results of packer",
+    "sets/*/*": "sets/*/*: matches only results of packer",
+}
+
+
+@pytest.mark.parametrize("name", NOT_NAMED)
+def test_tokenized_directories_that_are_not_named(three: list[list[str]], name: str) -> None:
+    Path("sets").mkdir()
+    Path("a").rename("sets/a")
+    Path("b").rename("sets/my b")
+    done = packer("pack", name, "-l", 64, "-q", "-o", "out")
+    assert_error(done, 2, NOT_NAMED[name])
+    tip = done.stderr.splitlines()[-1]
+    assert tip == "tip: name each tokenized directory: packer pack sets/a 'sets/my b'"
+    assert packer("pack", "sets/a", "sets/my b", "-l", 64, "-q", "-o", "out").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["sets", "sets/*", "sets/**"])
+def test_a_tokenized_directory_beside_files_is_left_out_once_and_that_is_said(
+    three: list[list[str]], name: str
+) -> None:
+    Path("sets").mkdir()
+    Path("a").rename("sets/a")
+    Path("b.jsonl").rename("sets/b.jsonl")
+    done = packer("pack", name, "-t", "bytes", "-l", 64, "-o", "out")
+    note = "packer: sets/a: left out: it holds a result of packer; to pack its tokens, name it"
+    assert done.stderr.splitlines().count(note) == 1
+    (one,) = check_directory("out")["inputs"]
+    assert one["path"] == "sets/b.jsonl"
+
+
 def newer(folder: Path) -> None:
     path = folder / "manifest.json"
     path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 7'))

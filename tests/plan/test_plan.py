@@ -279,6 +279,18 @@ def test_lines_in_a_pipe() -> None:
     assert all(line == line.rstrip() for table in tables for line in table)
 
 
+def test_a_plan_of_tokens_leaves_what_is_trained_on_to_the_directory(folder: Path) -> None:
+    assert packer("tokenize", *CHAT, "-q", "-o", "tokens").exit_code == 0
+    result = packer("plan", "tokens", "-l", "512", "-q", "--html", "plan.html")
+    assert result.stdout.split("\n\n")[0].splitlines() == [
+        "tokens",
+        "made from    1 tokenized directory",
+        "tokenizer    bytes",
+        "documents    40 with 13,216 tokens",
+    ]
+    assert "trained on: all" not in (folder / "plan.html").read_text()
+
+
 def test_a_table_fits_a_terminal_of_80_columns(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(lines(*range(1, 300, 3)))
     command = [packer_script(), "plan", "a.jsonl", "-l", "128,128k", "-q", "-t", "bytes",

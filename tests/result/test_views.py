@@ -245,6 +245,23 @@ class TestTokensThatMoved:
         result = packer("show", view, "--tokens", "b")
         assert_error(result, 1, "b: is not a tokenized directory of the view view", expected)
 
+    @pytest.mark.parametrize("name", ["../view", "../view/", "{folder}/view"])
+    def test_a_view_beside_its_tokens_is_read_from_anywhere(
+        self, view: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        expected = packer("show", view, "0").stdout
+        Path("training").mkdir()
+        monkeypatch.chdir("training")
+        named = name.format(folder=folder)
+        shown = packer("show", named, "0")
+        assert shown.exit_code == 0, shown.stderr
+        without_places = [line for line in shown.stdout.splitlines() if "──" not in line]
+        assert without_places == [line for line in expected.splitlines() if "──" not in line]
+        assert packer("verify", named, "-q").exit_code == 0
+        Path("../a").rename("../elsewhere")
+        result = packer("verify", named, "-q")
+        assert_error(result, 1, "its tokenized directory a is gone, from here and from the view")
+
     def test_relative_paths_are_also_tried_from_the_view(
         self, view: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
