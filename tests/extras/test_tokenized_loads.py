@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from datasets import load_from_disk
+from spoiling import tokenize
 from support import jsonl, packer
-from tokenizing import tokenize
 
 pytestmark = pytest.mark.usefixtures("folder")
 
