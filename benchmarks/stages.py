@@ -28,7 +28,7 @@ from packer_cli.inputs.jsonl import JsonlReader
 from packer_cli.packing.window import Window
 from packer_cli.result import shard_writer
 from packer_cli.run import encoder as source
-from packer_cli.run import pipeline, unit, worker
+from packer_cli.run import pipeline, rows, worker
 from packer_cli.tokenization.tokenizer import Tokenizer
 
 READ, TOKENIZE, PLAN, FILL, WRITE, HASH = STAGES = (
@@ -93,7 +93,7 @@ def _clocked_pipeline() -> Clocks:
     clocks.wrap_iterator(READ, JsonlReader, "read")
     for name in ("encode_bare", "surrounded"):
         clocks.wrap(TOKENIZE, Tokenizer, name)
-    for owner, name in ((unit, "fit"), (Window, "add"), (Window, "rows")):
+    for owner, name in ((rows, "fit"), (Window, "add"), (Window, "rows")):
         clocks.wrap(PLAN, owner, name)
     clocks.wrap(FILL, filling, "fill_rows")
     for owner, name in (
