@@ -5,6 +5,8 @@ tokens out of mapped shards.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from spans cimport find
+
 
 cdef inline uint64_t _rotated(uint64_t x, int by) noexcept nogil:
     return (x << by) | (x >> (64 - by))
@@ -135,18 +137,6 @@ def stretches(
             at += 1
 
 
-cdef inline int64_t _find(const int64_t[::1] firsts, int64_t document) noexcept nogil:
-    """The last of `firsts` that is not above `document`, -1 if there is none."""
-    cdef int64_t low = 0, high = firsts.shape[0], middle
-    while low < high:
-        middle = (low + high) >> 1
-        if firsts[middle] <= document:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
 def gather_documents(
     const int64_t[::1] document, const int32_t[::1] start, const int32_t[::1] length,
     const int64_t[::1] firsts, const int64_t[::1] offsets, const int64_t[::1] values,
@@ -162,7 +152,7 @@ def gather_documents(
     cdef const int32_t* edge
     with nogil:
         for i in range(document.shape[0]):
-            span = _find(firsts, document[i])
+            span = find(firsts, document[i])
             if span < 0 or span >= offsets.shape[0]:
                 wrong = i
                 break
@@ -195,7 +185,7 @@ def gather_trained(
     cdef const uint8_t* bits
     with nogil:
         for i in range(document.shape[0]):
-            span = _find(firsts, document[i])
+            span = find(firsts, document[i])
             if (span < 0 or span >= values.shape[0] or start[i] < 0 or length[i] < 0
                     or at + length[i] > out.shape[0]):
                 wrong = i

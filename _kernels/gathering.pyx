@@ -3,21 +3,11 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
+from spans cimport find
+
 ctypedef fused Position:
     int32_t
     int64_t
-
-
-cdef inline int64_t _find(const int64_t[::1] firsts, int64_t row) noexcept nogil:
-    """The last of `firsts` that is not above `row`, -1 if there is none."""
-    cdef int64_t low = 0, high = firsts.shape[0], middle
-    while low < high:
-        middle = (low + high) >> 1
-        if firsts[middle] <= row:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
 
 
 def first_absent(
@@ -26,7 +16,7 @@ def first_absent(
     """The place of the first row that is in none of the spans firsts[k] .. ends[k], or -1."""
     cdef int64_t i, span
     for i in range(rows.shape[0]):
-        span = _find(firsts, rows[i])
+        span = find(firsts, rows[i])
         if span < 0 or rows[i] >= ends[span]:
             return i
     return -1
@@ -46,7 +36,7 @@ def gather_rows(
         raise ValueError(f"{rows.shape[0]} rows of {row_bytes} bytes into {out.shape[0]}")
     with nogil:
         for i in range(rows.shape[0]):
-            span = _find(firsts, rows[i])
+            span = find(firsts, rows[i])
             memcpy(
                 &out[i * row_bytes],
                 <const uint8_t*>addresses[span] + (rows[i] - firsts[span]) * row_bytes,
@@ -68,7 +58,7 @@ def count_values(
         raise ValueError(f"{rows.shape[0]} rows, {ends.shape[0]} ends")
     ends[0] = 0
     for i in range(rows.shape[0]):
-        span = _find(firsts, rows[i])
+        span = find(firsts, rows[i])
         edge = <const int32_t*>offsets[span] + (rows[i] - firsts[span])
         ends[i + 1] = ends[i] + edge[1] - edge[0]
         if ends[i + 1] < ends[i]:
@@ -90,7 +80,7 @@ def gather_values(
     for i in range(rows.shape[0]):
         if ends[i] == ends[i + 1]:
             continue
-        span = _find(firsts, rows[i])
+        span = find(firsts, rows[i])
         edge = <const int32_t*>offsets[span] + (rows[i] - firsts[span])
         memcpy(
             &out[ends[i]], <const int32_t*>addresses[span] + edge[0],

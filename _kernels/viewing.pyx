@@ -2,24 +2,14 @@
 
 from libc.stdint cimport int32_t, int64_t
 
+from spans cimport find
+
 cdef enum:
     SOUND = 0
     NO_BOUNDARIES = 1  # they do not ascend from 0 to the row's length
     NO_SEGMENTS = 2  # not one for each boundary but the first
     NO_DOCUMENT = 3
     NO_TOKENS = 4  # a piece that goes beyond its document
-
-
-cdef inline int64_t _find(const int64_t[::1] firsts, int64_t number) noexcept nogil:
-    """The last of `firsts` that is not above `number`, -1 if there is none."""
-    cdef int64_t low = 0, high = firsts.shape[0], middle
-    while low < high:
-        middle = (low + high) >> 1
-        if firsts[middle] <= number:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
 
 
 def find_pieces(
@@ -64,7 +54,7 @@ def find_pieces(
     row_offsets[0] = 0
     with nogil:
         for i in range(b):
-            span = _find(firsts, rows[i])
+            span = find(firsts, rows[i])
             low, high = ends[i], ends[i + 1]
             if span < 0 or low >= high or boundaries[low] != 0:
                 with gil:
@@ -94,7 +84,7 @@ def find_pieces(
                     with gil:
                         return i, NO_DOCUMENT
                 position += directories[file, 0]
-                owner = _find(document_firsts, position)
+                owner = find(document_firsts, position)
                 edge = <const int32_t*>documents[1, owner] + (position - document_firsts[owner])
                 low_token, high_token = edge[0], edge[1]
                 if first < 0 or low_token < 0 or high_token > documents[3, owner] \

@@ -118,10 +118,7 @@ def plan(
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
     _check_batch(batch_tokens, max_length)
     if html is not None:
-        from packer_cli.cli.pages import (  # type: ignore[import-not-found, unused-ignore]
-            check_page,
-            save_page,
-        )
+        from packer_cli.cli.pages import check_page, save_page
 
         check_page(html, as_json=as_json)
     configs = []

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import math
 
-from packer_cli.page.plan import (  # type: ignore[import-not-found, unused-ignore]
-    Outcome,
-    PlanReport,
-    plan_page,
-)
+from packer_cli.page.plan import Outcome, PlanReport, plan_page
 from packer_cli.plan.outcome import Outcome as Planned
 from packer_cli.plan.report import made_from
 from packer_cli.plan.run import Plan

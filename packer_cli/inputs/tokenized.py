@@ -127,15 +127,13 @@ class TokenizedInputs:
         file = np.concatenate([np.full(len(p), s.file, np.int32)
                                for p, s in zip(parts, unit.slices, strict=True)])  # fmt: skip
         number = np.concatenate(parts)
-        if self._seed is not None and len(parts) > 1:
-            order = _interleaved([len(part) for part in parts])
-            file, number = file[order], number[order]
         lengths = np.concatenate(
             [self.directory(s.file).lengths[p]
              for p, s in zip(parts, unit.slices, strict=True)]
         )  # fmt: skip
         if self._seed is not None and len(parts) > 1:
-            lengths = lengths[order]
+            order = _interleaved([len(part) for part in parts])
+            file, number, lengths = file[order], number[order], lengths[order]
         for begin, end in _cuts(lengths):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
 

@@ -13,6 +13,7 @@ from packer_cli.packing.attention_cost import spread
 from packer_cli.plan.outcome import Outcome
 from packer_cli.plan.run import Plan
 from packer_cli.result.manifest import TOTALS
+from packer_cli.result.wording import directories, plural, size
 
 
 def as_json(plan: Plan, batch_tokens: int | None, hidden_size: int) -> str:
@@ -35,24 +36,15 @@ def as_json(plan: Plan, batch_tokens: int | None, hidden_size: int) -> str:
 
 def made_from(plan: Plan) -> list[tuple[str, str]]:
     """(title, text) of what is planned, each on one line."""
-    count, size = len(plan.files), size_of(sum(file.size for file in plan.files))
+    count, taken = len(plan.files), sum(file.size for file in plan.files)
     tokenizer = ("tokenizer", one_line(plan.tokenizer or "none needed"))
     if is_tokenized(plan.files):  # what is trained on is each directory's own
-        noun = "tokenized directory" if count == 1 else "tokenized directories"
-        return [("made from", f"{count:,} {noun}"), tokenizer]
+        return [("made from", directories(count)), tokenizer]
     return [
-        ("made from", f"{count:,} input{'s' * (count != 1)}, {size}"),
+        ("made from", f"{plural(count, 'input')}, {size(taken)}"),
         ("records", f"{plan.shape.kind}; trained on: {plan.config.train_on}"),
         tokenizer,
     ]
-
-
-def size_of(count: int) -> str:
-    """Bytes as 1.5 MB."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count:,} bytes"
 
 
 def figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> dict[str, Any]:

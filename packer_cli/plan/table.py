@@ -14,8 +14,9 @@ from rich.table import Table
 
 from packer_cli.errors import one_line
 from packer_cli.plan.outcome import Outcome
-from packer_cli.plan.report import made_from, size_of
+from packer_cli.plan.report import made_from
 from packer_cli.plan.run import Plan
+from packer_cli.result.wording import size
 
 _Written = Callable[[Outcome], str]
 
@@ -99,7 +100,7 @@ def _error(one: Outcome, name: str, form: str, plus_minus: str) -> str:
 def _costs(batch_tokens: int | None, hidden_size: int) -> list[_Column]:
     columns = [
         _Column("segments\nin a row", lambda one: f"{one.segments_per_row:,.2f}"),
-        _Column("on disk", lambda one: size_of(one.planned.bytes)),
+        _Column("on disk", lambda one: size(one.planned.bytes)),
         _Column("attention\nspan", lambda one: f"{one.attention_span:,.0f}"),
         _Column("attention\nshare", lambda one: f"{one.attention_share(hidden_size):.2%}"),
     ]

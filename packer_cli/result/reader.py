@@ -9,7 +9,6 @@ whose result is replaced while it is read gives the rows of the result that was 
 from __future__ import annotations
 
 import json
-import stat
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator
 from itertools import accumulate
@@ -29,7 +28,7 @@ from packer_cli.records import Int64
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest, load
 from packer_cli.result.shard_writer import column_type
-from packer_cli.result.shards import Shard
+from packer_cli.result.shards import MISSING, Shard, problem_of
 
 # Places of fields in Arrow's Message.fbs.
 _MESSAGE_HEADER, _BATCH_COMPRESSION = 2, 3
@@ -76,17 +75,11 @@ class PackedDirectory:
     def check_size(self, shard: Shard) -> None:
         """Raise DataError when a shard is missing or not as long as the manifest says."""
         file = self.path / shard.file
-        try:
-            status = file.stat()
-        except OSError:
-            raise self.replaced() or DataError(f"{file}: is missing", PACK_AGAIN) from None
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{file}: is not a regular file", PACK_AGAIN)
-        size = status.st_size
-        if size != shard.bytes:
-            raise DataError(
-                f"{file}: has {size} bytes, the manifest says {shard.bytes}", PACK_AGAIN
-            )
+        problem = problem_of(file, shard)
+        if problem == MISSING and (error := self.replaced()):
+            raise error
+        if problem:
+            raise DataError(f"{file}: {problem}", PACK_AGAIN)
 
     def batches(self, shard: Shard | dict[str, Any]) -> Iterator[Any]:
         """The complete record batches of a shard (an entry of manifest["shards"]), mapped.

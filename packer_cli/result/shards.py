@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -14,6 +16,7 @@ from packer_cli.errors import from_os_error
 from packer_cli.result.layout import SHARD_PATTERN
 
 FORMAT_VERSION = 1
+MISSING = "is missing"
 _HASH_BYTES = 1 << 20
 _FETCHED_BYTES = 4 << 20
 
@@ -38,6 +41,19 @@ class Shard(Struct):
     def begun(cls, file: str, unit: int) -> Shard:
         """A shard that is being written: nothing is counted yet."""
         return cls(file, unit, 0, 0, 0, 0, 0, "")
+
+
+def problem_of(path: Path, shard: Shard) -> str:
+    """Why a file cannot be the shard, without reading it; "" if it can."""
+    try:
+        status = path.stat()
+    except OSError:
+        return MISSING
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    if status.st_size != shard.bytes:
+        return f"has {status.st_size} bytes, the manifest says {shard.bytes}"
+    return ""
 
 
 def digest(

@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
 from packer_cli.result.manifest_check import wrong_pairs
 from packer_cli.result.reader import first_line
-from packer_cli.result.shards import Shard
+from packer_cli.result.shards import Shard, problem_of
 
 # Pages that are mapped count as memory of this process; up to two megabytes around what is read
 # are. Beyond this they are given back, and stay in the system's cache.
@@ -161,16 +160,8 @@ class TokenizedDirectory:
     def check_size(self, shard: Shard) -> None:
         """The same of one shard."""
         file = self.path / shard.file
-        try:
-            status = file.stat()
-        except OSError:
-            raise DataError(f"{file}: is missing", AGAIN) from None
-        if not S_ISREG(status.st_mode):
-            raise DataError(f"{file}: is not a regular file", AGAIN)
-        if status.st_size != shard.bytes:
-            raise DataError(
-                f"{file}: has {status.st_size} bytes, the manifest says {shard.bytes}", AGAIN
-            )
+        if problem := problem_of(file, shard):
+            raise DataError(f"{file}: {problem}", AGAIN)
 
 
 def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:

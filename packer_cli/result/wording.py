@@ -27,9 +27,14 @@ def percent(share: float) -> str:
     return f"{share:.2%}"
 
 
-def plural(number: int, noun: str) -> str:
-    """1 input, 2 inputs."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+def plural(number: int, noun: str, nouns: str = "") -> str:
+    """1 input, 2 inputs. `nouns`: the plural, where it is more than an s."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def directories(number: int) -> str:
+    """1 tokenized directory, 2 tokenized directories."""
+    return plural(number, "tokenized directory", "tokenized directories")
 
 
 def size(number: int) -> str:

@@ -17,7 +17,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import Manifest, TokenizedManifest, Tokenizer
-from packer_cli.result.wording import plural, size
+from packer_cli.result.wording import directories, plural, size
 
 BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _DIGITS = 12  # of a digest: enough to tell tokenizers apart
@@ -48,8 +48,7 @@ def origin_lines(manifest: Manifest | TokenizedManifest) -> list[tuple[str, str]
     tokenizer = list(_tokenizer(manifest.tokenizer, template is not None))
     if isinstance(manifest, Manifest) and manifest.is_from_tokenized:
         # what is around documents, and trained on, is each directory's own
-        noun = "tokenized directory" if len(inputs) == 1 else "tokenized directories"
-        lines = [("made from", f"{len(inputs):,} {noun}"), *tokenizer[:1]]
+        lines = [("made from", directories(len(inputs))), *tokenizer[:1]]
     else:
         taken = sum(one.size for one in inputs)
         lines = [("made from", f"{plural(len(inputs), 'input')}, {size(taken)}"), *tokenizer]

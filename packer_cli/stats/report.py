@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import UNSET
 
 from packer_cli.packing.attention_cost import spread
-from packer_cli.result.manifest import TOTALS, Cost, Manifest
+from packer_cli.result.manifest import TOTALS, Cost, Manifest, Result
 from packer_cli.stats.origin import origin
 
 
@@ -44,8 +44,13 @@ def _spread(cost: Cost) -> dict[str, float]:
 
 def as_json(directory: Path | str, manifest: Manifest, *, by: str | None = None) -> str:
     """The report as JSON; what newer packers add to histograms, shards and inputs is kept."""
-    document = manifest.document
     content = {"directory": str(directory)} | origin(manifest) | figures(manifest)
+    return rendered(content, manifest, by)
+
+
+def rendered(content: dict[str, Any], manifest: Result, by: str | None) -> str:
+    """A report as JSON, with the histograms, and what each shard or input has if that is asked."""
+    document = manifest.document
     content["histograms"] = document["histograms"]
     if by == "shard":
         content["by_shard"] = document["shards"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from packer_cli.stats.drawing import (
 )
 from packer_cli.stats.headline import unusual
 from packer_cli.stats.origin import origin
+from packer_cli.stats.report import rendered
 
 
 def figures(manifest: TokenizedManifest) -> dict[str, Any]:
@@ -34,15 +34,9 @@ def figures(manifest: TokenizedManifest) -> dict[str, Any]:
 
 def as_json(directory: Path | str, manifest: TokenizedManifest, *, by: str | None = None) -> str:
     """The report as JSON; what newer packers add to histograms, shards and inputs is kept."""
-    document = manifest.document
     content = {"directory": str(directory), "kind": TOKENIZED} | origin(manifest)
     content |= figures(manifest)
-    content["histograms"] = document["histograms"]
-    if by == "shard":
-        content["by_shard"] = document["shards"]
-    elif by == "input":
-        content["by_input"] = [document["inputs"][index] for index in manifest.inputs_now]
-    return json.dumps(content, indent=1)
+    return rendered(content, manifest, by)
 
 
 def print_documents(

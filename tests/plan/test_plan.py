@@ -363,7 +363,6 @@ def test_options_are_those_of_pack_that_concern_inputs_documents_and_rows() -> N
 
 
 def test_a_page_with_the_same_figures(folder: Path) -> None:
-    pytest.importorskip("packer_cli.page", reason="pages for a browser are not in this packer yet")
     options = ["-l", "512,4k", "-t", "bytes", "-q", "--batch-tokens", "64k"]
     result = packer("plan", DOCUMENTS, *options, "--html", "plan.html")
     assert result.exit_code == 0, result.stderr
