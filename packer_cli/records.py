@@ -16,6 +16,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 UInt32 = npt.NDArray[np.uint32]
+UInt64 = npt.NDArray[np.uint64]
 
 HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
 IGNORED = -100  # the label of a token that is not trained on

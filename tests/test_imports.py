@@ -125,6 +125,7 @@ LAYERS = (
     {"inputs"},
     {"tokenization"},
     {"supervised"},
+    {"mixing"},
     {"run"},
     {"page"},
     {"stats", "plan", "show", "verify", "export", "torch", "hf", "energon", "tokenizer_check"},

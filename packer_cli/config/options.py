@@ -13,6 +13,7 @@ from typing import Annotated
 
 from packer_cli.config.columns import COLUMNS, DEFAULT_COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.mixture import Mixture
 from packer_cli.config.option import (
     DOCUMENTS,
     OUTPUT,
@@ -45,6 +46,7 @@ class PackConfig(DocumentConfig):
     columns           in the order of the format
     window_tokens     tokens that one plan considers together; None: by `max_length`
     segment_multiple  above 1 the column cu_seqlens_padded says where segments begin
+    mixture           how much of each source is taken; None: all of all inputs
     """
 
     max_length: Annotated[
@@ -183,6 +185,7 @@ class PackConfig(DocumentConfig):
             choices={"none": "", "attention": "the sum of squared segment lengths"},
         ),
     ] = "none"
+    mixture: Mixture | None = None
 
     def __post_init__(self) -> None:
         if self._padded_boundaries:  # which nobody asks for by name

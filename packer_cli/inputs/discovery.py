@@ -360,10 +360,7 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     """
     weights = {file.index: _weight(file) for file in files}
     total = sum(weights.values())
-    unit_bytes = config.unit_bytes
-    if unit_bytes is None:
-        unit_bytes = _default_unit_bytes(total + standing, config.least_unit_tokens)
-    count = max(1, -(-total // unit_bytes))
+    count = max(1, -(-total // unit_bytes_of(config, total + standing)))
     if config.documents_shuffled and files[0].format == TOKENIZED:
         from packer_cli.inputs.tokenized import shuffled_units  # noqa: PLC0415
 
@@ -385,8 +382,11 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     return units
 
 
-def _default_unit_bytes(total: int, least_tokens: int) -> int:
-    rows = max(16 * MIB, _BYTES_PER_TOKEN * least_tokens)
+def unit_bytes_of(config: DocumentConfig, total: int) -> int:
+    """About how much a work unit reads of inputs of `total` bytes."""
+    if config.unit_bytes is not None:
+        return config.unit_bytes
+    rows = max(16 * MIB, _BYTES_PER_TOKEN * config.least_unit_tokens)
     few = 1 << max(0, (total // 1024 - 1).bit_length())
     return min(max(rows, few), GIB)
 

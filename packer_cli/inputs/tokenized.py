@@ -47,7 +47,8 @@ _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
 
 
 @lru_cache(maxsize=64)
-def _opened(file: InputFile) -> TokenizedDirectory:
+def opened(file: InputFile) -> TokenizedDirectory:
+    """The tokenized directory that an input is."""
     _manifest_read(file)  # before: if it is replaced now, what was read of it is not what is there
     return open_tokenized(file.path.removesuffix(MANIFEST) or ".")
 
@@ -64,14 +65,14 @@ class TokenizedReader:
     holds_tokens = True
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        return ["input_ids"] if len(_opened(file)) else None
+        return ["input_ids"] if len(opened(file)) else None
 
     def documents(self, file: InputFile) -> Documents:
-        tokenized = _opened(file)
+        tokenized = opened(file)
         return Documents(len(tokenized), _BYTES_PER_TOKEN * tokenized.facts.tokens)
 
     def edges(self, file: InputFile, parts: int) -> list[int]:
-        count = len(_opened(file))
+        count = len(opened(file))
         return sorted({count * part // parts for part in range(parts + 1)})
 
     def groups(self, file: InputFile) -> list[Group]:
@@ -92,7 +93,7 @@ class TokenizedReader:
             yield Records(batch.position, tokens=(ids, batch.offsets, batch.trained))
 
     def describe(self, file: InputFile, position: int) -> str:
-        tokenized = _opened(file)
+        tokenized = opened(file)
         number, place = tokenized.place(position)
         return f"document {position} ({tokenized.facts.inputs[number].path} at {place})"
 
@@ -104,16 +105,22 @@ class TokenizedInputs:
     """
 
     def __init__(
-        self, files: Sequence[InputFile], seed: int | None, highest: int = HIGHEST_ID
+        self,
+        files: Sequence[InputFile],
+        seed: int | None,
+        highest: int = HIGHEST_ID,
+        pools: Sequence[Int64] | None = None,
     ) -> None:
         """`seed`: of the order; None: documents come as they were tokenized. `highest`: the highest
-        id that a token may have.
+        id that a token may have. `pools`: for each file the documents to take, in their order; a
+        slice that goes beyond the last one begins again at the first.
         """
         self._files = {file.index: file for file in files}
         self._place = {file.index: place for place, file in enumerate(files)}
-        self._directories = [_opened(file) for file in files]
+        self._directories = [opened(file) for file in files]
         self._seed = seed
         self._orders: dict[int, Int64] = {}
+        self._pools = pools
         self._ordering = threading.Lock()  # one thread sorts, the others wait for it
         self.tokens = _Tokens(self._directories, self._place, highest)
 
@@ -131,7 +138,7 @@ class TokenizedInputs:
             [self.directory(s.file).lengths[p]
              for p, s in zip(parts, unit.slices, strict=True)]
         )  # fmt: skip
-        if self._seed is not None and len(parts) > 1:
+        if (self._seed is not None or self._pools) and len(parts) > 1:
             order = _interleaved([len(part) for part in parts])
             file, number, lengths = file[order], number[order], lengths[order]
         for begin, end in _cuts(lengths):
@@ -158,6 +165,9 @@ class TokenizedInputs:
 
     def numbers(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""
+        if self._pools and part.stop is not None:
+            pool = self._pools[self._place[part.file]]
+            return pool[np.arange(part.start, part.stop) % len(pool)]
         if self._seed is None:
             stop = len(self.directory(part.file)) if part.stop is None else part.stop
             return np.arange(part.start, stop)
@@ -242,9 +252,9 @@ def is_tokenized(files: Sequence[InputFile]) -> bool:
 
 
 def _refuse_other_tokenizers(files: Sequence[InputFile]) -> None:
-    first = _opened(files[0]).facts.tokenizer
+    first = opened(files[0]).facts.tokenizer
     for file in files[1:]:
-        other = _opened(file).facts.tokenizer
+        other = opened(file).facts.tokenizer
         if _same(first) != _same(other):
             raise UsageError(
                 f"{files[0].path} was tokenized with {_named(first)}, {file.path} with "
@@ -268,7 +278,7 @@ def shape_of(files: Sequence[InputFile], overlong: str | None) -> Shape:
     """What the records of tokenized directories are. UsageError where some may be cut, some may
     not, and `overlong` does not say what becomes of those longer than a row.
     """
-    kinds = {file.path: _opened(file).facts.config.shape for file in files}
+    kinds = {file.path: opened(file).facts.config.shape for file in files}
     whole = [path for path, kind in kinds.items() if kind not in ("text", "tokens")]
     if whole and len(whole) < len(kinds) and overlong is None:
         other = next(path for path in kinds if path not in whole)
@@ -282,8 +292,8 @@ def shape_of(files: Sequence[InputFile], overlong: str | None) -> Shape:
 
 def shuffled_units(files: Sequence[InputFile], parts: int) -> list[WorkUnit]:
     """At most `parts` work units, each with the same share of every directory's documents."""
-    counts = [len(_opened(file)) for file in files]
-    weights = [_BYTES_PER_TOKEN * _opened(file).facts.tokens for file in files]
+    counts = [len(opened(file)) for file in files]
+    weights = [_BYTES_PER_TOKEN * opened(file).facts.tokens for file in files]
     parts = max(1, min(parts, max(counts)))
     units = []
     for part in range(parts):

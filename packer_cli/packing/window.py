@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels import filling
+from packer_cli.config.mixture import Mixture
 from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
 from packer_cli.packing.attention_cost import AttentionCost
@@ -47,9 +48,10 @@ class PlannedRows:
 class Window:
     """Gathers pieces of one unit until there are enough to plan."""
 
-    def __init__(self, config: PackConfig, unit: int) -> None:
+    def __init__(self, config: PackConfig, unit: int, source: int | None = None) -> None:
+        """`source`: the only one that it takes pieces of, if rows are not to mix any."""
         self._config = config
-        self._unit = unit
+        self._place = f"{unit}" if source is None else f"{unit}/{source}"
         self._plans = 0
         self._parts: list[Stock] = []
         self.tokens = 0
@@ -110,7 +112,7 @@ class Window:
 
     def _seed(self) -> int:
         """A seed that differs between windows, and depends only on the options and the place."""
-        name = f"{self._config.seed}/{self._unit}/{self._plans}"
+        name = f"{self._config.seed}/{self._place}/{self._plans}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
     def _carried(self, stock: Stock, order: Int64, row_offsets: Int64) -> npt.NDArray[np.bool_]:
@@ -126,6 +128,46 @@ class Window:
         emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_CARRIED]
         carried[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
         return carried
+
+
+class SourceWindows:
+    """The windows of a unit whose rows each hold documents of one source only."""
+
+    def __init__(self, config: PackConfig, mixture: Mixture, unit: int) -> None:
+        self._ends = np.cumsum([one.inputs for one in mixture.sources])
+        self._windows = [Window(config, unit, source) for source in range(len(self._ends))]
+
+    @property
+    def tokens(self) -> int:
+        return sum(window.tokens for window in self._windows)
+
+    def add(self, batch: TokenBatch, pieces: Pieces) -> None:
+        source = np.searchsorted(self._ends, batch.file[pieces.document], side="right")
+        for number in np.unique(source).tolist():
+            self._windows[number].add(batch, pieces.take(source == number))
+
+    def rows(self, *, last: bool = False) -> PlannedRows:
+        """The rows of all sources, every stretch of which has each source in its share."""
+        planned = [window.rows(last=last) for window in self._windows if window.tokens]
+        sizes = [np.diff(one.row_offsets) for one in planned]
+        place = np.concatenate([(np.arange(len(some)) + 0.5) / len(some) for some in sizes])
+        held = np.cumsum([0, *(len(one.stock.begin) for one in planned)])
+        order = np.concatenate(
+            [one.order + first for one, first in zip(planned, held[:-1], strict=True)]
+        )
+        begin = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
+        rows = np.argsort(place, kind="stable")
+        size = np.concatenate(sizes)[rows]
+        row_offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(size, out=row_offsets[1:])
+        within = np.arange(row_offsets[-1]) - np.repeat(row_offsets[:-1], size)
+        unbalanced = [one.unbalanced for one in planned if one.unbalanced is not None]
+        return PlannedRows(
+            _joined([one.stock for one in planned]),
+            order[np.repeat(begin[rows], size) + within],
+            row_offsets,
+            sum(unbalanced[1:], unbalanced[0]) if unbalanced else None,
+        )
 
 
 def gathered(stock: Stock, pieces: Int64, ids: UInt32 | None = None) -> Stock:

@@ -22,9 +22,10 @@ from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
 from packer_cli.errors import DataError, InternalError, Interrupted, UsageError
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
-from packer_cli.inputs.discovery import find_inputs, plan_units
+from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag
+from packer_cli.mixing.units import work_units
 from packer_cli.plan.outcome import Outcome, documents_in, outcome_of
 from packer_cli.plan.unit import Documents, UnitPlan, plan_unit
 from packer_cli.progress import Progress
@@ -150,7 +151,7 @@ def _passes(
 ) -> list[_Pass]:
     by_cut: dict[tuple[tuple[WorkUnit, ...], tuple[int | None, bool]], _Pass] = {}
     for config in configs:
-        units = tuple(plan_units(files, config))
+        units = tuple(work_units(files, config))
         key = units, _documents_by(config, files)
         if key not in by_cut:
             by_cut[key] = _Pass(units, _sampled(len(units), sample, config.seed), [])

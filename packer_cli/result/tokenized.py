@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
-from packer_cli.records import Int32, Int64, UInt8, UInt32
+from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64
 from packer_cli.result.document_writer import INDEX_SCHEMA, documents_schema
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
@@ -67,6 +66,20 @@ class TokenizedDirectory:
         if lengths.min() < 1:
             raise DataError(f"{self.path}: an index holds a length below 1", AGAIN)
         return lengths
+
+    @property
+    def trained(self) -> Int32:
+        """int32[n], how many tokens of each document are trained on."""
+        parts = [_values(index.column("trained_tokens"), np.int32) for index in self._index()]
+        trained: Int32 = np.concatenate(parts)
+        return trained
+
+    @cached_property
+    def content_hashes(self) -> UInt64:
+        """uint64[n, 2], the same for documents with the same tokens, in any directory."""
+        parts = [_values(index.column("content_hash"), np.uint64, 2) for index in self._index()]
+        hashes: UInt64 = np.concatenate(parts)
+        return hashes
 
     def order(self, seed: int) -> Int64:
         """int64[n], the documents in the order of `seed`: the same wherever they lie.
@@ -322,7 +335,7 @@ def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
     return rows[0], rows[1], rows[2]
 
 
-def _order_of(keys: npt.NDArray[np.uint64]) -> Int64:
+def _order_of(keys: UInt64) -> Int64:
     """int64[n], the documents by their keys; equal keys are spread evenly over all of them."""
     order = np.argsort(keys, kind="stable")
     same = np.zeros(len(keys), bool)

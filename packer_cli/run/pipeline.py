@@ -1,6 +1,6 @@
 """A whole run: discover, pack every unit that is not packed yet, finalize.
 
-    find_inputs -> plan_units -> Run      what is to be done
+    find_inputs -> work_units -> Run      what is to be done
     output.claimed, begin                 where, and which units are done already
     Worker, on threads                    the rest
     finalize                              one result of all units' records
@@ -31,10 +31,11 @@ from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
 from packer_cli.errors import InputChangedError, Interrupted, PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
-from packer_cli.inputs.discovery import find_inputs, plan_units
+from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.formats import detect_shape
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag
+from packer_cli.mixing.units import work_units
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.manifest import Result, load_any
@@ -130,7 +131,7 @@ class _Job:
 
     def to_url(self, url: str, staging: Path | None) -> Result:
         """Pack into a staging directory and upload that."""
-        run = self._run(self.files, plan_units(self.files, self.config))
+        run = self._run(self.files, work_units(self.files, self.config))
 
         def pack_staged(folder: Path) -> Result:
             with output.claimed(
@@ -171,7 +172,7 @@ class _Job:
             run = (
                 self._run(update.files, update.units)
                 if update
-                else self._run(self.files, plan_units(self.files, self.config))
+                else self._run(self.files, work_units(self.files, self.config))
             )
             manifest = self._pack_claimed(claim, run, update)
             if manifest is not None:

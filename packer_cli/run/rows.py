@@ -19,7 +19,7 @@ from packer_cli.packing.fitting import (
     trained_documents,
     without_untrained,
 )
-from packer_cli.packing.window import PlannedRows, Window, gathered
+from packer_cli.packing.window import PlannedRows, SourceWindows, Window, gathered
 from packer_cli.records import Int64, Pieces, Stock, Stretch, TokenBatch, WorkUnit
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.shard_writer import ShardWriter, schema
@@ -86,7 +86,9 @@ class UnitRows:
         self._job = job
         self._config = config
         self._writer = writer
-        self._window = Window(config, unit.index)
+        self._window: Window | SourceWindows = Window(config, unit.index)
+        if config.mixture and not config.mixture.mix_within_rows:
+            self._window = SourceWindows(config, config.mixture, unit.index)
         self._stream_position = 0
         self.counts = Counts()
         self.cut_documents = 0

@@ -17,6 +17,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.inputs.tokenized import TokenizedInputs, shape_of
+from packer_cli.mixing.units import choice_of
 from packer_cli.records import HIGHEST_ID, InputFile
 from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
@@ -103,8 +104,12 @@ def tokenized_source(run: Run, work: Path) -> Source:
     records = ((unit, commits.read_unit(work, unit)) for unit in run.units)
     read = {part.file for unit, record in records if record is None or not record.reused
             for part in unit.slices}  # fmt: skip
+    if run.row_config.mixture:
+        read = {file.index for file in run.files}
     files = [run.files[index] for index in sorted(read)]
-    inputs = TokenizedInputs(files, seed, _highest_id(files[0]))
+    choice = choice_of(run.files, run.config)
+    pools = choice.pools if choice else None
+    inputs = TokenizedInputs(files, seed, _highest_id(files[0]), pools)
     return Source(
         _nothing,
         plain_encoder(None),

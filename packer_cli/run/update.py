@@ -22,8 +22,8 @@ import packer_cli
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
-from packer_cli.inputs.discovery import plan_units
 from packer_cli.inputs.pairs import is_pair
+from packer_cli.mixing.units import work_units
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import INFO, REJECTED, STATE, UNITS
 from packer_cli.result.manifest import Input, Result
@@ -122,7 +122,7 @@ def plan_update(
     if rest:
         free = _free({record.unit for record in records})
         weight = sum(part[-1] for record in records for part in record.slices)
-        new = [replace(unit, index=next(free)) for unit in plan_units(rest, config, weight)]
+        new = [replace(unit, index=next(free)) for unit in work_units(rest, config, weight)]
     units = sorted([*new, *(record.work_unit for record in records)], key=lambda unit: unit.index)
     digests = {
         index: (manifest.inputs[index].size, manifest.inputs[index].sha256)

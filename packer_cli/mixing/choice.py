@@ -1,0 +1,291 @@
+"""Choosing documents: how often each source is taken, what is held out, and what is a duplicate.
+
+    choose(directories, config) -> Choice      from the indexes of tokenized directories alone
+
+A directory's documents that may be taken are its pool, in the seeded order of their content. The
+pool is thought of as repeated without end, and a stage takes a stretch of that: what half an epoch
+has, two epochs have, too, and no stretch as long as one epoch has a document twice. What is held
+out depends on content only, so equal documents are on one side, whatever file they are in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from packer_cli._kernels.documents import order_keys
+from packer_cli.config.mixture import TRAIN, Amount, Mixture
+from packer_cli.config.options import PackConfig
+from packer_cli.errors import InternalError, UsageError
+from packer_cli.mixing.shares import amounts_of, refuse_missed
+from packer_cli.records import Int64, UInt64
+from packer_cli.result.tokenized import TokenizedDirectory
+
+Bool = npt.NDArray[np.bool_]
+Stretches = dict[int, tuple[int, int]]
+
+_OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two directories
+_OF_SPLIT = 0xD1B54A32D192ED03  # the split does not follow the order
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is taken of a source.
+
+    places      of its directories among all
+    pool        documents that may be taken, and their amount, counted as amounts are
+    asked       how much is to be taken
+    taken       how much is, exact to half a document
+    held_out    documents on the other side of the split
+    duplicates  documents left out because an equal one is taken
+    """
+
+    amount: Amount
+    places: range
+    documents: int
+    available: int
+    held_out: int
+    duplicates: int
+    asked: float = 0.0
+    taken: int = 0
+
+    @property
+    def epochs(self) -> float:
+        """How often it is taken."""
+        return self.taken / self.available if self.available else 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The documents of a result.
+
+    pools   int64 for each directory: numbers of documents, in the order in which they are taken
+    stages  for each stage: place of a directory -> (start, stop) in its pool, repeated
+    sources  in the order of the recipe
+    """
+
+    pools: list[Int64]
+    stages: list[Stretches]
+    sources: list[Chosen]
+
+
+@dataclass
+class _Pool:
+    """Documents of a directory that may be taken, in order. `sums` int64[n + 1]: their amounts."""
+
+    numbers: Int64
+    sums: Int64
+    at: int = 0
+    amount: float = field(default=0.0)
+
+    @property
+    def total(self) -> int:
+        return int(self.sums[-1])
+
+    def taken_until(self, place: int) -> int:
+        """The amount of the documents before a place of the repeated pool."""
+        whole, rest = divmod(place, len(self.numbers))
+        return whole * self.total + int(self.sums[rest])
+
+    def place_of(self, amount: float) -> int:
+        """The place before which there is this amount, exact to half a document."""
+        whole = int(amount // self.total)
+        rest = amount - whole * self.total
+        place = int(np.searchsorted(self.sums, rest))
+        if place and rest - self.sums[place - 1] < self.sums[min(place, len(self.sums) - 1)] - rest:
+            place -= 1
+        return whole * len(self.numbers) + place
+
+
+def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Choice:
+    """What the mixture of `config` takes of `directories`, which are its sources' inputs in order.
+
+    Raises UsageError when a source has too little for what is asked of it, DataError for a
+    directory that cannot be read.
+    """
+    mixture = config.mixture
+    if mixture is None:
+        raise InternalError("there is no mixture to choose by")
+    places = list(_places(mixture, len(directories)))
+    sides = [np.ones(len(one), bool) for one in directories]
+    held = [np.zeros(len(one), bool) for one in directories]
+    duplicates = [np.zeros(len(one), bool) for one in directories]
+    if mixture.is_split:
+        held = _held_out(directories, mixture, places, config.seed)
+        in_train = mixture.part == TRAIN
+        sides = [~one if in_train else one for one in held]
+    if mixture.part != TRAIN:
+        for amount, some in zip(mixture.sources, places, strict=True):
+            if not amount.held_out:  # what is equal to held out documents of others goes
+                for place in some:
+                    sides[place][:] = False
+    if mixture.dedup == "exact":
+        duplicates = _duplicates(directories, sides)
+        sides = [one & ~same for one, same in zip(sides, duplicates, strict=True)]
+    pools = [
+        _pool(one, side, config, place)
+        for place, (one, side) in enumerate(zip(directories, sides, strict=True))
+    ]
+    sources = [
+        Chosen(
+            amount, some,
+            sum(len(pools[place].numbers) for place in some),
+            sum(pools[place].total for place in some),
+            sum(int(held[place].sum()) for place in some),
+            sum(int(duplicates[place].sum()) for place in some),
+        )
+        for amount, some in zip(mixture.sources, places, strict=True)
+    ]  # fmt: skip
+    return _taken(sources, pools, mixture)
+
+
+def _places(mixture: Mixture, count: int) -> Iterator[range]:
+    """Of every source: which directories are its own."""
+    at = 0
+    for one in mixture.sources:
+        yield range(at, at + one.inputs)
+        at += one.inputs
+    if at != count:
+        raise InternalError(f"the sources have {at} inputs, and there are {count}")
+
+
+def _taken(sources: list[Chosen], pools: list[_Pool], mixture: Mixture) -> Choice:
+    """The choice, by the amounts of every stage."""
+    if mixture.part == TRAIN:
+        wanted = amounts_of(mixture, [one.available for one in sources])
+    else:
+        if not any(one.available for one in sources):
+            raise UsageError(
+                "the validation split is empty: none of the documents falls into its share",
+                "hold out more",
+            )
+        wanted = [[float(one.available) for one in sources]]
+    stages: list[Stretches] = []
+    taken = [[0] * len(sources) for _ in wanted]
+    for stage, amounts in enumerate(wanted):
+        stretches: Stretches = {}
+        for number, (source, amount) in enumerate(zip(sources, amounts, strict=True)):
+            for place in source.places:
+                pool = pools[place]
+                if not pool.total:
+                    continue
+                pool.amount += amount * pool.total / source.available
+                start, pool.at = pool.at, max(pool.at, pool.place_of(pool.amount))
+                taken[stage][number] += pool.taken_until(pool.at) - pool.taken_until(start)
+                if pool.at > start:
+                    stretches[place] = start, pool.at
+        stages.append(stretches)
+        if mixture.part == TRAIN:
+            refuse_missed(mixture, stage, amounts, taken[stage])
+    done = [
+        replace(source, asked=sum(one[number] for one in wanted),
+                taken=sum(one[number] for one in taken))
+        for number, source in enumerate(sources)
+    ]  # fmt: skip
+    return Choice([pool.numbers for pool in pools], stages, done)
+
+
+def _pool(directory: TokenizedDirectory, side: Bool, config: PackConfig, place: int) -> _Pool:
+    amounts = _amounts(directory, config)
+    # what has no tokens in any row has no place in an amount either
+    order = directory.order((config.seed + place * _OF_INPUT) % (1 << 64))
+    numbers = order[side[order] & (amounts[order] > 0)]
+    sums = np.zeros(len(numbers) + 1, np.int64)
+    np.cumsum(amounts[numbers], out=sums[1:])
+    return _Pool(numbers, sums)
+
+
+def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int64:
+    """int64[n], what amounts count of each document: its tokens in rows, or those trained on.
+
+    A document that is truncated counts all that is trained on in it: the index does not say where.
+    """
+    lengths = directory.lengths.astype(np.int64)
+    trained = directory.trained.astype(np.int64)
+    counted = trained if config.mixture and config.mixture.count == "trained" else lengths
+    if config.overlong in ("truncate", "truncate-turns") and counted is lengths:
+        counted = np.minimum(lengths, config.max_length)
+    if config.overlong == "drop":
+        counted = np.where(lengths > config.max_length, 0, counted)
+    if not config.keep_untrained and directory.facts.config.shape != "text":
+        counted = np.where(trained == 0, 0, counted)
+    return counted
+
+
+def _held_out(
+    directories: Sequence[TokenizedDirectory],
+    mixture: Mixture,
+    places: list[range],
+    seed: int,
+) -> list[Bool]:
+    """Which documents are held out: those that the split takes of its sources, by content, and all
+    that equal them.
+    """
+    chosen = []
+    keys = [np.empty(0, np.uint64)] * len(directories)
+    for amount, some in zip(mixture.sources, places, strict=True):
+        if not amount.held_out:
+            continue
+        for place in some:
+            hashes = directories[place].content_hashes
+            keys[place] = np.empty(len(hashes), np.uint64)
+            order_keys(hashes, (seed + _OF_SPLIT) % (1 << 64), keys[place])
+        limit = _limit(np.concatenate([keys[place] for place in some]), mixture)
+        chosen += [
+            directories[place].content_hashes[keys[place] <= np.uint64(limit)] for place in some
+        ]
+    contents = _as_items(np.concatenate(chosen)) if chosen else _as_items(np.empty((0, 2), "u8"))
+    return [_are_among(_as_items(one.content_hashes), contents) for one in directories]
+
+
+def _limit(keys: UInt64, mixture: Mixture) -> int:
+    """The highest key of a source's documents that are held out."""
+    if mixture.validation_documents is not None:
+        last = min(mixture.validation_documents, len(keys)) - 1
+        return int(np.partition(keys, last)[last])
+    share = mixture.validation_share or 0.0
+    return min(int(share * 2.0**64), (1 << 64) - 1)
+
+
+def _duplicates(directories: Sequence[TokenizedDirectory], sides: list[Bool]) -> list[Bool]:
+    """Which of the documents on this side equal an earlier one."""
+    items = [_as_items(one.content_hashes[side])
+             for one, side in zip(directories, sides, strict=True)]  # fmt: skip
+    everything = np.concatenate(items)
+    order = np.argsort(everything["low"], kind="stable")
+    repeated = np.zeros(len(everything), bool)
+    _mark_repeated(everything, order, repeated)
+    found, at = [], 0
+    for side, some in zip(sides, items, strict=True):
+        same = np.zeros(len(side), bool)
+        same[side] = repeated[at : at + len(some)]
+        at += len(some)
+        found.append(same)
+    return found
+
+
+def _mark_repeated(items: npt.NDArray[np.void], order: Int64, repeated: Bool) -> None:
+    """OUT repeated: all but the first of equal items. `order`: by the first half of them."""
+    low = items["low"][order]
+    near = np.flatnonzero(low[1:] == low[:-1])
+    for run in np.split(near, np.flatnonzero(np.diff(near) > 1) + 1) if len(near) else ():
+        members = np.sort(order[run[0] : run[-1] + 2])
+        _, first = np.unique(items["high"][members], return_index=True)
+        repeated[np.delete(members, first)] = True
+
+
+def _as_items(hashes: UInt64) -> npt.NDArray[np.void]:
+    """Hashes uint64[n, 2] as n items of two halves."""
+    return np.ascontiguousarray(hashes).view([("low", "u8"), ("high", "u8")])[:, 0]
+
+
+def _are_among(items: npt.NDArray[np.void], contents: npt.NDArray[np.void]) -> Bool:
+    """bool[n], which items are among the contents."""
+    found = np.isin(items["low"], contents["low"])
+    near = np.flatnonzero(found)
+    known = set(contents.tolist())
+    found[near] = [item in known for item in items[near].tolist()]
+    return found

@@ -1,0 +1,108 @@
+"""How much of each source is taken: from amounts as a recipe gives them to counts of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from packer_cli.config.mixture import Amount, Mixture
+from packer_cli.errors import UsageError
+
+_CLOSE = 0.001  # how near to what is asked for a share of the whole must come
+_ROUNDING = 1e-9
+
+
+def amounts_of(mixture: Mixture, available: Sequence[int]) -> list[list[float]]:
+    """For every stage, what is taken of each source, in tokens as `mixture.count` counts them.
+
+    `available`: of each source, in one epoch. Raises UsageError for a source that is too small.
+    """
+    for one, has in zip(mixture.sources, available, strict=True):
+        if not has and one.weight != 0:
+            raise UsageError(
+                f"source {one.name!r}: has no {_counted(mixture)} to take",
+                "its documents are held out, dropped, duplicates, or there are none",
+            )
+    if not mixture.stages:
+        amounts = _without_stages(mixture, available)
+        _refuse_too_much(mixture, available, amounts)
+        return [amounts]
+    stages = [_of_stage(mixture, number) for number in range(len(mixture.stages))]
+    _refuse_too_much(mixture, available, [sum(column) for column in zip(*stages, strict=True)])
+    return stages
+
+
+def refuse_missed(
+    mixture: Mixture, stage: int, asked: Sequence[float], taken: Sequence[int]
+) -> None:
+    """Raise UsageError for a share that documents cannot come near enough to."""
+    whole, reached = sum(asked), sum(taken)
+    for one, wanted, has in zip(mixture.sources, asked, taken, strict=True):
+        if one.weight is None and not mixture.stages:
+            continue
+        share = has / reached if reached else 0.0
+        if abs(share - wanted / whole) > _CLOSE:
+            where = f" in stage {mixture.stages[stage].name or stage + 1}" if mixture.stages else ""
+            raise UsageError(
+                f"source {one.name!r}: too small for a share of {wanted / whole:.2%}{where}: whole "
+                f"documents come to {share:.2%}",
+                "give it more documents, or its amount in epochs, which are rounded to a document",
+            )
+
+
+def _without_stages(mixture: Mixture, available: Sequence[int]) -> list[float]:
+    """Epochs and tokens as they are given; what they leave is shared by weight."""
+    fixed = [_fixed(one, has) for one, has in zip(mixture.sources, available, strict=True)]
+    weights = [one.weight or 0.0 for one in mixture.sources]
+    total = sum(weights)
+    if not total:
+        return fixed
+    if mixture.tokens is not None:
+        left = mixture.tokens - sum(fixed)
+        if left <= 0:
+            raise UsageError(
+                f"tokens: {mixture.tokens:,} in all, and sources with epochs or tokens of their "
+                f"own have {sum(fixed):,.0f}: nothing is left for the weights",
+                "raise tokens, or give those sources less",
+            )
+    else:  # the most that needs no source more often than it may be taken
+        left = min(
+            one.max_epochs * has * total / weight
+            for one, has, weight in zip(mixture.sources, available, weights, strict=True)
+            if weight
+        )
+    return [known + left * weight / total for known, weight in zip(fixed, weights, strict=True)]
+
+
+def _fixed(one: Amount, available: int) -> float:
+    if one.weight is not None:
+        return 0.0
+    if one.tokens is not None:
+        return float(one.tokens)
+    return (1.0 if one.epochs is None else one.epochs) * available
+
+
+def _of_stage(mixture: Mixture, number: int) -> list[float]:
+    stage = mixture.stages[number]
+    own = dict(stage.weights)
+    weights = [own.get(one.name, one.weight or 0.0) for one in mixture.sources]
+    total = sum(weights)
+    if not total:
+        raise UsageError(
+            f"stage {stage.name or number + 1}: all weights are 0", "give one source more than 0"
+        )
+    return [stage.tokens * weight / total for weight in weights]
+
+
+def _refuse_too_much(mixture: Mixture, available: Sequence[int], amounts: Sequence[float]) -> None:
+    """Raise UsageError for a source of which more is asked than it may give."""
+    for one, has, amount in zip(mixture.sources, available, amounts, strict=True):
+        if one.epochs is None and amount > one.max_epochs * has * (1 + _ROUNDING):
+            raise UsageError(
+                f"source {one.name!r}: too small: {amount:,.0f} {_counted(mixture)} are asked of "
+                f"it, {one.max_epochs:g} epochs of it have {one.max_epochs * has:,.0f}",
+                f"ask for less, or let it be taken more often: max_epochs = {amount / has:.2f}",
+            )
+
+
+def _counted(mixture: Mixture) -> str:
+    return "trained tokens" if mixture.count == "trained" else "tokens"
