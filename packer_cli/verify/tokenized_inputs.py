@@ -42,7 +42,7 @@ class TokenizedComparison(Comparison):
         seed = config.seed if config.documents_shuffled else None
         self._inputs = TokenizedInputs(some, seed)
         self._numbers: dict[int, list[Int64]] = defaultdict(list)
-        shape, encode = shape_of(some, config.overlong), plain_encoder(None)
+        shape, encode = shape_of(some), plain_encoder(None)
         super().__init__(packed, config, shape, encode, files, findings, stop)
         self._job = replace(self._job, tokenized=self._inputs)
         findings.add(MANIFEST, *unshaped(config, shape), remedy=DIFFERENT)
