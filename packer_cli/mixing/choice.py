@@ -115,6 +115,11 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     duplicates = [np.zeros(len(one), bool) for one in directories]
     if mixture.is_split:
         held = _held_out(directories, mixture, places, config.seed)
+        if not any(one.any() for one in held):  # whichever side this is: before the other is packed
+            raise UsageError(
+                "the validation split is empty: none of the documents falls into its share",
+                "hold out more",
+            )
         in_train = mixture.part == TRAIN
         sides = [~one if in_train else one for one in held]
     if mixture.part != TRAIN:
@@ -157,11 +162,6 @@ def _taken(sources: list[Chosen], pools: list[_Pool], mixture: Mixture) -> Choic
     if mixture.part == TRAIN:
         wanted = amounts_of(mixture, [one.available for one in sources])
     else:
-        if not any(one.available for one in sources):
-            raise UsageError(
-                "the validation split is empty: none of the documents falls into its share",
-                "hold out more",
-            )
         wanted = [[float(one.available) for one in sources]]
     stages: list[Stretches] = []
     taken = [[0] * len(sources) for _ in wanted]
