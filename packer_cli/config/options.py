@@ -42,7 +42,8 @@ class PackConfig(DocumentConfig):
     Beyond what --help says:
 
     shuffle           None: on, except for strategies that keep the input order
-    overlong          None: "split" for text and tokens, "drop" for supervised shapes
+    overlong          None: "split" for text and tokens, "drop" for supervised shapes, "split-text"
+                      where there are both
     columns           in the order of the format
     window_tokens     tokens that one plan considers together; None: by `max_length`
     segment_multiple  above 1 the column cu_seqlens_padded says where segments begin
@@ -106,6 +107,7 @@ class PackConfig(DocumentConfig):
                 "truncate": "",
                 "truncate-turns": "drop the oldest turns",
                 "drop": "the default for messages and prompts",
+                "split-text": "split text and drop those, the default for both together",
                 "error": "",
             },
             elsewhere=("--truncation", "--truncate", "--on-overlong"),

@@ -67,13 +67,17 @@ def _choice(option: str, given: str | None, allowed: tuple[str, ...], shape: Sha
 
 
 def _overlong(config: PackConfig, shape: Shape) -> str:
-    supervised = shape.stays_whole
-    overlong = config.overlong or ("drop" if supervised else "split")
+    supervised, both = shape.stays_whole, shape.of_supervised and shape.of_text
+    overlong = config.overlong or ("split-text" if both else "drop" if supervised else "split")
     if supervised and config.strategy == "wrap":
         overlong = "split"
     if supervised and overlong == "split" and not config.force_split:
         others = (
-            "drop or truncate" if shape.kind == "tokens" else "drop, truncate or truncate-turns"
+            "split-text, drop or truncate"
+            if both
+            else "drop or truncate"
+            if shape.kind == "tokens"
+            else "drop, truncate or truncate-turns"
         )
         raise UsageError(
             f"records of shape {shape.kind} must not be cut: a part would be trained on "

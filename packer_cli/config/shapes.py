@@ -17,14 +17,15 @@ CHAT = ("messages", "conversations")
 class Shape:
     """What the records are. `columns`: the field's own name -> its name in the input.
 
-    `of_messages`: a prompt and its completion are messages themselves. `of_supervised`: tokens
-    were made of records that say what of them is trained on.
+    `of_messages`: a prompt and its completion are messages themselves. `of_supervised`: some are
+    tokens of records that say what of them is trained on. `of_text`: others are of text.
     """
 
     kind: str
     columns: dict[str, str] = field(default_factory=dict)
     of_messages: bool = False
     of_supervised: bool = False
+    of_text: bool = False
 
     @property
     def is_chat(self) -> bool:

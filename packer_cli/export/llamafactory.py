@@ -18,6 +18,7 @@ import pyarrow as pa
 from packer_cli.export.rows import Rows
 from packer_cli.export.writing import SavedDataset
 from packer_cli.records import IGNORED
+from packer_cli.result.layout import DATASET_DICT
 from packer_cli.result.reader import PackedDirectory
 
 # The trainer's collator pads input_ids, labels and attention_mask to a multiple of this, and
@@ -37,7 +38,7 @@ class LlamaFactory(SavedDataset):
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
         super().__init__(folder, packed)
-        (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
+        (folder / DATASET_DICT).write_text(json.dumps({"splits": ["train"]}))
         self._width = (packed.max_length // _MULTIPLE + 1) * _MULTIPLE
 
     def columns(self, rows: Rows) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from packer_cli.inputs.formats import document_edges, documents_of, groups_of
 from packer_cli.inputs.pairs import is_input_by_name, status_of, without_companions
 from packer_cli.ownership import MARKER as OWNER
 from packer_cli.records import InputFile, Slice, WorkUnit
-from packer_cli.result.layout import DOCUMENTS_SHARD, INCOMPLETE, MANIFEST, WORK
+from packer_cli.result.layout import DATASET_DICT, DOCUMENTS_SHARD, INCOMPLETE, MANIFEST, WORK
 from packer_cli.result.manifest import TOKENIZED, holds_documents, is_manifest
 
 _Key = TypeVar("_Key")
@@ -187,8 +187,8 @@ def _files_below(
         return
     if real in above:  # a symbolic link to a folder above
         return
-    if "dataset_dict.json" in names:
-        splits = _strings(storage.join(folder, "dataset_dict.json"), "splits")
+    if DATASET_DICT in names:
+        splits = _strings(storage.join(folder, DATASET_DICT), "splits")
         raise UsageError(
             f"{folder}: a dataset with several splits: {', '.join(splits)}",
             f"name the one to pack, for example {storage.join(folder, (splits or ['train'])[0])}",

@@ -128,6 +128,11 @@ class TokenizedInputs:
     def facts(self) -> list[TokenizedManifest]:
         return [one.facts for one in self._directories]
 
+    @property
+    def kept_whole(self) -> list[int]:
+        """The inputs whose documents must not be cut."""
+        return [file for file in self._files if _stays_whole(self.directory(file))]
+
     def read(self, unit: WorkUnit) -> Iterator[TokenBatch]:
         """The unit's documents, without tokens."""
         parts = [self.numbers(part) for part in unit.slices]
@@ -274,20 +279,16 @@ def _named(tokenizer: Any) -> str:
     return f"{tokenizer.source} (sha256 {tokenizer.sha256[:12] or 'none'})"
 
 
-def shape_of(files: Sequence[InputFile], overlong: str | None) -> Shape:
-    """What the records of tokenized directories are. UsageError where some may be cut, some may
-    not, and `overlong` does not say what becomes of those longer than a row.
-    """
-    kinds = {file.path: opened(file).facts.config.shape for file in files}
-    whole = [path for path, kind in kinds.items() if kind not in ("text", "tokens")]
-    if whole and len(whole) < len(kinds) and overlong is None:
-        other = next(path for path in kinds if path not in whole)
-        raise UsageError(
-            f"{whole[0]} holds {kinds[whole[0]]}, which are not to be cut, {other} holds "
-            f"{kinds[other]}",
-            "say what becomes of documents that are too long: --overlong drop or truncate",
-        )
-    return Shape("tokens", {"input_ids": "input_ids"}, of_supervised=bool(whole))
+def shape_of(files: Sequence[InputFile]) -> Shape:
+    """What the records of tokenized directories are."""
+    whole = [_stays_whole(opened(file)) for file in files]
+    columns = {"input_ids": "input_ids"}
+    return Shape("tokens", columns, of_supervised=any(whole), of_text=not all(whole))
+
+
+def _stays_whole(directory: TokenizedDirectory) -> bool:
+    """Whether its documents must not be cut."""
+    return directory.facts.config.shape not in ("text", "tokens")
 
 
 def shuffled_units(files: Sequence[InputFile], parts: int) -> list[WorkUnit]:

@@ -45,7 +45,7 @@ def _choice_of(files: tuple[InputFile, ...], config: PackConfig) -> Choice:
     return choose([opened(file) for file in files], config)
 
 
-def first_units(files: Sequence[InputFile], config: PackConfig) -> list[int]:
+def first_units_of(files: Sequence[InputFile], config: PackConfig) -> list[int]:
     """The number of the first unit of every stage."""
     choice = choice_of(files, config)
     return [first for first, _ in _units_of_stages(files, config, choice)] if choice else []

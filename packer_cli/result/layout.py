@@ -18,6 +18,7 @@ REJECTED = "rejected.jsonl"
 UNITS = "units.jsonl"
 INPUT_TIMES = "input_times.json"
 STATE, INFO = "state.json", "dataset_info.json"  # what makes it one that `datasets` loads
+DATASET_DICT = "dataset_dict.json"  # beside results that are splits of one dataset
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "chat_template.tool_use.jinja"

@@ -125,6 +125,39 @@ class Input(Struct, frozen=True):
         return self.format or input_format or format_of(self.path)[0]
 
 
+class Source(Struct, frozen=True):
+    """A source of a recipe. `amount` and `available` count tokens as `config.mixture.count` says.
+
+    inputs               first and last + 1 of its inputs
+    documents, available  in one epoch: without those held out, dropped or equal to others
+    asked, taken         how much was asked for, and chosen
+    held_out_documents   which are on the other side of the split
+    duplicate_documents  left out: an equal one is there
+    """
+
+    name: str
+    inputs: tuple[Count, Count]
+    documents: Count
+    available: Count
+    asked: float
+    taken: Count
+    held_out_documents: Count
+    duplicate_documents: Count
+
+    @property
+    def epochs(self) -> float:
+        """How often its documents were taken."""
+        return self.taken / self.available if self.available else 0.0
+
+
+class TrainingStage(Struct, frozen=True):
+    """A stage of a recipe: rows one after another, in the order in which they are stored."""
+
+    name: str | None
+    first_row: Count
+    rows: Count
+
+
 class Unit(Struct, frozen=True):
     """A work unit. `slices`: (input, start, stop) as in `records.Slice`."""
 
@@ -225,6 +258,8 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     lower_bound_rows: AtLeastOne
     histograms: Histograms
     attention_cost: AttentionCosts | UnsetType = UNSET
+    sources: list[Source] = []
+    stages: list[TrainingStage] = []
 
     @property
     def is_from_tokenized(self) -> bool:

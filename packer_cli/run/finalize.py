@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ import packer_cli
 from packer_cli.config.options import PackConfig
 from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
+from packer_cli.mixing.choice import Choice
+from packer_cli.mixing.units import choice_of, first_units_of
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.records import InputFile
 from packer_cli.result.counts import Counts
@@ -28,6 +31,7 @@ from packer_cli.result.manifest import (
     Histograms,
     Manifest,
     Result,
+    Source,
     TokenizedManifest,
     to_bytes,
 )
@@ -196,7 +200,37 @@ def _manifest(
     if run.is_to_tokenize:
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | _of_documents(counts) | end)
-    return Manifest.of(begin | totals_of_rows(run.row_config, counts) | end)
+    mixed = _mixture(run, shards)
+    return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
+
+
+def _mixture(run: Run, shards: list[Shard]) -> dict[str, Any]:
+    """What a manifest says of the sources and stages of a recipe."""
+    choice = choice_of(run.files, run.config)
+    if choice is None:
+        return {}
+    first_units, rows = first_units_of(run.files, run.row_config), [0] * len(choice.stages)
+    for shard in shards:
+        rows[bisect_right(first_units, shard.unit) - 1] += shard.rows
+    stages = run.row_config.mixture.stages if run.row_config.mixture else ()
+    return {
+        "sources": [asdict(one) for one in sources_of(choice)],
+        "stages": [
+            {"name": stage.name, "first_row": sum(rows[:number]), "rows": rows[number]}
+            for number, stage in enumerate(stages)
+        ],
+    }
+
+
+def sources_of(choice: Choice) -> list[Source]:
+    """What a manifest says of the sources."""
+    return [
+        Source(
+            one.amount.name, (one.places.start, one.places.stop), one.documents, one.available,
+            one.asked, one.taken, one.held_out, one.duplicates,
+        )
+        for one in choice.sources
+    ]  # fmt: skip
 
 
 def _of_documents(counts: Counts) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.formats import detect_shape
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag
-from packer_cli.mixing.units import work_units
+from packer_cli.mixing.units import choice_of, work_units
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.manifest import Result, load_any
@@ -89,6 +89,7 @@ def pack(
     files = find_inputs(inputs, config, notify)
     _refuse_shared_stdin(files, options)
     config, shape, chosen = settled(files, config, tokenizer_name, notify, warn)
+    choice_of(files, config)  # what a recipe asks of its sources is there, or nothing is written
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
     what = "done" if done else "this rank is done"

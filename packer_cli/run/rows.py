@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ from packer_cli.result.view_writer import ViewWriter
 from packer_cli.run.unit import Job, Rejections, UnitResult, documents_of, refuse_longer
 
 # What `fit` does where a document of these policies is still too long.
-_POLICIES = {"error": "split", "truncate-turns": "drop"}
+_POLICIES = {"error": "split", "split-text": "split", "truncate-turns": "drop"}
 _OVERLONG = "choose --overlong {}, or a larger --max-length"
 _HUGE = "cut it in the input"
 
@@ -102,7 +102,7 @@ class UnitRows:
             taken = padded(pieces.length, config.segment_multiple)
             self._stream_position += int(taken.sum())
         else:
-            pieces, untrained = pieces_of(batch, config)
+            pieces, untrained = pieces_of(batch, config, self._job.kept_whole)
         self.counts.add_loss(untrained)
         self.counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
         _count_documents(self.counts, batch, pieces, config.max_length)
@@ -131,7 +131,7 @@ class UnitRows:
             others = others if shape.stays_whole else "split, truncate or drop"
             tip = _OVERLONG.format(others)
             refuse_longer(batch, self._job, config.max_length, "--max-length is", tip)
-        elif config.overlong == "split" or config.truncate_side != "right":
+        elif config.overlong in ("split", "split-text") or config.truncate_side != "right":
             refuse_longer(batch, self._job, MAX_DOCUMENT_TOKENS, "the most is", _HUGE)
         # or else pieces begin at 0
 
@@ -181,10 +181,19 @@ class UnitRows:
             yield gathered(stock, pieces, ids), np.arange(len(pieces)), edges - edges[0]
 
 
-def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Loss]:
-    """The pieces that go into rows, except for "wrap"; the Loss counts only untrained documents."""
+def pieces_of(
+    batch: TokenBatch, config: PackConfig, kept_whole: Sequence[int] = ()
+) -> tuple[Pieces, Loss]:
+    """The pieces that go into rows, except for "wrap"; the Loss counts only untrained documents.
+
+    `kept_whole`: the inputs whose documents "split-text" drops where they are too long.
+    """
     policy = _POLICIES.get(config.overlong or "", config.overlong or "")
     pieces = fit(batch.offsets, config.max_length, policy, config.truncate_side)
+    if config.overlong == "split-text" and kept_whole:
+        dropped = (np.diff(batch.offsets) > config.max_length) & np.isin(batch.file, kept_whole)
+        if dropped.any():
+            pieces = pieces.take(~dropped[pieces.document])
     if batch.trained is None or config.keep_untrained:
         return pieces, Loss()
     return without_untrained(pieces, batch.offsets, batch.trained)

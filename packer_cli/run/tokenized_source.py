@@ -49,7 +49,7 @@ def choose_tokenized(
     name = facts.tokenizer.source if facts.tokenizer else None
     hashes = {name: facts.side_files[name] for name in copies}
     notify(f"documents are tokenized already, with {name or 'no tokenizer'}")
-    shape = shape_of(files, config.overlong)
+    shape = shape_of(files)
     return shape, Chosen(name, copies=copies, copied_hashes=hashes)
 
 

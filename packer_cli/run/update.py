@@ -26,7 +26,7 @@ from packer_cli.inputs.pairs import is_pair
 from packer_cli.mixing.units import work_units
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import INFO, REJECTED, STATE, UNITS
-from packer_cli.result.manifest import Input, Result
+from packer_cli.result.manifest import Input, Manifest, Result
 from packer_cli.result.manifest_check import document_config_of
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
@@ -102,6 +102,9 @@ def plan_update(
     UsageError when documents would be lost, or the options or the tokenizer are others; DataError
     when the result lacks what is needed.
     """
+    if isinstance(manifest, Manifest) and manifest.sources:
+        settled = replace(config, shape=shape.kind)
+        return _of_mixture(directory, manifest, current, settled, checksum=checksum)
     _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
     others = find_unnamed(manifest, current)
     if unnamed != "dropped":
@@ -129,6 +132,30 @@ def plan_update(
         for index in standing - {index for record in records for index, *_ in record.inputs}
     }
     return Update(files, units, records, digests, bool(new or dropped), kept, dropped)
+
+
+def _of_mixture(
+    directory: Path,
+    manifest: Result,
+    current: list[InputFile],
+    config: DocumentConfig,
+    *,
+    checksum: bool,
+) -> Update:
+    """Everything anew, or nothing: a change of one source changes what is taken of the others."""
+    try:
+        differ = differing_options(document_config_of(manifest), config)
+    except ValueError:
+        differ = ["damaged"]
+    paths = [file.path for file in current]
+    same = (
+        not differ
+        and manifest.packer_version == packer_cli.__version__
+        and [one.path for one in manifest.inputs] == paths
+        and len(_same_inputs(directory, manifest, current, checksum)) == len(paths)
+    )
+    units = work_units(current, config)
+    return Update(current, units, [], {}, not same, Unnamed(), Unnamed())
 
 
 def _kept_files(

@@ -24,9 +24,10 @@ from packer_cli.errors import PackerError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
 from packer_cli.inputs.formats import detect_shape, documents_of, groups_of
+from packer_cli.mixing.units import work_units
 from packer_cli.records import InputFile, Int64
 from packer_cli.result.layout import MANIFEST, REJECTED, TEMPLATE, TOOL_TEMPLATE
-from packer_cli.result.manifest import TOKENIZED, Input, Result
+from packer_cli.result.manifest import TOKENIZED, Input, Manifest, Result
 from packer_cli.result.manifest_check import document_config_of
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import digest
@@ -63,7 +64,12 @@ def compare_inputs(
     findings.documents_compared, findings.inputs_compared = 0, len(files)
     if not files:
         return
-    _check_ends(manifest, files, findings)
+    if isinstance(manifest, Manifest) and manifest.sources:
+        if len(files) < len(manifest.inputs_now):
+            return  # what is taken of one source depends on all of them
+        _check_units(manifest, config, files, findings)
+    else:
+        _check_ends(manifest, files, findings)
     documents = sum(manifest.inputs[file].documents for file in files)
     everything = sample is None or sample >= documents
     if isinstance(config, PackConfig) and "segments" not in config.columns and not everything:
@@ -238,6 +244,23 @@ def _unchanged(
     again = (partial(check, *one) for one in inputs.items() if one[1].path != STDIN)
     run_all(again, workers, stop)
     return dict(sorted(files.items()))
+
+
+def _check_units(
+    manifest: Result, config: DocumentConfig, files: dict[int, InputFile], findings: Findings
+) -> None:
+    """Whether the units of a recipe's result take what the recipe says."""
+    text = "units: are not those that the recipe gives for these tokenized directories"
+    try:
+        expected = [
+            (unit.index, [(part.file, part.start, part.stop) for part in unit.slices])
+            for unit in work_units(list(files.values()), config)
+        ]
+        if expected == [(unit.unit, unit.slices) for unit in manifest.units]:
+            return
+    except PackerError as error:
+        text = error.message
+    findings.add(MANIFEST, text, remedy=DIFFERENT)
 
 
 def _check_ends(manifest: Result, files: dict[int, InputFile], findings: Findings) -> None:

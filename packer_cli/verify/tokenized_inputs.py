@@ -11,6 +11,7 @@ import numpy as np
 
 from packer_cli.errors import PackerError
 from packer_cli.inputs.tokenized import TokenizedInputs, shape_of
+from packer_cli.mixing.units import choice_of
 from packer_cli.records import InputFile, Int64
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Unit
@@ -40,9 +41,10 @@ class TokenizedComparison(Comparison):
     ) -> None:
         some, config = list(files.values()), config_of(packed.facts)
         seed = config.seed if config.documents_shuffled else None
-        self._inputs = TokenizedInputs(some, seed)
+        choice = choice_of(some, config)
+        self._inputs = TokenizedInputs(some, seed, pools=choice.pools if choice else None)
         self._numbers: dict[int, list[Int64]] = defaultdict(list)
-        shape, encode = shape_of(some, config.overlong), plain_encoder(None)
+        shape, encode = shape_of(some), plain_encoder(None)
         super().__init__(packed, config, shape, encode, files, findings, stop)
         self._job = replace(self._job, tokenized=self._inputs)
         findings.add(MANIFEST, *unshaped(config, shape), remedy=DIFFERENT)

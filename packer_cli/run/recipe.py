@@ -1,0 +1,221 @@
+"""A recipe's run: every source tokenized, documents chosen, rows packed.
+
+    Recipe -> TOKENIZED/NAME for every source      as packer tokenize --update does it
+           -> OUT, or OUT/train and OUT/validation  as packer pack does it, of those directories
+
+Each of these is a run of its own, with all that runs promise. One that has nothing to do is over
+at once, so that other amounts, another length or another split take the time of packing alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from packer_cli import storage
+from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.mixture import TRAIN, VALIDATION, Mixture
+from packer_cli.config.options import PackConfig
+from packer_cli.config.recipe import Recipe, Source
+from packer_cli.config.run_options import RunOptions
+from packer_cli.durable import make_folders, put_file
+from packer_cli.early import EarlyReference
+from packer_cli.errors import InternalError, PackerError, UsageError, from_os_error
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.discovery import find_inputs
+from packer_cli.inputs.tokenized import is_tokenized
+from packer_cli.records import InputFile
+from packer_cli.result.layout import DATASET_DICT, MANIFEST
+from packer_cli.result.manifest import Manifest, TokenizedManifest, load_any
+from packer_cli.run.pipeline import Notify, pack
+from packer_cli.run.ranks import finalize_if_last
+from packer_cli.run.replacing import holds_result
+
+_OF_RUN = {"unit_bytes", "shard_bytes"}  # options of documents that rows have, too
+_WAIT_SECONDS, _SAID_EVERY = 1.0, 30
+
+
+def pack_recipe(
+    recipe: Recipe,
+    destination: Path | str,
+    options: RunOptions,
+    notify: Notify = lambda message: None,
+    warn: Notify = lambda message: None,
+    early: EarlyReference | None = None,
+    staging: Path | None = None,
+) -> list[tuple[Path | str, Manifest | None]]:
+    """Pack a recipe into `destination`, a directory or a URL, or into a directory for each side of
+    its split in there; gives where each result is, and its manifest, or None to a rank that leaves
+    work to others. Parameters and errors are those of `pipeline.pack`.
+    """
+    if options.add:
+        raise UsageError("--add: a recipe names all of its inputs", "add them there, and --update")
+    job = _Job(recipe, destination, options, notify, warn)
+    directories = job.tokenized(early)
+    mixture = job.mixture(directories)
+    parts = [TRAIN, VALIDATION] if mixture.is_split else [None]
+    if mixture.is_split:
+        _begin_splits(destination)
+    results: list[tuple[Path | str, Manifest | None]] = []
+    for part in parts:
+        config = _of_rows(recipe.config, replace(mixture, part=part or TRAIN))
+        to = _inside(destination, part) if part else destination
+        results.append((to, job.packed(directories, to, config, staging)))
+    return results
+
+
+@dataclass(frozen=True)
+class _Job:
+    recipe: Recipe
+    destination: Path | str
+    options: RunOptions
+    notify: Notify
+    warn: Notify
+
+    def tokenized(self, early: EarlyReference | None) -> list[list[str]]:
+        """For every source, the tokenized directories that it consists of."""
+        files = [self._found(source) for source in self.recipe.sources]
+        _refuse_shared(self.recipe, files)
+        root = _root(self.recipe, self.destination)
+        directories = []
+        for source, its in zip(self.recipe.sources, files, strict=True):
+            with _named(source):
+                if is_tokenized(its):
+                    directories.append([_folder_of(file) for file in its])
+                else:
+                    self._tokenize(source, root / source.name, early)
+                    directories.append([str(root / source.name)])
+                    early = None
+        return directories
+
+    def mixture(self, directories: list[list[str]]) -> Mixture:
+        """The recipe's amounts, of as many directories."""
+        mixture = self.recipe.config.mixture
+        if mixture is None:
+            raise InternalError("a recipe without a mixture")
+        amounts = zip(mixture.sources, directories, strict=True)
+        return replace(
+            mixture, sources=tuple(replace(one, inputs=len(its)) for one, its in amounts)
+        )
+
+    def packed(
+        self, directories: list[list[str]], to: Path | str, config: PackConfig, staging: Path | None
+    ) -> Manifest | None:
+        """The rows of one side."""
+        inputs = [one for its in directories for one in its]
+        done = pack(inputs, to, config, self.options, None, self.notify, self.warn, staging=staging)
+        if done is not None and not isinstance(done, Manifest):
+            raise InternalError(f"{to}: rows were to be packed")
+        return done
+
+    def _found(self, source: Source) -> list[InputFile]:
+        with _named(source):
+            files = find_inputs(list(source.inputs), source.config, self.notify)
+            if any(file.path == STDIN for file in files):
+                raise UsageError("-: a recipe reads files", "write the data to a file")
+            return files
+
+    def _tokenize(self, source: Source, to: Path, early: EarlyReference | None) -> None:
+        """Bring the tokenized directory of a source up to date."""
+        config, tokenizer = source.config, self.recipe.tokenizer
+        options, finished = self.options, holds_result(to)
+        if finished and not isinstance(load_any(to, incomplete_too=True), TokenizedManifest):
+            raise UsageError(f"{to}: holds packed rows", "name another directory: tokenized = DIR")
+        if finished and not options.as_rank:
+            options = replace(options, update=True, add=False, overwrite=False)
+        arguments = list(source.inputs), to, config
+        try:
+            done = pack(*arguments, options, tokenizer, self.notify, self.warn, early)
+        except UsageError:
+            if not (finished and self.options.overwrite):
+                raise
+            done = pack(*arguments, self.options, tokenizer, self.notify, self.warn, early)
+        if done is None:
+            self._wait_for(to)
+
+    def _wait_for(self, to: Path) -> None:
+        """Wait until other ranks have tokenized their shares."""
+        waited = 0
+        while not holds_result(to) and finalize_if_last(to, lambda _: None) is None:
+            if waited % _SAID_EVERY == 0:
+                self.notify(f"{to}: waits for the ranks that tokenize the rest")
+            time.sleep(_WAIT_SECONDS)
+            waited += 1
+
+
+@contextmanager
+def _named(source: Source) -> Iterator[None]:
+    """Errors say which source they are about."""
+    try:
+        yield
+    except PackerError as error:
+        raise type(error)(f"source {source.name!r}: {error.message}", error.tip) from error
+
+
+def _of_rows(config: PackConfig, mixture: Mixture) -> PackConfig:
+    """The options that are left for rows once documents are tokens."""
+    defaults: dict[str, Any] = {
+        one.name: one.default for one in fields(DocumentConfig) if one.name not in _OF_RUN
+    }
+    return replace(config, **defaults, mixture=mixture)
+
+
+def _refuse_shared(recipe: Recipe, files: list[list[InputFile]]) -> None:
+    """UsageError for a file that is in two sources."""
+    owners: dict[str, str] = {}
+    for source, its in zip(recipe.sources, files, strict=True):
+        for file in its:
+            owner = owners.setdefault(storage.identity(file.path), source.name)
+            if owner != source.name:
+                raise UsageError(
+                    f"{file.path}: is in two sources, {owner!r} and {source.name!r}",
+                    "leave it to one of them",
+                )
+
+
+def _root(recipe: Recipe, destination: Path | str) -> Path:
+    """Where tokenized directories of sources lie."""
+    if recipe.tokenized is not None:
+        return Path(storage.local(recipe.tokenized, "documents are tokenized into local files"))
+    if storage.is_url(str(destination)):
+        raise UsageError(
+            f"{recipe.path}: does not say where sources are tokenized, and {destination} is a URL",
+            'name a local directory: tokenized = "DIR"',
+        )
+    return Path(f"{os.fspath(destination).rstrip('/')}-tokenized")
+
+
+def _folder_of(file: InputFile) -> str:
+    return file.path.removesuffix(MANIFEST).rstrip("/") or "."
+
+
+def _inside(destination: Path | str, part: str) -> Path | str:
+    return storage.join(destination, part) if isinstance(destination, str) else destination / part
+
+
+def _begin_splits(destination: Path | str) -> None:
+    """Make the directory of both sides, which opens as a datasets.DatasetDict."""
+    if isinstance(destination, str) and storage.is_url(destination):
+        return
+    folder = Path(destination)
+    if holds_result(folder):
+        raise UsageError(
+            f"{folder}: holds a result, and the recipe makes one for each side of its split",
+            "choose another --output",
+        )
+    content = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()
+    file = folder / DATASET_DICT
+    try:
+        make_folders(folder)
+        if file.exists() and file.read_bytes() != content:
+            raise UsageError(f"{file}: is of another dataset", "choose another --output")
+    except OSError as error:
+        raise from_os_error(error, folder, "write") from error
+    if not file.exists():
+        put_file(file, content)
