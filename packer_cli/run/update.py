@@ -104,7 +104,7 @@ def plan_update(
     """
     if isinstance(manifest, Manifest) and manifest.sources:
         settled = replace(config, shape=shape.kind)
-        return _of_mixture(directory, manifest, current, settled, checksum=checksum)
+        return _of_mixture(manifest, current, settled)
     _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
     others = find_unnamed(manifest, current)
     if unnamed != "dropped":
@@ -134,28 +134,24 @@ def plan_update(
     return Update(files, units, records, digests, bool(new or dropped), kept, dropped)
 
 
-def _of_mixture(
-    directory: Path,
-    manifest: Result,
-    current: list[InputFile],
-    config: DocumentConfig,
-    *,
-    checksum: bool,
-) -> Update:
+def _of_mixture(manifest: Manifest, current: list[InputFile], config: DocumentConfig) -> Update:
     """Everything anew, or nothing: a change of one source changes what is taken of the others."""
+    changed = not is_same_mixture(manifest, current, config)
+    return Update(current, work_units(current, config), [], {}, changed, Unnamed(), Unnamed())
+
+
+def is_same_mixture(manifest: Manifest, current: list[InputFile], config: DocumentConfig) -> bool:
+    """Whether a recipe's result is what these tokenized directories and options give."""
     try:
-        differ = differing_options(document_config_of(manifest), config)
+        earlier = document_config_of(manifest)
     except ValueError:
-        differ = ["damaged"]
-    paths = [file.path for file in current]
-    same = (
-        not differ
-        and manifest.packer_version == packer_cli.__version__
-        and [one.path for one in manifest.inputs] == paths
-        and len(_same_inputs(directory, manifest, current, checksum)) == len(paths)
+        return False
+    return (
+        not differing_packers(manifest.packer_version, str(packer_cli.__version__))
+        and not differing_options(earlier, config)
+        and [(one.path, one.sha256) for one in manifest.inputs]
+        == [(file.path, digest(file.path)[1]) for file in current]
     )
-    units = work_units(current, config)
-    return Update(current, units, [], {}, not same, Unnamed(), Unnamed())
 
 
 def _kept_files(
