@@ -273,3 +273,24 @@ def test_a_source_of_several_directories_is_taken_of_each_as_often() -> None:
         own = all_of(name)
         twice = sum(len(one) for one in own if taken[one] == 2)
         assert twice / tokens_of(own) == pytest.approx(0.5, abs=0.02)
+
+
+def test_what_was_chosen_stays_when_documents_are_added() -> None:
+    write_sources(count=600)
+    amounts = Amount("a", epochs=0.5), Amount("b")
+    pack(recipe(*amounts, validation_share=0.1))
+    train, held = documents_in("out/train"), documents_in("out/validation")
+    with Path("a.jsonl").open("ab") as file:
+        file.write(jsonl(*(f"more {number}" for number in range(60))))
+    tokenize("a.jsonl", "--update", "--unit-bytes", "2k", out="a")
+    pack(recipe(*amounts, validation_share=0.1))
+    train_now, held_now = documents_in("out/train"), documents_in("out/validation")
+    assert held.keys() <= held_now.keys()
+    assert not train.keys() & held_now.keys()
+    # half of a had 300 documents, and has some 330 now: a few near the middle come or go
+    assert len(train - train_now) < 30
+
+
+def test_more_epochs_than_units_can_have_are_refused() -> None:
+    with pytest.raises(PackerError, match=r"epochs is 1e\+06, the most is 10,000"):
+        Mixture((Amount("a", epochs=1e6),))
