@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -30,16 +29,15 @@ from packer_cli.errors import InternalError, PackerError, UsageError, from_os_er
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
+from packer_cli.locks import InUseError
 from packer_cli.records import InputFile
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
 from packer_cli.result.manifest import Manifest, TokenizedManifest, load, load_any
 from packer_cli.run.pipeline import Notify, pack, settled
-from packer_cli.run.ranks import finalize_if_last
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.update import is_same_mixture
 
 _OF_RUN = {"unit_bytes", "shard_bytes"}  # options of documents that rows have, too
-_WAIT_SECONDS, _SAID_EVERY = 1.0, 30
 
 
 def pack_recipe(
@@ -64,6 +62,8 @@ def pack_recipe(
     if mixture.is_split:
         _begin_splits(destination)
     places = [_inside(destination, part) if part else destination for part in parts]
+    if options.as_rank and not all(holds_result(Path(one)) for its in directories for one in its):
+        return [(place, None) for place in places]
     finished = [_is_finished(place) for place in places]
     results: list[tuple[Path | str, Manifest | None]] = []
     for part, place, is_done in zip(parts, places, finished, strict=True):
@@ -116,11 +116,23 @@ class _Job:
         *,
         goes_on: bool,
     ) -> Manifest | None:
-        """The rows of one side. `goes_on`: an interrupted run has finished them."""
-        inputs = [one for its in directories for one in its]
-        if goes_on:
+        """The rows of one side. `goes_on`: an interrupted run has finished them. Of several ranks,
+        each of which has tokenized its share, the last packs all of them.
+        """
+        inputs, options = [one for its in directories for one in its], self.options
+        is_rank = options.as_rank is not None
+        if goes_on or (is_rank and _is_finished(to)):
             return self._finished(inputs, to, config)
-        done = pack(inputs, to, config, self.options, None, self.notify, self.warn, staging=staging)
+        options = replace(options, rank=None, world_size=None)
+        try:
+            done = pack(inputs, to, config, options, None, self.notify, self.warn, staging=staging)
+        except (InUseError, UsageError) as error:
+            if is_rank and _is_finished(to):
+                return self._finished(inputs, to, config)
+            if is_rank and isinstance(error, InUseError):
+                self.notify(f"{to}: another rank packs the rows")
+                return None
+            raise
         if done is not None and not isinstance(done, Manifest):
             raise InternalError(f"{to}: rows were to be packed")
         return done
@@ -161,16 +173,7 @@ class _Job:
                 raise
             done = pack(*arguments, self.options, tokenizer, self.notify, self.warn, early)
         if done is None:
-            self._wait_for(to)
-
-    def _wait_for(self, to: Path) -> None:
-        """Wait until other ranks have tokenized their shares."""
-        waited = 0
-        while not holds_result(to) and finalize_if_last(to, lambda _: None) is None:
-            if waited % _SAID_EVERY == 0:
-                self.notify(f"{to}: waits for the ranks that tokenize the rest")
-            time.sleep(_WAIT_SECONDS)
-            waited += 1
+            self.notify(f"{to}: the ranks that tokenize the rest go on with it")
 
 
 @contextmanager
