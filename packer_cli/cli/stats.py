@@ -33,8 +33,8 @@ def stats(
         Option(
             "Also a line for each",
             metavar="WHAT",
-            choices=plain(("shard", "input")),
-            aliases={"shards": "shard", "inputs": "input", "file": "input"},
+            choices=plain(("shard", "input", "source")),
+            aliases={"shards": "shard", "inputs": "input", "file": "input", "sources": "source"},
         ),
     ] = None,
     html: Html = None,
@@ -60,6 +60,11 @@ def stats(
         raise UsageError(
             f"--min-utilization: {directory} holds documents, which are not in rows yet",
             f"leave it out, or pack them: packer pack {directory} --max-length 4096",
+        )
+    if by == "source" and not getattr(manifest, "sources", ()):
+        raise UsageError(
+            f"--by source: {directory} has no sources: it was not made from a recipe",
+            "see --by input",
         )
     if html is not None and not isinstance(manifest, Manifest):
         raise UsageError(
