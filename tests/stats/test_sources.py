@@ -82,7 +82,8 @@ def test_documents_held_out_and_equal_to_others_are_listed() -> None:
     start = lines.index("documents left out")
     assert lines[start + 1] == "held out duplicates source"
     chat = train.sources[2]
-    assert chat.held_out_documents and chat.duplicate_documents
+    assert chat.held_out_documents > 0
+    assert chat.duplicate_documents > 0
     expected = f"{chat.held_out_documents} {chat.duplicate_documents} chat"
     assert lines[start + 4] == expected
     # nothing is held out of what is held out
