@@ -262,6 +262,12 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     sources: list[Source] = []
     stages: list[TrainingStage] = []
 
+    def source_of(self, file: int) -> str | None:
+        """The name of the recipe's source that an input belongs to."""
+        return next(
+            (one.name for one in self.sources if one.inputs[0] <= file < one.inputs[1]), None
+        )
+
     @property
     def is_from_tokenized(self) -> bool:
         """Whether the inputs are tokenized directories: manifests, whose documents are tokens."""

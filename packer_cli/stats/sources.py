@@ -50,13 +50,6 @@ def by_source(manifest: Manifest) -> list[dict[str, Any]]:
     return counts
 
 
-def source_of(manifest: Manifest, file: int) -> str | None:
-    """The name of the source that an input belongs to."""
-    return next(
-        (one.name for one in manifest.sources if one.inputs[0] <= file < one.inputs[1]), None
-    )
-
-
 def counted(manifest: Manifest) -> str:
     """What amounts count: tokens, or trained tokens."""
     trained = _mixture(manifest).get("count") == "trained"

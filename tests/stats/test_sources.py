@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,49 @@ def test_what_has_no_sources_says_so() -> None:
     assert_error(packer("stats", "plain", "--by", "source"), 2, "--by source", "plain", "recipe")
     packer("tokenize", "web", "-t", "bytes", "-q", "-o", "tokens")
     assert_error(packer("stats", "tokens", "--by", "source"), 2, "--by source", "recipe")
+
+
+def test_both_sides_of_a_split_are_reported() -> None:
+    pack_mixed(recipe_of(IN_SHARES, validation_share=0.1))
+    lines = _lines("out", "--min-utilization", "50%", "--deep")
+    assert lines.index("out/train") < lines.index("out/validation")
+    assert lines.count("sources, in shares of tokens") == 2
+    content = _json("out", "--by", "source")
+    assert list(content) == ["train", "validation"]
+    assert content["train"] == _json("out/train", "--by", "source")
+    for side in ("train", "validation"):
+        assert content[side]["sources"][0]["name"] == "web"
+    refused = packer("stats", "out", "--html", "page.html")
+    assert_error(refused, 2, "--html", "out holds 2 results")
+    assert packer("stats", "out", "--min-utilization", "99.9%").exit_code == 1
+
+
+def test_the_side_that_is_not_packed_yet_is_named() -> None:
+    pack_mixed(recipe_of(IN_SHARES, validation_share=0.1))
+    shutil.rmtree("out/validation")
+    assert_error(packer("stats", "out"), 2, "out/validation", "no such directory")
+    shutil.rmtree("out/train")
+    assert_error(packer("stats", "out"), 1, "out", "not packed by packer")
+
+
+def test_commands_for_one_result_name_both_sides() -> None:
+    pack_mixed(recipe_of(IN_SHARES, validation_share=0.1))
+    for arguments in (("show", "out"), ("export", "out", "--to", "trl", "-o", "exported")):
+        result = packer(*arguments)
+        assert_error(result, 1, "out", "train and validation")
+        assert "out/train or out/validation" in result.stderr
+
+
+def test_both_sides_of_a_split_are_verified() -> None:
+    pack_mixed(recipe_of(IN_SHARES, validation_share=0.1))
+    result = packer("verify", "out", "--against-inputs", "-q")
+    assert result.exit_code == 0, result.stderr
+    places = [line.split(":")[0] for line in result.stdout.splitlines()]
+    assert places == ["out/train", "out/validation"]
+    content = json.loads(packer("verify", "out", "--json", "-q").stdout)
+    assert {side: one["ok"] for side, one in content.items()} == {"train": True, "validation": True}
+    shard = next(Path("out/validation").glob("shard-*.arrow"))
+    shard.write_bytes(shard.read_bytes()[:-8] + b"damaged!")
+    result = packer("verify", "out", "-q")
+    assert result.exit_code == 1
+    assert "error: out/validation: " in result.stderr
