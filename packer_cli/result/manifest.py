@@ -21,6 +21,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from packer_cli import storage
 from packer_cli.config.formats import format_of
+from packer_cli.config.mixture import TRAIN, VALIDATION
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from_os_error
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, SIDE_FILE_PATTERN, WORK
@@ -261,6 +262,12 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     sources: list[Source] = []
     stages: list[TrainingStage] = []
 
+    def source_of(self, file: int) -> str | None:
+        """The name of the recipe's source that an input belongs to."""
+        return next(
+            (one.name for one in self.sources if one.inputs[0] <= file < one.inputs[1]), None
+        )
+
     @property
     def is_from_tokenized(self) -> bool:
         """Whether the inputs are tokenized directories: manifests, whose documents are tokens."""
@@ -442,6 +449,22 @@ def _hidden(path: str) -> PackerError | None:
     return None
 
 
+def splits_of(directory: str | os.PathLike[str]) -> list[str]:
+    """The sides of a split, where a directory holds a result for each; [] for any other."""
+    name = os.fspath(directory)
+    if _begun(name):
+        return []
+    parts = [storage.join(name, part) for part in (TRAIN, VALIDATION)]
+    return parts if any(map(_begun, parts)) else []
+
+
+def _begun(name: str) -> bool:
+    """Whether a directory holds a result, or the beginning of one."""
+    if any(storage.is_file(storage.join(name, one)) for one in (MANIFEST, INCOMPLETE)):
+        return True
+    return storage.kind(storage.join(name, WORK)) == "folder"
+
+
 _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
 
 
@@ -455,6 +478,11 @@ def _no_result(name: str) -> PackerError:
         return DataError(
             f"{name}: has no {MANIFEST}: the run that writes it has not finished",
             "run the same command again: packer pack, or packer tokenize",
+        )
+    if parts := splits_of(name):
+        return DataError(
+            f"{name}: holds a result for each side of its split, {TRAIN} and {VALIDATION}",
+            f"give one of them: {' or '.join(parts)}",
         )
     return DataError(
         f"{name}: has no {MANIFEST}: not packed by packer",

@@ -87,12 +87,12 @@ def histogram(console: Console, title: str, buckets: list[Bucket]) -> None:
     console.print(table)
 
 
-def print_rows(console: Console, rows: list[list[str]]) -> None:
+def print_rows(console: Console, rows: list[list[str]], title: str = "") -> None:
     """Aligned columns, the first row as their titles. Names come last, where long ones stay whole
     and move no figure.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    console.print()
+    console.print(f"\n[dim]{title}[/dim]" if title else "")
     for number, row in enumerate(rows):
         cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
         console.print(Text("  ".join([*cells, one_line(row[-1])]), style="" if number else "dim"))

@@ -23,7 +23,7 @@ BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _DIGITS = 12  # of a digest: enough to tell tokenizers apart
 _ALWAYS = ("max_length", "strategy", "overlong")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
-                "columns", "fields", "turn_end", "shuffle", "window_tokens"}  # fmt: skip
+                "columns", "fields", "turn_end", "shuffle", "window_tokens", "mixture"}  # fmt: skip
 
 
 class _Template(NamedTuple):
