@@ -83,7 +83,7 @@ class DocumentConfig:
             metavar="FORMAT",
             choices=plain(FILE_FORMATS),
             unset="by file name",
-            aliases={"json": "jsonl", "jsonlines": "jsonl", "ndjson": "jsonl", "txt": "text",
+            aliases={"jsonlines": "jsonl", "ndjson": "jsonl", "txt": "text",
                      "feather": "arrow"},
         ),
     ] = None  # fmt: skip

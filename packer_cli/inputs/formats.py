@@ -58,6 +58,12 @@ class DocumentReader(Reader, Protocol):
     def edges(self, file: InputFile, parts: int) -> list[int]: ...
 
 
+class RecordReader(Reader, Protocol):
+    """A reader of a format whose slices begin where records do. `edges`: as `record_edges`."""
+
+    def edges(self, file: InputFile, parts: int) -> list[int]: ...
+
+
 @cache
 def reader_for(name: str) -> Reader:
     """The reader of a format; imports only what that format needs. UsageError for no format."""
@@ -77,6 +83,15 @@ def documents_of(file: InputFile) -> Documents | None:
     """The documents that slices of a file count; None where they count something else."""
     reader = _document_reader(file)
     return None if reader is None else reader.documents(file)
+
+
+def record_edges(file: InputFile, parts: int) -> list[int] | None:
+    """The bytes at which a file is cut into up to `parts`, from 0 on; None where any byte does, or
+    slices count something else. Reads the file.
+    """
+    if format_named(file.format).cut_by != "record":
+        return None
+    return cast("RecordReader", reader_for(file.format)).edges(file, parts)
 
 
 def document_edges(file: InputFile, parts: int) -> list[int] | None:
