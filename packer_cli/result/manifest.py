@@ -107,7 +107,8 @@ class AttentionCosts(Struct, frozen=True):
 
 class Input(Struct, frozen=True):
     """An input, and the counts of its records. `removed`: an update has dropped it. `format`: of
-    tokenized directories, whose manifests' names do not tell.
+    tokenized directories, whose manifests' names do not tell. What was lost on the way to rows is
+    unset where no rows were packed, and in results of earlier packers.
     """
 
     path: str
@@ -119,6 +120,12 @@ class Input(Struct, frozen=True):
     rejected_records: Count
     removed: bool = False
     format: str | None = None
+    truncated_documents: Count | UnsetType = UNSET
+    truncated_tokens: Count | UnsetType = UNSET
+    dropped_documents: Count | UnsetType = UNSET
+    dropped_tokens: Count | UnsetType = UNSET
+    untrained_documents: Count | UnsetType = UNSET
+    untrained_tokens: Count | UnsetType = UNSET
 
     def format_then(self, input_format: str | None) -> str | None:
         """What it was read as, with the run's --input-format; None for stdin without one."""
@@ -194,6 +201,15 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     def pad_token_id(self) -> int:
         """The id in the padding of rows: 0 for ids that came without a tokenizer."""
         return self.tokenizer.pad_token_id if self.tokenizer else 0
+
+    @property
+    def counted_by_input(self) -> tuple[str, ...]:
+        """The totals of which every input has its part."""
+        return tuple(
+            name for name in OF_INPUTS
+            if hasattr(self, name)
+            and all(getattr(one, name) is not UNSET for one in self.inputs)
+        )  # fmt: skip
 
     @property
     def inputs_now(self) -> dict[int, Input]:

@@ -12,7 +12,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import UsageError
 from packer_cli.result.layout import DOCUMENTS, INDEX, ROWS, kind_of
-from packer_cli.result.manifest import OF_INPUTS, Manifest, Result
+from packer_cli.result.manifest import Manifest, Result
 from packer_cli.result.shards import Shard
 
 _COUNTED = ("rows", "tokens", "trained_tokens")
@@ -73,7 +73,7 @@ def _wrong_figures(manifest: Result) -> Iterator[str]:
     listed = manifest.histograms.document_length
     expected: list[tuple[str, object, str]] = [
         *((n, sum(getattr(i, n) for i in manifest.inputs), "the sum over its inputs")
-          for n in OF_INPUTS),
+          for n in manifest.counted_by_input),
         ("documents", sum(listed), "the sum of document_length"),
         *(_rows_expected(manifest) if isinstance(manifest, Manifest)
           else _documents_expected(manifest)),

@@ -22,6 +22,7 @@ from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INDEX, INPUT_TIMES, MANIFEST, REJECTED, UNITS, kind_of
 from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
+    OF_INPUTS,
     TOKENIZED,
     TOTALS,
     DocumentHistograms,
@@ -184,8 +185,9 @@ def _manifest(
         "config": run.config.as_json() | {"shape": run.shape.kind},
         "tokenizer": tokenizer,
     }
+    by_input = _counted_by_input(run, counts)
     end = {
-        "inputs": [_input(file, *digests[file.index], counts) for file in run.files],
+        "inputs": [_input(file, *digests[file.index], counts, by_input) for file in run.files],
         "units": [
             {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
             for unit in run.units
@@ -232,8 +234,27 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
     }
 
 
-def _input(file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:
-    entry = {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
+def _counted_by_input(run: Run, counts: Counts) -> list[str]:
+    """The totals that each input has its part of. An update may have kept units whose records an
+    earlier packer wrote, without the losses of each input.
+    """
+    totals = DOCUMENT_TOTALS if run.is_to_tokenize else TOTALS
+
+    def is_whole(name: str) -> bool:
+        parts = (getattr(one, name) for one in counts.files.values())
+        return bool(sum(parts) == getattr(counts, name))
+
+    return [
+        name for name in OF_INPUTS if name in totals and (name in DOCUMENT_TOTALS or is_whole(name))
+    ]
+
+
+def _input(
+    file: InputFile, size: int, sha256: str, counts: Counts, by_input: list[str]
+) -> dict[str, Any]:
+    own = counts.file(file.index)
+    figures = {name: getattr(own, name) for name in by_input}
+    entry = {"path": file.path, "size": size, "sha256": sha256, **figures}
     if file.format == TOKENIZED:
         entry["format"] = TOKENIZED
     return entry if file.format else entry | {"removed": True}
