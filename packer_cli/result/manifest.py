@@ -41,7 +41,8 @@ _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
 class Config(Struct, frozen=True):
     """The options that readers need. `manifest_check.config_of` gives all of them.
 
-    Those with a default are ones that results of earlier packers do not name.
+    Those with a default are ones that results of earlier packers do not name. What depends on the
+    shape is None where inputs have several, see `Input.shape`.
     """
 
     max_length: _Length
@@ -55,7 +56,7 @@ class Config(Struct, frozen=True):
     input_format: str | None = None
     prompt_template: str | None = None
     chat_template: str | None = None
-    train_on: str = "all"
+    train_on: str | None = "all"
     fields: list[tuple[str, str]] = []
 
 
@@ -107,8 +108,9 @@ class AttentionCosts(Struct, frozen=True):
 
 class Input(Struct, frozen=True):
     """An input, and the counts of its records. `removed`: an update has dropped it. `format`: of
-    tokenized directories, whose manifests' names do not tell. What was lost on the way to rows is
-    unset where no rows were packed, and in results of earlier packers.
+    tokenized directories, whose manifests' names do not tell. `shape`: the `Shape.name` of its
+    records, where not all inputs have the same. What was lost on the way to rows is unset where no
+    rows were packed, and in results of earlier packers.
     """
 
     path: str
@@ -120,6 +122,7 @@ class Input(Struct, frozen=True):
     rejected_records: Count
     removed: bool = False
     format: str | None = None
+    shape: str | None = None
     truncated_documents: Count | UnsetType = UNSET
     truncated_tokens: Count | UnsetType = UNSET
     dropped_documents: Count | UnsetType = UNSET
@@ -145,7 +148,7 @@ class DocumentsConfig(Struct, frozen=True):
     shape: str
     chat_template: str | None = None
     prompt_template: str | None = None
-    train_on: str = "all"
+    train_on: str | None = "all"
     input_format: str | None = None
     fields: list[tuple[str, str]] = []
 
