@@ -60,7 +60,7 @@ class DocumentConfig:
             INPUT,
             metavar="SHAPE",
             choices=plain(KINDS),
-            unset="by the fields of the first record",
+            unset="by the fields of each file's first record",
             aliases=SHAPE_NAMES,
             elsewhere=("--dataset-type", "--data-format"),
         ),

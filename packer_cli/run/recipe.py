@@ -140,7 +140,7 @@ class _Job:
     def _finished(self, inputs: list[str], to: Path | str, config: PackConfig) -> Manifest:
         """What is there, which must be what the recipe gives."""
         files = find_inputs(inputs, config, self.notify)
-        config, shape, _ = settled(files, config, None, lambda _: None, self.warn)
+        files, config, shape, _ = settled(files, config, None, lambda _: None, self.warn)
         manifest = load(to, incomplete_too=True)
         if not is_same_mixture(manifest, files, replace(config, shape=shape.kind)):
             raise UsageError(

@@ -11,7 +11,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
-    Loss,
+    Untrained,
     cut_stream,
     fit,
     loss_of,
@@ -103,7 +103,7 @@ class UnitRows:
             self._stream_position += int(taken.sum())
         else:
             pieces, untrained = pieces_of(batch, config, self._job.kept_whole)
-        self.counts.add_loss(untrained)
+        self.counts.add_untrained(batch.file, untrained)
         self.counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
         _count_documents(self.counts, batch, pieces, config.max_length)
         self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
@@ -183,8 +183,8 @@ class UnitRows:
 
 def pieces_of(
     batch: TokenBatch, config: PackConfig, kept_whole: Sequence[int] = ()
-) -> tuple[Pieces, Loss]:
-    """The pieces that go into rows, except for "wrap"; the Loss counts only untrained documents.
+) -> tuple[Pieces, Untrained]:
+    """The pieces that go into rows, except for "wrap", and the documents left out as untrained.
 
     `kept_whole`: the inputs whose documents "split-text" drops where they are too long.
     """
@@ -195,12 +195,12 @@ def pieces_of(
         if dropped.any():
             pieces = pieces.take(~dropped[pieces.document])
     if batch.trained is None or config.keep_untrained:
-        return pieces, Loss()
+        return pieces, Untrained()
     return without_untrained(pieces, batch.offsets, batch.trained)
 
 
-def _wrapped(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Loss]:
-    documents, untrained = None, Loss()
+def _wrapped(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Untrained]:
+    documents, untrained = None, Untrained()
     if batch.trained is not None and not config.keep_untrained:
         documents, untrained = trained_documents(batch.offsets, batch.trained)
     multiple = config.segment_multiple

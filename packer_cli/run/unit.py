@@ -63,7 +63,12 @@ class Job:
     @cached_property
     def kept_whole(self) -> list[int]:
         """The inputs whose documents must not be cut, where others may be."""
-        return self.tokenized.kept_whole if self.tokenized else []
+        if self.tokenized:
+            return self.tokenized.kept_whole
+        of_files = self.shape.members
+        return [
+            one.index for one in self.files if of_files and self.shape.of(one.shape).stays_whole
+        ]
 
     def stop_if_asked(self) -> None:
         """Raise Interrupted once `stop` is set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
@@ -9,11 +10,11 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.formats import format_named
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shape_rules import for_shape
-from packer_cli.config.shapes import Shape
+from packer_cli.config.shapes import KINDS, Shape
 from packer_cli.errors import UsageError
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
 from packer_cli.result.manifest import Manifest, Result, checksum
-from packer_cli.result.manifest_check import disagreements, why_incomplete
+from packer_cli.result.manifest_check import disagreements, shape_of, why_incomplete
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import Stored, is_file
 
@@ -49,10 +50,10 @@ def _marked(stored: Stored, config: DocumentConfig) -> list[str]:
 
 def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
     """Options that no finished run with such records, or so many bad ones, can have."""
-    wrong = []
+    wrong = list[str]()
     try:
-        # only the inputs show whether the prompts are messages
-        shape = Shape(config.shape or "text", of_messages=config.prompt_template == "chat")
+        shape = shape_of(manifest)
+        wrong += _wrong_shapes(manifest, shape)
         made = for_shape(config, shape)
         wrong += [
             f"config: {name} is {value!r}, a run would have {getattr(made, name)!r}"
@@ -70,6 +71,21 @@ def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
         if bad > (limit * records if isinstance(limit, float) else limit):
             wrong.append(f"config: max_errors is {limit}, but rejected_records is {bad}")
     return wrong
+
+
+def _wrong_shapes(manifest: Result, shape: Shape) -> Iterator[str]:
+    """Shapes of inputs that no run would give them."""
+    if not shape.members:
+        return
+    kind = manifest.document["config"]["shape"]
+    if kind != shape.kind:
+        yield f"config: shape is {kind!r}, by the inputs it is {shape.kind!r}"
+    for one in manifest.inputs_now.values():
+        if one.shape is None:
+            yield f"{one.path} has no shape, though other inputs have"
+    for name, member in shape.members.items():
+        if member.kind not in KINDS:
+            yield f"{name!r} is no shape of records"
 
 
 def uncovered(manifest: Result, config: DocumentConfig) -> list[str]:
