@@ -38,6 +38,7 @@ from packer_cli.records import (
 )
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
+from packer_cli.result.manifest_check import shape_of as shape_of_result
 from packer_cli.result.shards import digest
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
 
@@ -278,13 +279,15 @@ def shape_of(files: Sequence[InputFile], overlong: str | None) -> Shape:
     """What the records of tokenized directories are. UsageError where some may be cut, some may
     not, and `overlong` does not say what becomes of those longer than a row.
     """
-    kinds = {file.path: opened(file).facts.config.shape for file in files}
-    whole = [path for path, kind in kinds.items() if kind not in ("text", "tokens")]
-    if whole and len(whole) < len(kinds) and overlong is None:
-        other = next(path for path in kinds if path not in whole)
+    whole, other = list[tuple[str, str]](), list[tuple[str, str]]()  # (path, kind)
+    for file in files:
+        shape = shape_of_result(opened(file).facts)
+        for one in shape.members.values() or [shape]:
+            (whole if one.is_supervised else other).append((file.path, one.kind))
+    if whole and other and overlong is None:
         raise UsageError(
-            f"{whole[0]} holds {kinds[whole[0]]}, which are not to be cut, {other} holds "
-            f"{kinds[other]}",
+            f"{whole[0][0]} holds {whole[0][1]}, which are not to be cut, {other[0][0]} holds "
+            f"{other[0][1]}",
             "say what becomes of documents that are too long: --overlong drop or truncate",
         )
     return Shape("tokens", {"input_ids": "input_ids"}, of_supervised=bool(whole))
