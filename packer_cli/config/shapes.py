@@ -89,6 +89,11 @@ class Shape:
         return self if file_shape is None else self.members[file_shape]
 
 
+def kinds_of(shape: Shape) -> str:
+    """For people: "messages", or "messages, alpaca" where there are several."""
+    return ", ".join(dict.fromkeys(one.kind for one in shape.members.values() or [shape]))
+
+
 def joined(members: dict[str, Shape]) -> Shape:
     """One shape that stands for several."""
     kinds = {member.kind for member in members.values()}

@@ -211,9 +211,11 @@ def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:
     counted = trained if config.mixture and config.mixture.count == "trained" else lengths
     if config.overlong in ("truncate", "truncate-turns") and counted is lengths:
         counted = np.minimum(lengths, config.max_length)
-    may_be_cut = directory.facts.config.shape in ("text", "tokens")
-    if config.overlong == "drop" or (config.overlong == "split-text" and not may_be_cut):
-        counted = np.where(lengths > config.max_length, 0, counted)
+    overlong = lengths > config.max_length
+    if config.overlong == "split-text":
+        overlong &= trained < lengths - 1
+    if config.overlong in ("drop", "split-text"):
+        counted = np.where(overlong, 0, counted)
     if not config.keep_untrained and directory.facts.config.shape != "text":
         counted = np.where(trained == 0, 0, counted)
     return counted

@@ -154,6 +154,17 @@ def without_untrained(pieces: Pieces, offsets: Int64, trained: UInt8) -> tuple[P
     return pieces.take(kept), Untrained(documents, tokens[documents])
 
 
+def without_overlong(pieces: Pieces, offsets: Int64, trained: UInt8, max_length: int) -> Pieces:
+    """The pieces without those of documents that are longer than a row and not trained on
+    throughout: a part of one would be trained on without what it answers.
+    """
+    lengths = np.diff(offsets)
+    after_first = np.minimum(offsets[:-1] + 1, offsets[1:])
+    throughout = _trained_in(trained, after_first, offsets[1:]) == offsets[1:] - after_first
+    dropped = (lengths > max_length) & ~throughout
+    return pieces.take(~dropped[pieces.document]) if dropped.any() else pieces
+
+
 def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Loss:
     """The part of the documents that is not in the pieces, no two of which share a token."""
     if int(pieces.length.sum(dtype=np.int64)) == offsets[-1] - offsets[0]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from packer_cli.packing.fitting import (
     loss_of,
     padded,
     trained_documents,
+    without_overlong,
     without_untrained,
 )
 from packer_cli.packing.window import PlannedRows, SourceWindows, Window, gathered
@@ -102,7 +103,7 @@ class UnitRows:
             taken = padded(pieces.length, config.segment_multiple)
             self._stream_position += int(taken.sum())
         else:
-            pieces, untrained = pieces_of(batch, config, self._job.kept_whole)
+            pieces, untrained = pieces_of(batch, config)
         self.counts.add_untrained(batch.file, untrained)
         self.counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
         _count_documents(self.counts, batch, pieces, config.max_length)
@@ -181,19 +182,12 @@ class UnitRows:
             yield gathered(stock, pieces, ids), np.arange(len(pieces)), edges - edges[0]
 
 
-def pieces_of(
-    batch: TokenBatch, config: PackConfig, kept_whole: Sequence[int] = ()
-) -> tuple[Pieces, Untrained]:
-    """The pieces that go into rows, except for "wrap", and the documents left out as untrained.
-
-    `kept_whole`: the inputs whose documents "split-text" drops where they are too long.
-    """
+def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Untrained]:
+    """The pieces that go into rows, except for "wrap", and the documents left out as untrained."""
     policy = _POLICIES.get(config.overlong or "", config.overlong or "")
     pieces = fit(batch.offsets, config.max_length, policy, config.truncate_side)
-    if config.overlong == "split-text" and kept_whole:
-        dropped = (np.diff(batch.offsets) > config.max_length) & np.isin(batch.file, kept_whole)
-        if dropped.any():
-            pieces = pieces.take(~dropped[pieces.document])
+    if config.overlong == "split-text" and batch.trained is not None:
+        pieces = without_overlong(pieces, batch.offsets, batch.trained, config.max_length)
     if batch.trained is None or config.keep_untrained:
         return pieces, Untrained()
     return without_untrained(pieces, batch.offsets, batch.trained)

@@ -106,10 +106,13 @@ def print_rows(console: Console, rows: list[list[str]], title: str = "") -> None
 def input_rows(manifest: Result) -> list[list[str]]:
     """For `print_rows`: what each input has."""
     names = ("documents", "tokens", "empty_documents", "rejected_records")
-    rows = [["documents", "tokens", "empty", "rejected", "bytes", "input"]]
-    for one in manifest.inputs_now.values():
-        figures = (*(getattr(one, name) for name in names), one.size)
-        rows.append([*(f"{figure:,}" for figure in figures), one.path])
+    inputs = manifest.inputs_now.values()
+    shapes = any(one.shape for one in inputs)
+    titles = ["documents", "tokens", "empty", "rejected", "bytes", *["shape"] * shapes, "input"]
+    rows = [titles]
+    for one in inputs:
+        figures = (f"{figure:,}" for figure in (*(getattr(one, name) for name in names), one.size))
+        rows.append([*figures, *[one.shape or ""] * shapes, one.path])
     return rows
 
 
