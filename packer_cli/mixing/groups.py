@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape, find_shape
@@ -22,7 +24,8 @@ from packer_cli.records import InputFile, Records
 TokensOf = Callable[[list[str]], list[int]]
 # where text is, in records that say nothing else of their shape
 TEXT_FIELDS = ("content", "raw_content", "body", "document", "article", "code", "markdown", "story")
-_SAMPLED = 4 << 20  # characters read of a group
+_SAMPLED = 1 << 20  # characters read of a file
+_FILES_SAMPLED = 8
 _BEGINNING = 1 << 20
 _BYTES_PER_TOKEN = 4
 
@@ -86,24 +89,29 @@ def _group(file: InputFile, fields: tuple[str, ...], config: DocumentConfig) -> 
 
 
 def _measure(group: Group, config: DocumentConfig, tokens_of: TokensOf) -> None:
-    """Estimate documents and tokens from the beginning of the first file."""
+    """Estimate documents and tokens from the beginnings of the first files."""
+    files = group.files[:_FILES_SAMPLED]
     if group.shape is None:
         return
-    file, shape = group.files[0], group.shape
-    texts: list[str] = []
     counts: list[int] = []
     read = 0
-    for records in reader_for(file.format).read(file, beginning(file, _BEGINNING), shape, config):
-        texts += _texts(records)
-        if records.tokens is not None:
-            counts += (records.tokens[1][1:] - records.tokens[1][:-1]).tolist()
-        group.bad += len(records.bad)
-        read = max(read, records.consumed)
-        if sum(map(len, texts)) > _SAMPLED or sum(counts) > _SAMPLED:
-            break
-    counts += tokens_of(texts)
-    # what is left of the file, and the other files, are taken to be alike
-    share = max(min(read, file.size), 1) / max(group.bytes, 1)
+    for file in files:
+        texts: list[str] = []
+        most, consumed = len(counts) + _SAMPLED, 0
+        for records in reader_for(file.format).read(
+            file, beginning(file, _BEGINNING), group.shape, config
+        ):
+            group.bad += len(records.bad)
+            texts += _texts(records)
+            if records.tokens is not None:
+                counts += np.diff(records.tokens[1]).tolist()
+            consumed = max(consumed, records.consumed)
+            if sum(map(len, texts)) > _SAMPLED or len(counts) > most:
+                break
+        counts += tokens_of(texts)
+        read += min(consumed, file.size)
+    # what is left of the files, and the other files, are taken to be alike
+    share = max(read, 1) / max(group.bytes, 1)
     group.documents, group.tokens = len(counts) / share, sum(counts) / share
     group.largest = max(counts, default=0)
 
