@@ -180,7 +180,7 @@ def _kept_files(
     if anew:
         refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
     times = _times(directory, manifest.inputs)
-    names = _names(manifest, kept, config)
+    names = _names(manifest, kept, shape)
     if shape.members:
         found = shapes_of(anew, config)
         shape = joined(shape.members | {one.described(): one for one in found.values()})
@@ -197,10 +197,10 @@ def _kept_files(
     return anew + standing_files, shape
 
 
-def _names(manifest: Result, unnamed: Unnamed, config: DocumentConfig) -> dict[int, str]:
-    """The `Shape.name` of inputs; `config`: as it was given, or as `for_shape` gives it."""
+def _names(manifest: Result, unnamed: Unnamed, shape: Shape) -> dict[int, str]:
+    """What inputs are called among the members of `shape`."""
     then = shape_of(manifest)
-    if config.prompt_template == "chat":  # not because prompts are messages
+    if then.name not in shape.members:
         then = replace(then, of_messages=False)
     return {index: one.shape or then.name for index, one in unnamed.items()}
 
@@ -212,8 +212,11 @@ def kept_shapes(
     if not holds_result(directory):
         return {}
     manifest = load_any(directory, incomplete_too=True)
-    names = _names(manifest, find_unnamed(manifest, current), config).values()
-    return {name: shape_named(name) for name in names}
+    then = shape_of(manifest)
+    if config.prompt_template == "chat":  # as was asked for, not because prompts are messages
+        then = replace(then, of_messages=False)
+    unnamed = find_unnamed(manifest, current).values()
+    return {name: shape_named(name) for name in (one.shape or then.name for one in unnamed)}
 
 
 def _times(directory: Path, inputs: list[Input]) -> list[int]:

@@ -92,12 +92,15 @@ def test_a_bad_row_of_parquet_is_named(folder: Path) -> None:
     assert pack_chat(path, "--on-error", "skip")["rejected_records"] == 1
 
 
-def test_other_files_of_another_shape_have_bad_records(folder: Path) -> None:
+def test_a_record_of_another_file_s_shape_is_a_bad_record(folder: Path) -> None:
     write([chat(*HI)], "a.jsonl")
-    write([{"prompt": "Hi", "completion": "Hello"}], "b.jsonl")
+    records = [{"prompt": "Hi", "completion": "Hello"}, chat(*HI)]
+    write(records, "b.jsonl")
     result = run("a.jsonl", "b.jsonl")
-    assert_error(result, 1, "b.jsonl, line 1 (byte 0): no field 'messages'")
-    assert pack_chat("a.jsonl", "b.jsonl", "--on-error", "skip")["documents"] == 1
+    place = positions(records)[1]
+    assert_error(result, 1, f"b.jsonl, line 2 (byte {place}): no field 'prompt'")
+    manifest = pack_chat("a.jsonl", "b.jsonl", "--on-error", "skip")
+    assert (manifest["documents"], manifest["rejected_records"]) == (2, 1)
 
 
 def test_a_record_that_the_template_refuses_is_a_bad_record(folder: Path) -> None:
