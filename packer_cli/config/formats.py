@@ -34,6 +34,11 @@ class Format(NamedTuple):
     streamed: bool
     beside: tuple[str, ...] = ()
 
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether slices count bytes, and may end at any, with the record that begins before it."""
+        return self.cut_by in ("byte", "record")
+
 
 FORMATS = {
     "jsonl": Format((".jsonl", ".ndjson"), "jsonl.JsonlReader", "byte", "byte", True),
