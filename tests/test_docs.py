@@ -20,6 +20,8 @@ from test_imports import LAYERS, MODULES, PACKAGE
 from packer_cli.config import recipe_keys
 from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.formats import COMPRESSIONS, DOCUMENT_SUFFIXES, SUFFIXES
+from packer_cli.config.formats import FORMATS as FILES
 from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
 from packer_cli.config.recipe_keys import keys_of
@@ -358,6 +360,15 @@ def _anchors(page: Path) -> set[str]:
     """What GitHub calls the headings of a page in links."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def test_the_page_of_inputs_names_every_ending() -> None:
+    page = (ROOT / "docs" / "inputs.md").read_text()
+    named = set(re.findall(r"(?<![\w/*])\.[a-z0-9]+(?:\.[a-z]+)?\b", page))
+    beside = {ending for one in FILES.values() for ending in one.beside}
+    endings = {*SUFFIXES, *DOCUMENT_SUFFIXES, *COMPRESSIONS}
+    assert endings <= named
+    assert named - endings - beside - {".zst", ".data"} == set()
 
 
 def test_readme_leads_to_every_page() -> None:

@@ -21,7 +21,8 @@ _Config = TypeVar("_Config", bound=DocumentConfig)
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        metavar="INPUT", help="Files, directories, globs, URLs of these, or - for stdin."
+        metavar="INPUT",
+        help="Files, directories, globs, URLs of these, @FILE that lists such, or - for stdin.",
     ),
 ]
 Rank = Annotated[
@@ -42,12 +43,12 @@ def default_output(inputs: list[str], ending: str) -> str:
     from packer_cli.config.orders import is_recipe
     from packer_cli.storage import base_name
 
-    name = base_name(belongs_to(inputs[0]) or inputs[0])
+    name = base_name(belongs_to(inputs[0]) or inputs[0].removeprefix("@"))
     if inputs[0] == "-":
         name = "stdin"
     elif is_recipe(name):
         name = Path(name).stem
-    elif format_of(name)[0]:
+    elif format_of(name, documents=True)[0]:
         stem = Path(name).stem
         name = Path(stem).stem if format_of(stem)[0] else stem
     stem = "".join(c for c in name if c not in "*?[]") or "data"

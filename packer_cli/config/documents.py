@@ -245,6 +245,11 @@ class DocumentConfig:
         return dict(self.fields)
 
     @property
+    def whole_files(self) -> bool:
+        """Whether each file of plain text is one document."""
+        return self.sample_by == "document"
+
+    @property
     def least_unit_tokens(self) -> int:
         """How long a work unit should be at least."""
         return 0

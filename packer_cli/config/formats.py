@@ -34,6 +34,11 @@ class Format(NamedTuple):
     streamed: bool
     beside: tuple[str, ...] = ()
 
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether slices count bytes, and may end at any, with the record that begins before it."""
+        return self.cut_by in ("byte", "record")
+
 
 FORMATS = {
     "jsonl": Format((".jsonl", ".ndjson"), "jsonl.JsonlReader", "byte", "byte", True),
@@ -63,12 +68,30 @@ FILE_FORMATS = tuple(name for name, format_ in FORMATS.items() if format_.suffix
 SUFFIXES = {suffix: name for name, format_ in FORMATS.items() for suffix in format_.suffixes}
 
 
-def format_of(path: str) -> tuple[str | None, str | None]:
-    """(format, compression) by the file's name, a path or a URL; format None when unknown."""
+_PROSE = ".adoc .md .markdown .mdx .org .rst .tex"
+_SOURCES = (
+    ".asm .bash .c .cc .clj .cpp .cs .cu .cuh .cxx .d .dart .el .erl .ex .exs .f90 .fs .go "
+    ".groovy .h .hh .hpp .hs .hxx .java .jl .js .jsx .kt .kts .lisp .lua .m .mjs .ml .mli .mm .nim "
+    ".php .pl .pm .proto .ps1 .pxd .py .pyi .pyx .r .rb .rs .s .scala .scm .sh .sol .sql .svelte "
+    ".swift .tcl .ts .tsx .v .vb .vhd .vim .vue .zig .zsh"
+)
+_MARKUP = ".cfg .cmake .css .gradle .htm .html .ini .less .scss .tf .toml .xml .yaml .yml"
+# Files that are one document each with --sample-by document. Without it they are no inputs: a line
+# of a source is no document, and a folder of data often has its README.md.
+DOCUMENT_SUFFIXES = frozenset(f"{_PROSE} {_SOURCES} {_MARKUP}".split())
+
+
+def format_of(path: str, *, documents: bool = False) -> tuple[str | None, str | None]:
+    """(format, compression) by the file's name, a path or a URL; format None when unknown.
+
+    `documents`: sources and the like are text, too.
+    """
     stem, suffix = os.path.splitext(storage.base_name(path).lower())
     compression = COMPRESSIONS.get(suffix)
     if compression:
         suffix = os.path.splitext(stem)[1]
+    if documents and suffix in DOCUMENT_SUFFIXES:
+        return "text", compression
     return SUFFIXES.get(suffix), compression
 
 

@@ -12,6 +12,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, named
 from packer_cli.inputs.byte_streams import Source, open_source, read_lines, too_long
+from packer_cli.inputs.encodings import refuse_other_than_utf8
 from packer_cli.inputs.line_positions import LinePositions
 from packer_cli.records import BadRecord, InputFile, Records, Slice
 
@@ -42,6 +43,7 @@ class _Lines:
             if block is None:
                 self.ended = True
                 raise StopIteration
+            refuse_other_than_utf8(self._file, block)
             if block.data is None:
                 raise self.refused(too_long(block.offset, self._limit))
             self._lines = iter(block.data.splitlines(keepends=True))

@@ -23,6 +23,7 @@ from packer_cli.config.formats import COMPRESSIONS, FORMATS, JSON, SUFFIXES, for
 from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import document_edges, documents_of, groups_of, record_edges
+from packer_cli.inputs.lists import inputs_listed, is_list, placed
 from packer_cli.inputs.pairs import is_input_by_name, status_of, without_companions
 from packer_cli.ownership import MARKER as OWNER
 from packer_cli.records import InputFile, Slice, WorkUnit
@@ -42,12 +43,19 @@ _TICK_NS = 2_000_000_000
 def find_inputs(
     inputs: list[str], config: DocumentConfig, notify: Callable[[str], None] = lambda message: None
 ) -> list[InputFile]:
-    """The files behind files, directories, globs and "-", in the order named, sorted within.
+    """The files behind files, directories, globs, "-" and lists, in the order named, sorted within.
 
-    All but "-" may be URLs. `notify` hears what is left out. Raises UsageError for paths that do
-    not exist, unknown formats, and files named twice; DataError for what cannot be read.
+    All but "-" may be URLs; "@FILE" is a list of the others. `notify` hears what is left
+    out. Raises UsageError for paths that do not exist, unknown formats, and files named twice;
+    DataError for what cannot be read.
     """
-    paths = [path for name in inputs for path in _expand(name, config, notify)]
+    paths, places = list[str](), dict[str, str]()
+    for place, name in _named(inputs):
+        with placed(place):
+            found = _expand(name, config, notify)
+        paths += found
+        if place is not None:
+            places |= dict.fromkeys(found, place)
     if config.input_format is None or format_named(config.input_format).beside:
         paths = list(without_companions(paths))
     seen: dict[str, str] = {}
@@ -56,10 +64,11 @@ def find_inputs(
     if paths.count(STDIN) > 1:  # before any of it is read
         _refuse_twice({STDIN: STDIN}, STDIN, STDIN)
     for index, path in enumerate(paths):
-        _refuse_twice(seen, path if path == STDIN else storage.identity(path), path)
-        file = input_file(index, path, config)
-        if file.inode:  # a file that has several names
-            _refuse_twice(linked, (file.device, file.inode), path)
+        with placed(places.get(path)):
+            _refuse_twice(seen, path if path == STDIN else storage.identity(path), path)
+            file = input_file(index, path, config)
+            if file.inode:  # a file that has several names
+                _refuse_twice(linked, (file.device, file.inode), path)
         files.append(file)
     if not files:
         raise UsageError("no input files found", "name at least one file, directory or glob")
@@ -73,6 +82,15 @@ def _refuse_twice(seen: dict[_Key, str], key: _Key, path: str) -> None:
             "name each input once",
         )
     seen[key] = path
+
+
+def _named(inputs: list[str]) -> Iterator[tuple[str | None, str]]:
+    """(place, input) of those named; the place of those that lists name."""
+    for name in inputs:
+        if is_list(name):
+            yield from inputs_listed(name)
+        else:
+            yield None, name
 
 
 def _expand(name: str, config: DocumentConfig, notify: Callable[[str], None]) -> list[str]:
@@ -158,6 +176,12 @@ def _without_results(pattern: str, matches: list[str], notify: Callable[[str], N
 def _directory(name: str, config: DocumentConfig, notify: Callable[[str], None]) -> list[str]:
     files = list(_files_below(name, config, notify, ()))
     if not files:
+        documents = replace(config, sample_by="document")
+        if not config.whole_files and any(_files_below(name, documents, lambda message: None, ())):
+            raise UsageError(
+                f"{name}: no input files in this directory, only texts such as sources",
+                "to pack each of these as one document, add --sample-by document",
+            )
         within = (storage.join(name, one) for one, is_folder in _listing(name) if is_folder)
         raise UsageError(
             f"{name}: no input files in this directory",
@@ -201,7 +225,9 @@ def _files_below(
     for name, is_folder in shown:
         if is_folder:
             continue
-        if config.input_format or is_input_by_name(name, names, folder, notify):
+        if config.input_format or is_input_by_name(
+            name, names, folder, notify, documents=config.whole_files
+        ):
             yield storage.join(folder, name)
     for name, is_folder in shown:
         if is_folder:
@@ -270,7 +296,7 @@ def _format_of(path: str, config: DocumentConfig) -> tuple[str | None, str | Non
     """(format, compression) of an input; a tokenized directory is named by its manifest."""
     if storage.base_name(path) == MANIFEST and holds_documents(path):
         return TOKENIZED, None
-    file_format, compression = format_of(path)
+    file_format, compression = format_of(path, documents=config.whole_files)
     return config.input_format or file_format, compression
 
 
@@ -290,6 +316,11 @@ def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
             f"name the directory: packer pack {folder}; if that has no {MANIFEST}, tokenize again",
         )
     file_format, compression = _format_of(path, config)
+    if file_format is None and format_of(path, documents=True)[0]:
+        raise UsageError(
+            f"{path}: may be one document or one in each line",
+            "add --sample-by document, or --input-format text",
+        )
     if file_format is None:
         raise UsageError(
             f"{path}: cannot tell the format from the name",

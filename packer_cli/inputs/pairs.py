@@ -45,14 +45,19 @@ def alone(path: str, other: str) -> DataError:
 
 
 def is_input_by_name(
-    name: str, names: set[str], folder: str, notify: Callable[[str], None]
+    name: str,
+    names: set[str],
+    folder: str,
+    notify: Callable[[str], None],
+    *,
+    documents: bool = False,
 ) -> bool:
     """Whether a file of a folder with these names is an input, as far as the names tell.
 
     An index without what it belongs to is one, so that somebody is told. A lone file with the
-    ending of a pair may be anything, unless there are other pairs.
+    ending of a pair may be anything, unless there are other pairs. `documents`: as `format_of`.
     """
-    file_format, compression = format_of(name)
+    file_format, compression = format_of(name, documents=documents)
     if file_format is None:
         main = belongs_to(name)
         kind = format_of(main)[0] if main else None

@@ -9,6 +9,11 @@ import numpy as np
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.inputs.byte_streams import Lines, open_source, read_lines, taken, too_long
+from packer_cli.inputs.encodings import (
+    BYTE_ORDER_MARK,
+    other_encoding,
+    refuse_other_than_utf8,
+)
 from packer_cli.inputs.line_positions import LinePositions
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
@@ -16,7 +21,9 @@ _Document = tuple[int, bytes | None]  # position and bytes; None: longer than th
 
 
 class TextReader(LinePositions):
-    """`.txt` and `.text` files. Lines and paragraphs lose their line end, files do not."""
+    """`.txt` and `.text` files; sources and the like as documents. Lines and paragraphs lose their
+    line end, documents do not.
+    """
 
     holds_tokens = False
 
@@ -34,13 +41,19 @@ class TextReader(LinePositions):
     ) -> Iterator[Records]:
         limit, what = config.max_line_bytes, config.sample_by
 
+        def checked(block: Lines) -> Lines:
+            if what != "document":  # a file that is one document is a bad record instead
+                refuse_other_than_utf8(file, block)
+            return block
+
         def records_of(documents: list[_Document]) -> Records:
             positions, texts, bad = _decoded(documents, limit, what)
             return Records(positions, texts=texts, bad=bad, consumed=source.consumed())
 
         with open_source(file, peek=peek) as source:
             # holds no bytes and no texts while they are worked on, which a loop would
-            yield from map(records_of, _documents(read_lines(source, 0, None, limit), limit, what))
+            blocks = map(checked, read_lines(source, 0, None, limit))
+            yield from map(records_of, _documents(blocks, limit, what))
             yield source.end()
 
 
@@ -52,9 +65,11 @@ def _decoded(
         if data is None or len(data) > limit:
             bad.append(too_long(position, limit, what))
             continue
+        if what == "document" and (found := _no_text(data)):
+            bad.append(BadRecord(position, *found))
+            continue
         try:
-            # a byte order mark at the beginning is not text
-            texts.append(data.decode("utf-8" if position else "utf-8-sig"))
+            texts.append(data.decode())
             positions.append(position)
         except UnicodeDecodeError as error:
             bad.append(
@@ -65,6 +80,16 @@ def _decoded(
                 )
             )
     return np.array(positions, np.int64), texts, bad
+
+
+def _no_text(data: bytes) -> tuple[str, str] | None:
+    """What a file is instead of text, as far as bytes tell that UTF-8 allows, and a tip."""
+    if found := other_encoding(data):
+        return found
+    if (at := data.find(b"\0")) >= 0:
+        tip = "name only texts, or leave other files out with --on-error skip"
+        return f"not text: a NUL byte at byte {at} of the document", tip
+    return None
 
 
 def _documents(blocks: Iterator[Lines], limit: int, what: str) -> Iterator[list[_Document]]:
@@ -78,10 +103,13 @@ def _lines(block: Lines) -> list[_Document]:
         return [(block.offset, None)]
     documents: list[_Document] = []
     position = block.offset
-    lines = block.data.split(b"\n")
+    data = block.data if position else block.data.removeprefix(BYTE_ORDER_MARK)
+    mark = len(block.data) - len(data)  # it is no text, but the first line begins with it
+    lines = data.split(b"\n")
     for line in lines if lines[-1] else lines[:-1]:
         documents.append((position, line.removesuffix(b"\r")))
-        position += len(line) + 1
+        position += len(line) + 1 + mark
+        mark = 0
     return documents
 
 
@@ -123,4 +151,4 @@ def _whole(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
         held += block.data
         del block
     if held:
-        yield [(0, taken(held))]
+        yield [(0, taken(held).removeprefix(BYTE_ORDER_MARK))]

@@ -446,4 +446,4 @@ def _first_composed(file: InputFile, read: Read) -> Iterator[str]:
 
 
 def _has_first(file: InputFile) -> bool:
-    return format_named(file.format).cut_by == "byte" and file.path != STDIN
+    return format_named(file.format).counts_bytes and file.path != STDIN

@@ -104,8 +104,8 @@ def uncovered(manifest: Result, config: DocumentConfig) -> list[str]:
             if parts:
                 wrong.append(f"a unit reads {one.path}, which is marked as removed")
             continue
-        cut_by = format_named(one.format_then(config.input_format) or "jsonl").cut_by or "byte"
-        cut_by = "byte" if cut_by == "record" else cut_by
+        format_ = format_named(one.format_then(config.input_format) or "jsonl")
+        cut_by = "byte" if format_.counts_bytes or not format_.cut_by else format_.cut_by
         end = one.size if cut_by == "byte" else inf
         if text := _not_once(parts, end):
             wrong.append(f"the units' slices of {one.path} {text.format(cut_by)}")

@@ -167,3 +167,24 @@ def test_tokenized_directories_take_no_more_memory_the_larger_they_are(folder: P
             peaks[order, name] = peak_of(*command, before=before)
     for what in ("tokenize", "--shuffle", "--no-shuffle"):
         assert peaks[what, "many"] < peaks[what, "few"] + 60, peaks  # of 300 MB of tokens more
+
+
+@pytest.mark.parametrize("records", [6000, heavy(60_000)])  # 60 MB, 600 MB
+@pytest.mark.parametrize("unit_bytes", ["1G", "16M"])  # one unit, or several that are found first
+def test_an_array_of_json_is_not_held(folder: Path, records: int, unit_bytes: str) -> None:
+    record = json.dumps({"text": "x" * 10_000}).encode()
+    for name, count in (("few.json", 1000), ("many.json", records)):
+        (folder / name).write_bytes(b"[" + b",\n".join([record] * count) + b"]")
+    options = ["-l", 64, "--overlong", "truncate", "--unit-bytes", unit_bytes]
+    few, many = (peak_mib(name, *options) for name in ("few.json", "many.json"))
+    assert many < few + 40
+
+
+def test_thousands_of_documents_are_not_held(folder: Path) -> None:
+    for name, count in (("few", 50), ("many", 1500)):
+        (folder / name).mkdir()
+        for number in range(count):
+            (folder / name / f"{number}.py").write_bytes(b"x" * 40_000)
+    options = ["-l", 64, "--overlong", "truncate", "--sample-by", "document"]
+    few, many = (peak_mib(name, *options) for name in ("few", "many"))
+    assert many < few + 40  # 60 MB of text
