@@ -7,7 +7,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +270,7 @@ def test_ranks_and_resuming_keep_the_stages(
 
     for steps in (1, 17, dataset.stages[1].first_row // before, len(dataset) // before - 1):
         first = ranks(before)
-        shares = [[row for row, _ in zip(sampler, range(steps), strict=False)] for sampler in first]
+        shares = [list(islice(sampler, steps)) for sampler in first]
         taken = list(chain.from_iterable(zip(*shares, strict=True)))
         state = json.loads(json.dumps(first[0].state_dict(rows=steps)))
         rest = ranks(after)
@@ -311,7 +311,7 @@ def test_a_stateful_loader_goes_on_in_its_stage(staged: Path) -> None:
 
     whole = [batch["input_ids"] for batch in loader()]
     first = loader()
-    taken = [batch["input_ids"] for batch, _ in zip(first, range(30), strict=False)]
+    taken = [batch["input_ids"] for batch in islice(first, 30)]
     again = loader()
     again.load_state_dict(first.state_dict())
     taken += [batch["input_ids"] for batch in again]
