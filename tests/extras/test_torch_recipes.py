@@ -108,7 +108,7 @@ def test_the_source_is_that_of_the_segments_input(mixed: Path) -> None:
 def test_without_asking_rows_are_as_ever(mixed: Path) -> None:
     assert "source" not in PackedDataset(mixed)[0]
     batch = varlen_collate(PackedDataset(mixed).__getitems__([0, 1]), config=None)
-    assert not {"source", "source_ids"} & set(batch)
+    assert not {"document_sources", "source_ids"} & set(batch)
 
 
 COLLATORS: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -140,7 +140,7 @@ def test_collators_say_the_source_of_every_token(mixed: Path, name: str, rows_as
 
 def test_sources_of_documents_go_with_their_boundaries(mixed: Path) -> None:
     batch = varlen_collate(PackedDataset(mixed, WITH_SOURCE).__getitems__(range(20)), config=None)
-    edges, sources = batch["cu_seq_lens_q"].tolist(), batch["source"]
+    edges, sources = batch["cu_seq_lens_q"].tolist(), batch["document_sources"]
     assert sources.dtype == torch.int32
     assert len(sources) == len(edges) - 1
     for (begin, end), source in zip(pairwise(edges), sources.tolist(), strict=True):
@@ -291,7 +291,7 @@ def test_stages_come_in_order_through_a_loader(staged: Path, workers: int) -> No
         dataset, 4, sampler=sampler, collate_fn=partial(padded_collate, config=None),
         num_workers=workers, drop_last=True,
     )  # fmt: skip
-    steps = [set(batch["source"].tolist()) - {-1} for batch in loader]
+    steps = [set(batch["document_sources"].tolist()) - {-1} for batch in loader]
     assert len(steps) == len(dataset) // 4
     middle, end = (one.first_row for one in dataset.stages[1:])
     assert set().union(*steps[: middle // 4]) == {0}
