@@ -1,6 +1,6 @@
 """Packed rows in PyTorch: from the shards, or packed on the fly, to the model. Extra: `torch`.
 
-PackedDataset, PackedSampler     a finished directory, and an order of its rows
+PackedDataset, PackedSampler     finished directories, and an order of their rows
 varlen_collate, ...              rows to a model's arguments
 check_isolation                  whether a model's documents see each other
 to_device                        batches on the GPU, ahead of the step that needs them

@@ -31,8 +31,8 @@ They take a `RowBatch` or a list of rows. The other parameters are for functools
 Labels that were stored shifted are named `shift_labels`. Of rows with the column `source`, a batch
 says the source of each, a number that counts `PackedDataset.sources`, or -1 for padding:
 
-    source_ids  int32, of every token, in the shape of input_ids
-    source      int32[documents], of every document that the batch has boundaries of
+    source_ids        int32, of every token, in the shape of input_ids
+    document_sources  int32[documents], of every document that the batch has boundaries of
 
 Each collator raises UsageError for rows
 without input_ids or cu_seqlens, for another dtype, for unknown `names`, and where a config is
@@ -52,10 +52,11 @@ from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import UsageError, one_of
 from packer_cli.records import IGNORED, Int32
 from packer_cli.torch.masks import attention_of, block_masks, dense_mask, flex_mask, text_config
-from packer_cli.torch.rows import SOURCE, RowBatch, row_batch
+from packer_cli.torch.rows import RowBatch, row_batch
 from packer_cli.torch.suitable import check_suitable
 
 _TOKENS = ("input_ids", "labels", "shift_labels")
+_OF_DOCUMENTS = "document_sources"  # not `source`, which losses of transformers take for logits
 _NOT_GIVEN: Any = object()
 
 
@@ -201,8 +202,8 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     positions = torch.arange(longest, dtype=dtype).expand(len(edges), longest).contiguous()
     sources = batch.sources(np.bincount(edges[:, 0] // batch.max_length, minlength=len(batch)))
     if sources is not None:
-        columns[SOURCE] = torch.from_numpy(sources)
-        columns["source_ids"] = torch.where(inside, columns[SOURCE][:, None], -1)
+        columns[_OF_DOCUMENTS] = torch.from_numpy(sources)
+        columns["source_ids"] = torch.where(inside, columns[_OF_DOCUMENTS][:, None], -1)
     return columns | {"position_ids": positions, "use_cache": False}
 
 
@@ -264,7 +265,7 @@ def _source_ids(batch: RowBatch, boundaries: Int32) -> dict[str, Any]:
 def _boundaries(batch: RowBatch, boundaries: Int32, longest: int) -> dict[str, Any]:
     edges, sources = torch.from_numpy(boundaries), _sources(batch, boundaries)
     return {
-        **({} if sources is None else {SOURCE: torch.from_numpy(sources)}),
+        **({} if sources is None else {_OF_DOCUMENTS: torch.from_numpy(sources)}),
         "cu_seq_lens_q": edges,
         "cu_seq_lens_k": edges,
         "max_length_q": longest,

@@ -21,7 +21,8 @@ from packer_cli.torch.ranks import share_of_ranks
 class PackedSampler:
     """Row numbers for a DataLoader's `sampler=`. Needs no more memory than a window of them.
 
-    rows           the data set, whose stages are kept apart, or how many rows it has
+    rows           the data set, whose stages are kept apart, or how many rows it has: numbers, and
+                   a Subset, have no stages
     seed           of the order; None keeps the order of the shards
     rank, world_size   which share of the order. Where torch.distributed or WORLD_SIZE say that
                    there are several ranks, both must be given: 0 and 1 with Accelerate and the

@@ -35,6 +35,7 @@ def pack_sources(
     configs: dict[str, DocumentConfig] | None = None,
     tokenizer: str = "bytes",
     mixture: dict[str, Any] | None = None,
+    tokenized: Path | None = None,
     **options: Any,
 ) -> Path:
     """Pack a recipe of a source for each file; its amounts and options by the sources' names."""
@@ -47,6 +48,7 @@ def pack_sources(
             for name, path in files.items()
         ),
         PackConfig(mixture=Mixture(sources, **(mixture or {})), **options),
+        None if tokenized is None else str(tokenized),
     )
     pack_recipe(recipe, out, RunOptions(workers=1))
     return out

@@ -7,7 +7,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def test_the_source_is_that_of_the_segments_input(mixed: Path) -> None:
 def test_without_asking_rows_are_as_ever(mixed: Path) -> None:
     assert "source" not in PackedDataset(mixed)[0]
     batch = varlen_collate(PackedDataset(mixed).__getitems__([0, 1]), config=None)
-    assert not {"source", "source_ids"} & set(batch)
+    assert not {"document_sources", "source_ids"} & set(batch)
 
 
 COLLATORS: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -140,7 +140,7 @@ def test_collators_say_the_source_of_every_token(mixed: Path, name: str, rows_as
 
 def test_sources_of_documents_go_with_their_boundaries(mixed: Path) -> None:
     batch = varlen_collate(PackedDataset(mixed, WITH_SOURCE).__getitems__(range(20)), config=None)
-    edges, sources = batch["cu_seq_lens_q"].tolist(), batch["source"]
+    edges, sources = batch["cu_seq_lens_q"].tolist(), batch["document_sources"]
     assert sources.dtype == torch.int32
     assert len(sources) == len(edges) - 1
     for (begin, end), source in zip(pairwise(edges), sources.tolist(), strict=True):
@@ -270,7 +270,7 @@ def test_ranks_and_resuming_keep_the_stages(
 
     for steps in (1, 17, dataset.stages[1].first_row // before, len(dataset) // before - 1):
         first = ranks(before)
-        shares = [[row for row, _ in zip(sampler, range(steps), strict=False)] for sampler in first]
+        shares = [list(islice(sampler, steps)) for sampler in first]
         taken = list(chain.from_iterable(zip(*shares, strict=True)))
         state = json.loads(json.dumps(first[0].state_dict(rows=steps)))
         rest = ranks(after)
@@ -291,7 +291,7 @@ def test_stages_come_in_order_through_a_loader(staged: Path, workers: int) -> No
         dataset, 4, sampler=sampler, collate_fn=partial(padded_collate, config=None),
         num_workers=workers, drop_last=True,
     )  # fmt: skip
-    steps = [set(batch["source"].tolist()) - {-1} for batch in loader]
+    steps = [set(batch["document_sources"].tolist()) - {-1} for batch in loader]
     assert len(steps) == len(dataset) // 4
     middle, end = (one.first_row for one in dataset.stages[1:])
     assert set().union(*steps[: middle // 4]) == {0}
@@ -311,7 +311,7 @@ def test_a_stateful_loader_goes_on_in_its_stage(staged: Path) -> None:
 
     whole = [batch["input_ids"] for batch in loader()]
     first = loader()
-    taken = [batch["input_ids"] for batch, _ in zip(first, range(30), strict=False)]
+    taken = [batch["input_ids"] for batch in islice(first, 30)]
     again = loader()
     again.load_state_dict(first.state_dict())
     taken += [batch["input_ids"] for batch in again]

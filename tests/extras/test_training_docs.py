@@ -7,7 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tomllib
+from recipes import pack_sources
 from support import packer
+
+from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.mixture import Stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,10 +30,30 @@ def shown_by(code: str) -> list[str]:
     return re.findall(r"^print\(.*\)  # (.*)$", code, re.M)
 
 
+def pack_recipe_of(page: str) -> None:
+    """Pack the recipe that a page shows into `mix`."""
+    recipe = tomllib.loads(re.findall(r"```toml\n(.*?)```", page, re.S)[0])
+    tables = {table.pop("name"): table for table in recipe.pop("source")}
+    pack_sources(
+        Path("mix"),
+        {name: Path(*table.pop("inputs")) for name, table in tables.items()},
+        {name: {"weight": table.pop("weight")} for name, table in tables.items()},
+        {name: DocumentConfig(**table) for name, table in tables.items()},
+        mixture={
+            "stages": tuple(
+                Stage(one["tokens"], tuple(one.get("weights", {}).items()), one["name"])
+                for one in recipe.pop("stage")
+            )
+        },
+        **recipe,
+    )
+
+
 def test_the_page_on_training(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "training.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 9
+    pack_recipe_of(page)
     names: dict[str, object] = {}
     for block in blocks:
         capsys.readouterr()
