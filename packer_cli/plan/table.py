@@ -11,12 +11,14 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from packer_cli.errors import one_line
 from packer_cli.plan.outcome import Outcome
 from packer_cli.plan.report import made_from
 from packer_cli.plan.run import Plan
-from packer_cli.result.wording import size
+from packer_cli.result.sources import shares
+from packer_cli.result.wording import aligned, count, percent, size
 
 _Written = Callable[[Outcome], str]
 
@@ -43,6 +45,10 @@ def print_plan(plan: Plan, title: str, batch_tokens: int | None, hidden_size: in
     for columns in (_rows(plus_minus), _costs(batch_tokens, hidden_size), *_losses(plan)):
         console.print()
         console.print(_table([*ways, *columns], plan.outcomes, is_piped=piped is not None))
+    for lines in _sources(plan):
+        console.print()
+        for number, line in enumerate(lines):
+            console.print(Text(line, style="" if number > 1 else "dim"))
     if piped is not None:
         sys.stdout.write("\n".join(line.rstrip() for line in piped.getvalue().split("\n")))
 
@@ -122,6 +128,34 @@ def _losses(plan: Plan) -> list[list[_Column]]:
         if any(one.totals[f"{what}_documents"] for one in plan.outcomes):
             tables.append(columns)
     return tables
+
+
+def _sources(plan: Plan) -> list[list[str]]:
+    """Of every source what rows have: a title and a table, once for lengths where it is the same.
+
+    Trained tokens differ a little: the first token of a segment is not trained on.
+    """
+    tables: dict[tuple[str, ...], list[Outcome]] = {}
+    for one in plan.outcomes:
+        if one.sources:
+            tables.setdefault(tuple(aligned(_source_rows(one))), []).append(one)
+    counted = plan.config.mixture.counted if plan.config.mixture else ""
+    lines = []
+    for table, outcomes in tables.items():
+        lengths = ", ".join(dict.fromkeys(f"{one.config.max_length:,}" for one in outcomes))
+        at = f" at max_length {lengths}" if len(tables) > 1 else ""
+        lines.append([f"sources{at}, in shares of {counted}", *table])
+    return lines
+
+
+def _source_rows(one: Outcome) -> list[list[str]]:
+    rows = [["documents", "tokens", "trained", "epochs", "asked", "reached", "source"]]
+    of_all = shares([source.facts for source in one.sources])
+    for source, (asked, reached) in zip(one.sources, of_all, strict=True):
+        figures = map(count, (source.documents, source.tokens, source.trained_tokens))
+        epochs, name = f"{source.facts.epochs:.2f}", source.facts.name
+        rows.append([*figures, epochs, percent(asked), percent(reached), name])
+    return rows
 
 
 def _total(title: str, name: str) -> _Column:
