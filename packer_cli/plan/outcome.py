@@ -15,6 +15,8 @@ from packer_cli.plan.unit import Documents, Planned, UnitPlan
 from packer_cli.records import WorkUnit
 from packer_cli.result.counts import Counts, FileCounts
 from packer_cli.result.manifest import Source
+from packer_cli.result.sources import shares
+from packer_cli.result.wording import count
 from packer_cli.run.finalize import totals_of_rows
 
 HIDDEN_SIZE = 4096
@@ -123,6 +125,30 @@ def with_sources(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
         trained = sum(planned.trained[index] for index in inputs)
         found.append(PlannedSource(one, documents, tokens, trained))
     return replace(outcome, sources=found)
+
+
+def by_sources(
+    outcomes: Sequence[Outcome],
+) -> list[tuple[list[Outcome], list[tuple[PlannedSource, float, float]]]]:
+    """(outcomes, their sources with the shares asked and reached), once for outcomes whose sources
+    have the same; [] without a recipe.
+
+    Trained tokens differ with the length: the first token of a segment is not trained on.
+    """
+    groups: dict[tuple[PlannedSource, ...], list[Outcome]] = {}
+    for one in outcomes:
+        if one.sources:
+            groups.setdefault(tuple(one.sources), []).append(one)
+    return [
+        (group, [(source, *of_all) for source, of_all in zip(
+            sources, shares([source.facts for source in sources]), strict=True)])
+        for sources, group in groups.items()
+    ]  # fmt: skip
+
+
+def lengths_of(outcomes: Sequence[Outcome]) -> str:
+    """512, 1,024."""
+    return ", ".join(dict.fromkeys(count(one.config.max_length) for one in outcomes))
 
 
 def documents_in(plans: Sequence[UnitPlan], units: Sequence[WorkUnit]) -> Documents:

@@ -14,10 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from packer_cli.errors import one_line
-from packer_cli.plan.outcome import Outcome
+from packer_cli.plan.outcome import Outcome, by_sources, lengths_of
 from packer_cli.plan.report import made_from
 from packer_cli.plan.run import Plan
-from packer_cli.result.sources import shares
 from packer_cli.result.wording import aligned, count, percent, size
 
 _Written = Callable[[Outcome], str]
@@ -131,31 +130,18 @@ def _losses(plan: Plan) -> list[list[_Column]]:
 
 
 def _sources(plan: Plan) -> list[list[str]]:
-    """Of every source what rows have: a title and a table, once for lengths where it is the same.
-
-    Trained tokens differ a little: the first token of a segment is not trained on.
-    """
-    tables: dict[tuple[str, ...], list[Outcome]] = {}
-    for one in plan.outcomes:
-        if one.sources:
-            tables.setdefault(tuple(aligned(_source_rows(one))), []).append(one)
+    """A title and a table of what rows have of sources, once for lengths where it is the same."""
+    groups, lines = by_sources(plan.outcomes), []
     counted = plan.config.mixture.counted if plan.config.mixture else ""
-    lines = []
-    for table, outcomes in tables.items():
-        lengths = ", ".join(dict.fromkeys(f"{one.config.max_length:,}" for one in outcomes))
-        at = f" at max_length {lengths}" if len(tables) > 1 else ""
-        lines.append([f"sources{at}, in shares of {counted}", *table])
+    for outcomes, sources in groups:
+        at = f" at max_length {lengths_of(outcomes)}" if len(groups) > 1 else ""
+        rows = [["documents", "tokens", "trained", "epochs", "asked", "reached", "source"]]
+        for one, asked, reached in sources:
+            figures = map(count, (one.documents, one.tokens, one.trained_tokens))
+            epochs, name = f"{one.facts.epochs:.2f}", one.facts.name
+            rows.append([*figures, epochs, percent(asked), percent(reached), name])
+        lines.append([f"sources{at}, in shares of {counted}", *aligned(rows)])
     return lines
-
-
-def _source_rows(one: Outcome) -> list[list[str]]:
-    rows = [["documents", "tokens", "trained", "epochs", "asked", "reached", "source"]]
-    of_all = shares([source.facts for source in one.sources])
-    for source, (asked, reached) in zip(one.sources, of_all, strict=True):
-        figures = map(count, (source.documents, source.tokens, source.trained_tokens))
-        epochs, name = f"{source.facts.epochs:.2f}", source.facts.name
-        rows.append([*figures, epochs, percent(asked), percent(reached), name])
-    return rows
 
 
 def _total(title: str, name: str) -> _Column:

@@ -35,8 +35,7 @@ def by_source(manifest: Manifest) -> list[dict[str, Any]]:
 
 def counted(manifest: Manifest) -> str:
     """What amounts count: tokens, or trained tokens."""
-    trained = _mixture(manifest).get("count") == "trained"
-    return "trained tokens" if trained else "tokens"
+    return "trained tokens" if _mixture(manifest).get("count") == "trained" else "tokens"
 
 
 def share_rows(manifest: Manifest) -> list[list[str]]:
