@@ -32,7 +32,13 @@ from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.records import InputFile
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
-from packer_cli.result.manifest import Manifest, TokenizedManifest, load_any, load_tokenized
+from packer_cli.result.manifest import (
+    Manifest,
+    TokenizedManifest,
+    as_named,
+    load_any,
+    load_tokenized,
+)
 from packer_cli.run.pipeline import Notify, pack, settled
 from packer_cli.run.ranks import finalize_if_last
 from packer_cli.run.replacing import holds_result
@@ -235,7 +241,7 @@ def _refuse_shared(recipe: Recipe, files: list[list[InputFile]]) -> None:
             owner = owners.setdefault(storage.identity(file.path), source.name)
             if owner != source.name:
                 raise UsageError(
-                    f"{file.path}: is in two sources, {owner!r} and {source.name!r}",
+                    f"{as_named(file.path)}: is in two sources, {owner!r} and {source.name!r}",
                     "leave it to one of them",
                 )
 
