@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from packer_cli.cli import startup
 from packer_cli.cli.declared import Partly
-from packer_cli.cli.runs import Inputs, with_text_field
+from packer_cli.cli.runs import Inputs, default_output, notes, refuse_no_tokenizer
 from packer_cli.cli.shared import AsJson, Debug, Quiet, print_note
+from packer_cli.cli.values import refuse_name
 from packer_cli.config.command_options import TextField, TokenizerName
-from packer_cli.config.option import OUTPUT, ROWS, RUNNING, Option, options_of, plain
+from packer_cli.config.option import INPUT, OUTPUT, ROWS, RUNNING, Option, options_of, plain
 from packer_cli.config.options import PackConfig
 from packer_cli.config.run_options import EncodingOptions
 from packer_cli.config.strategies import BY_ALIAS, NAMES
@@ -20,9 +22,20 @@ from packer_cli.config.values import refuse_twice
 from packer_cli.errors import ThresholdMissed, UsageError
 
 if TYPE_CHECKING:
+    from packer_cli.config.orders import Order
+    from packer_cli.early import EarlyReference
     from packer_cli.plan.run import Plan
 
 _OF_PACK = options_of(PackConfig)
+_LENGTHS = Option(
+    "Tokens in a packed row, one or several lengths: 2048,4096,8k.",
+    ROWS,
+    first=1,
+    short="-l",
+    metavar="N[,N]",
+    value="counts",
+    elsewhere=_OF_PACK["max_length"].elsewhere,
+)
 
 
 def plan(
@@ -30,19 +43,9 @@ def plan(
     inputs: Inputs,
     config: Partly[PackConfig],
     *,
-    max_length: Annotated[
-        tuple[int, ...],
-        Option(
-            "Tokens in a packed row, one or several lengths: 2048,4096,8k.",
-            ROWS,
-            first=1,
-            short="-l",
-            value="counts",
-            elsewhere=_OF_PACK["max_length"].elsewhere,
-        ),
-    ],
+    max_length: Annotated[tuple[int, ...] | None, _LENGTHS] = None,
     strategy: Annotated[
-        tuple[str, ...],
+        tuple[str, ...] | None,
         Option(
             "How documents are put into rows, one or several ways with commas between:",
             ROWS,
@@ -53,7 +56,7 @@ def plan(
             value="list",
             elsewhere=_OF_PACK["strategy"].elsewhere,
         ),
-    ] = ("best-fit",),
+    ] = None,
     tokenizer: TokenizerName = None,
     text_field: TextField = None,
     position_ids: Annotated[bool, Option("Count the column position_ids, too.", OUTPUT)] = False,
@@ -88,7 +91,16 @@ def plan(
             most=1,
         ),
     ] = None,
-    options: EncodingOptions,
+    tokenized: Annotated[
+        str | None,
+        Option(
+            "Where packer pack has tokenized the sources of a recipe. Default: as the recipe says, "
+            "or beside its output.",
+            INPUT,
+            metavar="DIR",
+        ),
+    ] = None,
+    options: Partly[EncodingOptions],
     html: Annotated[
         str | None,
         Option(
@@ -105,56 +117,123 @@ def plan(
 
     For each length of rows: how many there are and how full, what is cut, truncated or dropped,
     bytes on disk, and what attention costs. Takes what packer pack takes; directories of packer
-    tokenize are planned at once, from their index.
+    tokenize are planned at once, from their index, and so is a recipe once packer pack has
+    tokenized its sources.
 
     Example: packer plan data.jsonl --max-length 2048,4096,8k -t ./my-model
     """
     startup.prepare_run()
+    from packer_cli.config.orders import order_of
+    from packer_cli.config.recipe_tables import Given, with_text
     from packer_cli.plan.report import as_json as render
-    from packer_cli.plan.run import plan as planned
     from packer_cli.plan.table import print_plan
 
-    refuse_twice("--strategy", strategy)
+    _refuse_missing_length(max_length, inputs)
     if sample == 0:
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
-    _check_batch(batch_tokens, max_length)
     if html is not None:
         from packer_cli.cli.pages import check_page, save_page
 
         check_page(html, as_json=as_json)
-    configs = []
-    for name in strategy:
-        for length in max_length:
-            one = with_text_field(config.completed(max_length=length, strategy=name), text_field)
-            columns = (*one.columns, "position_ids") if position_ids else one.columns
-            configs.append(replace(one, columns=columns))
-    notify = (lambda message: None) if quiet else print_note
-    result = planned(
-        inputs, configs, options, _named(tokenizer), sample, notify, print_note, ctx.obj,
-        show_progress=not quiet,
-    )  # fmt: skip
+    refuse_twice("--strategy", strategy or ())
+    values = with_text(config.values, text_field)
+    command = {"tokenizer": tokenizer, "position_ids": position_ids or None}
+    given = {name: value for name, value in command.items() if value is not None}
+    orders = [
+        order_of(inputs, Given(values | way, options.values, given), EncodingOptions)
+        for way in _ways(strategy, max_length)
+    ]
+    order, configs = orders[0], [one.config for one in orders]
+    refuse_no_tokenizer(order.tokenizer)
+    _check_batch(batch_tokens, [one.max_length for one in configs])
+    if tokenized is not None:
+        order = _tokenized_at(tokenized, order)
+    plans = _plans(inputs, order, configs, sample, ctx.obj, quiet=quiet)
     if html is not None:
         from packer_cli.cli.plan_page import page_of
 
-        save_page(html, page_of(result, _title(inputs), batch_tokens, hidden_size))
+        side, first = plans[0]
+        if len(plans) > 1:
+            print_note(f"the page shows the rows of {side} only")
+        save_page(html, page_of(first, _title(inputs, side), batch_tokens, hidden_size))
     if as_json:
-        print(render(result, batch_tokens, hidden_size))
+        content = {side: render(one, batch_tokens, hidden_size) for side, one in plans}
+        print(json.dumps(content if len(content) > 1 else content[plans[0][0]], indent=1))
     elif html != "-":
-        print_plan(result, _title(inputs), batch_tokens, hidden_size)
-    _refuse_losses(result)
+        for number, (side, one) in enumerate(plans):
+            print(end="\n" if number else "")
+            print_plan(one, _title(inputs, side), batch_tokens, hidden_size)
+    for _, one in plans:
+        _refuse_losses(one)
 
 
-def _title(inputs: list[str]) -> str:
-    return inputs[0] + (f" and {len(inputs) - 1:,} more" if len(inputs) > 1 else "")
+def _tokenized_at(directory: str, order: Order[EncodingOptions]) -> Order[EncodingOptions]:
+    """With the sources' tokens in this directory."""
+    refuse_name("--tokenized", directory)
+    if order.recipe is None:
+        raise UsageError("--tokenized: is for recipes with sources", "leave it out")
+    return replace(order, recipe=replace(order.recipe, tokenized=directory))
 
 
-def _named(tokenizer: str | None) -> str | None:
-    if tokenizer == "":
-        raise UsageError("--tokenizer: is empty", "is a variable of your script unset?")
-    return tokenizer
+def _ways(
+    strategies: tuple[str, ...] | None, lengths: tuple[int, ...] | None
+) -> list[dict[str, Any]]:
+    """What tells the configurations apart. None: as the recipe has it, or the default."""
+    return [
+        ({} if strategy is None else {"strategy": strategy})
+        | ({} if length is None else {"max_length": length})
+        for strategy in strategies or [None]
+        for length in lengths or [None]
+    ]
 
 
-def _check_batch(batch_tokens: int | None, lengths: tuple[int, ...]) -> None:
+def _plans(
+    inputs: list[str],
+    order: Order[EncodingOptions],
+    configs: list[PackConfig],
+    sample: float | None,
+    early: EarlyReference | None,
+    *,
+    quiet: bool,
+) -> list[tuple[str | None, Plan]]:
+    """Of the result, or of each side of a recipe's split with its name."""
+    notify = notes(quiet=quiet)
+    if order.recipe is None:
+        from packer_cli.plan.run import plan as planned
+
+        result = planned(
+            order.inputs, configs, order.options, order.tokenizer, sample, notify, print_note,
+            early, show_progress=not quiet,
+        )  # fmt: skip
+        return [(None, result)]
+    from packer_cli.plan.recipe import plan_recipe
+
+    lengths = dict.fromkeys(one.max_length for one in configs)
+    outputs = [order.output] if order.output else [
+        default_output(inputs, f"packed-{length}") for length in lengths
+    ]  # fmt: skip
+    return plan_recipe(
+        order.recipe, outputs, configs, order.options, sample, notify, print_note,
+        show_progress=not quiet,
+    )  # fmt: skip
+
+
+def _refuse_missing_length(lengths: tuple[int, ...] | None, inputs: list[str]) -> None:
+    from packer_cli.config.orders import is_recipe
+
+    if lengths is None and not any(map(is_recipe, inputs)):
+        raise UsageError(
+            "Missing option '--max-length' / '-l'.",
+            f"add --max-length {_LENGTHS.metavar}. {_LENGTHS.help}",
+        )
+
+
+def _title(inputs: list[str], side: str | None) -> str:
+    more = f" and {len(inputs) - 1:,} more" if len(inputs) > 1 else ""
+    return f"{inputs[0]}{more}{f': {side}' if side else ''}"
+
+
+def _check_batch(batch_tokens: int | None, lengths: list[int]) -> None:
     if batch_tokens is not None and batch_tokens < max(lengths):
         raise UsageError(
             f"--batch-tokens: {batch_tokens:,} is less than a row of {max(lengths):,}",

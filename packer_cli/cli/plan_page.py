@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 from packer_cli.page.plan import Outcome, PlanReport, plan_page
+from packer_cli.page.sources import Portion
 from packer_cli.plan.outcome import Outcome as Planned
+from packer_cli.plan.outcome import PlannedSource, by_sources, lengths_of
 from packer_cli.plan.report import made_from
 from packer_cli.plan.run import Plan
 
@@ -27,9 +29,21 @@ def page_of(plan: Plan, title: str, batch_tokens: int | None, hidden_size: int) 
         document_length=plan.documents.length.tolist(),
         outcomes=[_outcome(one, batch_tokens, hidden_size) for one in plan.outcomes],
         sample=plan.sample if is_estimate else None,
+        sources=[
+            (lengths_of(outcomes), [_portion(*one) for one in sources])
+            for outcomes, sources in by_sources(plan.outcomes)
+        ],
+        counted=plan.config.mixture.counted if plan.config.mixture else "tokens",
     )
     page: bytes = plan_page(report)
     return page
+
+
+def _portion(one: PlannedSource, asked: float, reached: float) -> Portion:
+    return Portion(
+        one.facts.name, one.documents, one.tokens, one.trained_tokens, one.facts.epochs, asked,
+        reached,
+    )  # fmt: skip
 
 
 def _outcome(one: Planned, batch_tokens: int | None, hidden_size: int) -> Outcome:

@@ -91,6 +91,11 @@ class Mixture:
         """Whether documents are held out for validation."""
         return self.validation_share is not None or self.validation_documents is not None
 
+    @property
+    def counted(self) -> str:
+        """What amounts count, in words."""
+        return "trained tokens" if self.count == "trained" else "tokens"
+
     def _check_weights(self) -> None:
         weights = [one.weight for one in self.sources if one.weight is not None]
         if weights and not self.stages and not any(weights):

@@ -74,8 +74,16 @@ def parse_count_or_share(option: str, text: str) -> int | float:
 
 
 def parse_list(option: str, text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """Names separated by commas; () for none. UsageError where one of several is empty."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not any(names):
+        return ()
+    if "" in names:
+        raise UsageError(
+            f"{option}: {text!r} has nothing before or after a comma",
+            f"leave that comma out: {','.join(name for name in names if name)}",
+        )
+    return names
 
 
 def parse_counts(option: str, text: str) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from packer_cli.inputs.pairs import is_input_by_name, status_of, without_compani
 from packer_cli.ownership import MARKER as OWNER
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.layout import DATASET_DICT, DOCUMENTS_SHARD, INCOMPLETE, MANIFEST, WORK
-from packer_cli.result.manifest import TOKENIZED, holds_documents, is_manifest
+from packer_cli.result.manifest import TOKENIZED, as_named, holds_documents, is_manifest
 
 _Key = TypeVar("_Key")
 
@@ -78,7 +78,7 @@ def find_inputs(
 def _refuse_twice(seen: dict[_Key, str], key: _Key, path: str) -> None:
     if key in seen:
         raise UsageError(
-            f"{path}: the same file as {seen[key]}; it would be packed twice",
+            f"{as_named(path)}: the same file as {as_named(seen[key])}; it would be packed twice",
             "name each input once",
         )
     seen[key] = path

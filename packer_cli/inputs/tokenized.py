@@ -37,7 +37,7 @@ from packer_cli.records import (
     WorkUnit,
 )
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
+from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, as_named
 from packer_cli.result.manifest_check import shape_of as shape_of_result
 from packer_cli.result.shards import digest
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
@@ -245,7 +245,7 @@ def is_tokenized(files: Sequence[InputFile]) -> bool:
     others = [file for file in files if file.format != TOKENIZED]
     if others:
         raise UsageError(
-            f"{tokenized[0].path} is tokenized, {others[0].path} is not",
+            f"{as_named(tokenized[0].path)} is tokenized, {others[0].path} is not",
             "tokenize the others, too: packer tokenize",
         )
     _refuse_other_tokenizers(tokenized)
@@ -258,8 +258,8 @@ def _refuse_other_tokenizers(files: Sequence[InputFile]) -> None:
         other = opened(file).facts.tokenizer
         if _same(first) != _same(other):
             raise UsageError(
-                f"{files[0].path} was tokenized with {_named(first)}, {file.path} with "
-                f"{_named(other)}",
+                f"{as_named(files[0].path)} was tokenized with {_named(first)}, "
+                f"{as_named(file.path)} with {_named(other)}",
                 "tokenize all of them with one tokenizer",
             )
 

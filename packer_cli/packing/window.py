@@ -197,11 +197,18 @@ def gathered(stock: Stock, pieces: Int64, ids: UInt32 | None = None) -> Stock:
 
 def trained_in(stock: Stock, order: Int64) -> int:
     """How many tokens of these pieces are trained on, but for the first of each."""
+    return int(trained_of(stock, order).sum())
+
+
+def trained_of(stock: Stock, order: Int64) -> Int64:
+    """int64[n], the same of each piece."""
+    length = stock.length[order].astype(np.int64)
     if stock.trained is None:
-        return int(stock.length[order].sum(dtype=np.int64)) - len(order)
+        return length - 1
     sums = np.concatenate([[0], np.cumsum(stock.trained, dtype=np.int64)])
     begin = stock.begin[order]
-    return int((sums[begin + stock.length[order]] - sums[begin + 1]).sum())
+    trained: Int64 = sums[begin + length] - sums[begin + 1]
+    return trained
 
 
 def _joined(parts: list[Stock]) -> Stock:

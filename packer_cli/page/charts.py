@@ -70,7 +70,7 @@ def histogram(
     ]
     bottom = top + height
     parts = grid(sides, top), bars, drawn, under(edges, of, bottom)
-    return _svg(name, title, description, bottom, *parts)
+    return svg(name, title, description, bottom, *parts)
 
 
 def curves(name: str, title: str, description: str, shown: Sequence[Curve], of: str) -> Markup:
@@ -103,7 +103,7 @@ def curves(name: str, title: str, description: str, shown: Sequence[Curve], of: 
     labels = [(place(length), count(length)) for length in lengths]
     bottom = top + sides.height
     parts = grid(sides, top), lines, under(labels, of, bottom)
-    return _svg(name, title, description, bottom, *parts)
+    return svg(name, title, description, bottom, *parts)
 
 
 def legend(shown: Sequence[Curve]) -> Markup:
@@ -135,14 +135,18 @@ def _dashes(number: int) -> str:
     return _DASHES[number % len(_DASHES)]
 
 
-def _svg(
-    name: str, title: str, description: str, bottom: float, *parts: Sequence[Markup]
-) -> Markup:
+def svg(
+    name: str, title: str, description: str, bottom: float, *parts: Sequence[Markup],
+    below: float = BELOW,
+) -> Markup:  # fmt: skip
+    """A chart of parts that reach down to `bottom`, with so many pixels `below` for an axis.
+    `name`: of this chart in the page.
+    """
     return element(
         "svg",
         element("title", title, id=f"{name}-title"),
         element("desc", description, id=f"{name}-desc"),
         *map(joined, parts),
-        class_="chart", role="img", width="100%", height=bottom + BELOW,
+        class_="chart", role="img", width="100%", height=bottom + below,
         aria_labelledby=f"{name}-title {name}-desc",
     )  # fmt: skip

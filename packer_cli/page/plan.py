@@ -11,6 +11,7 @@ from packer_cli.page.charts import Curve, curves, legend
 from packer_cli.page.document import boxes, facts, page, section, table
 from packer_cli.page.histograms import document_lengths, row_fill_caption, row_fill_chart
 from packer_cli.page.markup import Markup, element
+from packer_cli.page.sources import Portion, sources
 from packer_cli.result.wording import count, percent, size
 
 
@@ -68,6 +69,8 @@ class PlanReport:
     document_length  int[32], as in a manifest
     outcomes         in the order of the table, at least one
     sample           the share of the inputs that was read; None: all of them
+    sources          (of which max_lengths, portions), once for lengths where they are the same
+    counted          what the shares of sources are of
     """
 
     title: str
@@ -77,6 +80,8 @@ class PlanReport:
     document_length: Sequence[int]
     outcomes: Sequence[Outcome]
     sample: float | None = None
+    sources: Sequence[tuple[str, Sequence[Portion]]] = ()
+    counted: str = "tokens"
 
 
 class _Column(NamedTuple):
@@ -103,11 +108,24 @@ def plan_page(report: PlanReport) -> bytes:
         section("Utilization", *_utilization(outcomes)),
         section("What would come out", _table(_ROWS, outcomes), element("p", _BOUND)),
         section("Cut, truncated or dropped", _losses(outcomes)),
+        *_sources(report),
         section("Document lengths", document_lengths(report.document_length, lengths)),
         section("Row fill", *_row_fill(outcomes)),
         section("Made from", facts(report.made_from)),
         footer=f"planned by packer {packer_cli.__version__}",
     )
+
+
+def _sources(report: PlanReport) -> list[Markup]:
+    if not report.sources:
+        return []
+    several = len(report.sources) > 1
+    drawn = [
+        sources(f"sources-{number}", portions, report.counted,
+                f"max_length {lengths}" if several else "")
+        for number, (lengths, portions) in enumerate(report.sources)
+    ]  # fmt: skip
+    return [section("Sources", *drawn)]
 
 
 def _utilization(outcomes: Sequence[Outcome]) -> list[Markup]:

@@ -22,6 +22,7 @@ overflow-wrap:anywhere}
 h1{font-size:1.5rem;line-height:1.25;margin:0 0 .25rem}
 h2{font-size:1.1rem;margin:2rem 0 .5rem}
 h3{font-size:.95rem;margin:0 0 .25rem}
+.table+figure,.table+h3{margin-top:1.25rem}
 p{margin:.25rem 0 .75rem;max-width:46rem}
 p,figcaption,footer{color:var(--dim)}
 .warning{color:var(--ink);border:2px solid var(--mark);padding:.5rem .75rem}
@@ -46,6 +47,8 @@ svg text{font-size:11px;fill:var(--dim);font-variant-numeric:tabular-nums}
 svg text.name{fill:var(--mark);font-weight:600}
 .grid{stroke:var(--line);stroke-width:1}
 .bar{fill:var(--bar)}
+.asked{fill:var(--panel);stroke:var(--dim);stroke-width:1}
+svg text.source{font-size:12px;fill:var(--ink);font-weight:500}
 .mark{stroke:var(--mark);stroke-width:1.5;stroke-dasharray:4 3}
 .curve{fill:none;stroke-width:2;stroke:var(--c0)}
 .shape{fill:var(--paper)}

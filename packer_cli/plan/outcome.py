@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -12,11 +13,24 @@ import numpy as np
 from packer_cli.config.options import PackConfig
 from packer_cli.plan.unit import Documents, Planned, UnitPlan
 from packer_cli.records import WorkUnit
-from packer_cli.result.counts import Counts
+from packer_cli.result.counts import Counts, FileCounts
+from packer_cli.result.manifest import Source
+from packer_cli.result.sources import shares
+from packer_cli.result.wording import count
 from packer_cli.run.finalize import totals_of_rows
 
 HIDDEN_SIZE = 4096
 _PER_HIDDEN = 6  # what a token costs, but for attention, for each hidden unit of a model
+
+
+@dataclass(frozen=True)
+class PlannedSource:
+    """What rows have of a source. `facts`: as in a manifest."""
+
+    facts: Source
+    documents: int
+    tokens: int
+    trained_tokens: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,7 @@ class Outcome:
     planned          of all units
     units            those that were read, and all there are
     standard_errors  of "rows" and "utilization"; empty where nothing is estimated
+    sources          of a recipe, in its order
     """
 
     config: PackConfig
@@ -34,6 +49,7 @@ class Outcome:
     planned: Planned
     units: tuple[int, int]
     standard_errors: dict[str, float] = field(default_factory=dict)
+    sources: Sequence[PlannedSource] = ()
 
     @property
     def rows(self) -> int:
@@ -97,6 +113,44 @@ def outcome_of(config: PackConfig, planned: Sequence[Planned], units: Sequence[W
     return Outcome(config, totals, scaled, counted, errors)
 
 
+def with_sources(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
+    """With what its rows have of each of these."""
+    planned = outcome.planned
+    found = []
+    for one in sources:
+        inputs = range(*one.inputs)
+        counts = [planned.counts.file(index) for index in inputs]
+        documents, tokens = (sum(getattr(own, name) for own in counts)
+                             for name in ("documents", "tokens"))  # fmt: skip
+        trained = sum(planned.trained[index] for index in inputs)
+        found.append(PlannedSource(one, documents, tokens, trained))
+    return replace(outcome, sources=found)
+
+
+def by_sources(
+    outcomes: Sequence[Outcome],
+) -> list[tuple[list[Outcome], list[tuple[PlannedSource, float, float]]]]:
+    """(outcomes, their sources with the shares asked and reached), once for outcomes whose sources
+    have the same; [] without a recipe.
+
+    Trained tokens differ with the length: the first token of a segment is not trained on.
+    """
+    groups: dict[tuple[PlannedSource, ...], list[Outcome]] = {}
+    for one in outcomes:
+        if one.sources:
+            groups.setdefault(tuple(one.sources), []).append(one)
+    return [
+        (group, [(source, *of_all) for source, of_all in zip(
+            sources, shares([source.facts for source in sources]), strict=True)])
+        for sources, group in groups.items()
+    ]  # fmt: skip
+
+
+def lengths_of(outcomes: Sequence[Outcome]) -> str:
+    """512, 1,024."""
+    return ", ".join(dict.fromkeys(count(one.config.max_length) for one in outcomes))
+
+
 def documents_in(plans: Sequence[UnitPlan], units: Sequence[WorkUnit]) -> Documents:
     """Those of all `units`, from the plans of some."""
     factor = sum(map(_weight, units)) / sum(_weight(plan.unit) for plan in plans)
@@ -122,9 +176,14 @@ def _scaled(planned: Planned, factor: float) -> Planned:
             counts[item.name] = round(value * factor)
         elif isinstance(value, np.ndarray):
             counts[item.name] = np.rint(value * factor).astype(np.int64)
+    counts["files"] = {
+        index: FileCounts(**{name: round(figure * factor) for name, figure in vars(one).items()})
+        for index, one in planned.counts.files.items()
+    }
     names = ("shards", "bytes", "attention", "cut_documents")
     others = {name: round(getattr(planned, name) * factor) for name in names}
-    return replace(planned, counts=replace(planned.counts, **counts), **others)
+    trained = Counter({index: round(n * factor) for index, n in planned.trained.items()})
+    return replace(planned, counts=replace(planned.counts, **counts), trained=trained, **others)
 
 
 def _error_of_ratio(parts: Sequence[int], sizes: Sequence[int], population: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import astuple
 from typing import Any
@@ -15,13 +14,14 @@ from packer_cli.packing.attention_cost import spread
 from packer_cli.plan.outcome import Outcome
 from packer_cli.plan.run import Plan
 from packer_cli.result.manifest import TOTALS
+from packer_cli.result.sources import sources_as_json
 from packer_cli.result.wording import directories, plural, size
 
 
-def as_json(plan: Plan, batch_tokens: int | None, hidden_size: int) -> str:
-    """The plan as JSON; names that `packer stats --json` has mean the same."""
+def as_json(plan: Plan, batch_tokens: int | None, hidden_size: int) -> dict[str, Any]:
+    """The plan for programs; names that `packer stats --json` has mean the same."""
     files = plan.files
-    content = {
+    return {
         "inputs": {"count": len(files), "bytes": sum(file.size for file in files)},
         "tokenizer": plan.tokenizer,
         "shape": plan.shape.kind,
@@ -33,7 +33,6 @@ def as_json(plan: Plan, batch_tokens: int | None, hidden_size: int) -> str:
         "batch_tokens": batch_tokens,
         "outcomes": [figures(one, batch_tokens, hidden_size) for one in plan.outcomes],
     }
-    return json.dumps(content, indent=1)
 
 
 def made_from(plan: Plan) -> list[tuple[str, str]]:
@@ -73,6 +72,20 @@ def figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> dict[st
         },
         "histograms": one.totals["histograms"],
         **_attention(one),
+        **_sources(one),
+    }
+
+
+def _sources(one: Outcome) -> dict[str, Any]:
+    if not one.sources:
+        return {}
+    names = "documents", "tokens", "trained_tokens"
+    return {
+        "sources": sources_as_json([source.facts for source in one.sources]),
+        "by_source": [
+            {"name": source.facts.name} | {name: getattr(source, name) for name in names}
+            for source in one.sources
+        ],
     }
 
 

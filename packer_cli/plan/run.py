@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +25,14 @@ from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag
-from packer_cli.mixing.units import work_units
-from packer_cli.plan.outcome import Outcome, documents_in, outcome_of
+from packer_cli.mixing.units import choice_of, work_units
+from packer_cli.plan.outcome import Outcome, documents_in, outcome_of, with_sources
 from packer_cli.plan.unit import Documents, UnitPlan, plan_unit
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.run.encoder import Chosen
+from packer_cli.run.finalize import sources_of
 from packer_cli.run.identity import Run
 from packer_cli.run.pipeline import settled
 from packer_cli.run.worker import Worker
@@ -114,7 +115,9 @@ def plan(
             for place, config in enumerate(one.configs):
                 of_units = [plan.planned[place] for plan in plans]
                 _check(config, [planned.counts for planned in of_units])
-                outcomes[config] = outcome_of(config, of_units, one.units, one.read)
+                outcome = outcome_of(config, of_units, one.units, one.read)
+                choice = choice_of(files, config)
+                outcomes[config] = with_sources(outcome, sources_of(choice) if choice else [])
     result = Plan(
         files, shape, chosen.name, documents or Documents(), [outcomes[c] for c in configs], sample
     )
@@ -149,7 +152,7 @@ class _Pass:
 def _passes(
     files: list[InputFile], configs: Sequence[PackConfig], sample: float | None
 ) -> list[_Pass]:
-    by_cut: dict[tuple[tuple[WorkUnit, ...], tuple[int | None, bool]], _Pass] = {}
+    by_cut: dict[tuple[tuple[WorkUnit, ...], Hashable], _Pass] = {}
     for config in configs:
         units = tuple(work_units(files, config))
         key = units, _documents_by(config, files)
@@ -159,8 +162,10 @@ def _passes(
     return list(by_cut.values())
 
 
-def _documents_by(config: PackConfig, files: list[InputFile]) -> tuple[int | None, bool]:
+def _documents_by(config: PackConfig, files: list[InputFile]) -> Hashable:
     """What else decides which documents a unit has, and their order."""
+    if config.mixture:  # which documents are chosen depends on what rows take of each
+        return config
     length = config.max_length if config.shortens_conversations else None
     return length, config.documents_shuffled and is_tokenized(files)
 

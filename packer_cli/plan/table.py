@@ -11,12 +11,13 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from packer_cli.errors import one_line
-from packer_cli.plan.outcome import Outcome
+from packer_cli.plan.outcome import Outcome, by_sources, lengths_of
 from packer_cli.plan.report import made_from
 from packer_cli.plan.run import Plan
-from packer_cli.result.wording import size
+from packer_cli.result.wording import aligned, count, percent, size
 
 _Written = Callable[[Outcome], str]
 
@@ -43,6 +44,10 @@ def print_plan(plan: Plan, title: str, batch_tokens: int | None, hidden_size: in
     for columns in (_rows(plus_minus), _costs(batch_tokens, hidden_size), *_losses(plan)):
         console.print()
         console.print(_table([*ways, *columns], plan.outcomes, is_piped=piped is not None))
+    for lines in _sources(plan):
+        console.print()
+        for number, line in enumerate(lines):
+            console.print(Text(line, style="" if number > 1 else "dim"))
     if piped is not None:
         sys.stdout.write("\n".join(line.rstrip() for line in piped.getvalue().split("\n")))
 
@@ -122,6 +127,21 @@ def _losses(plan: Plan) -> list[list[_Column]]:
         if any(one.totals[f"{what}_documents"] for one in plan.outcomes):
             tables.append(columns)
     return tables
+
+
+def _sources(plan: Plan) -> list[list[str]]:
+    """A title and a table of what rows have of sources, once for lengths where it is the same."""
+    groups, lines = by_sources(plan.outcomes), []
+    counted = plan.config.mixture.counted if plan.config.mixture else ""
+    for outcomes, sources in groups:
+        at = f" at max_length {lengths_of(outcomes)}" if len(groups) > 1 else ""
+        rows = [["documents", "tokens", "trained", "epochs", "asked", "reached", "source"]]
+        for one, asked, reached in sources:
+            figures = map(count, (one.documents, one.tokens, one.trained_tokens))
+            epochs, name = f"{one.facts.epochs:.2f}", one.facts.name
+            rows.append([*figures, epochs, percent(asked), percent(reached), name])
+        lines.append([f"sources{at}, in shares of {counted}", *aligned(rows)])
+    return lines
 
 
 def _total(title: str, name: str) -> _Column:

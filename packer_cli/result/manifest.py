@@ -359,6 +359,13 @@ def holds_documents(path: str) -> bool:
     return isinstance(content, dict) and content.get("kind") == TOKENIZED
 
 
+def as_named(path: str) -> str:
+    """An input as its user knows it: a tokenized directory rather than its manifest."""
+    if storage.base_name(path) == MANIFEST and holds_documents(path):
+        return os.path.dirname(path) or "."
+    return path
+
+
 def looks_like_one(data: bytes) -> bool:
     """Whether this is the content of a manifest of ours, of any version, damaged or not."""
     try:

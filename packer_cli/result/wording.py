@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from packer_cli.errors import one_line
+
 _BINARY = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "k"))
 _DECIMAL = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -43,6 +45,18 @@ def size(number: int) -> str:
         if number >= unit:
             return f"{number / unit:,.1f} {name}"
     return f"{number:,} bytes"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of figures in columns, the first row being their titles. Names come last, where long
+    ones stay whole and move no figure.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    return [
+        "  ".join([*(cell.rjust(width) for cell, width in zip(figures, widths, strict=True)),
+                   one_line(name)])
+        for *figures, name in rows
+    ]  # fmt: skip
 
 
 def above_bound(rows: int, lower_bound: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -32,10 +32,17 @@ from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.locks import InUseError
 from packer_cli.records import InputFile
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
-from packer_cli.result.manifest import Manifest, TokenizedManifest, load, load_any
+from packer_cli.result.manifest import (
+    Manifest,
+    TokenizedManifest,
+    as_named,
+    load,
+    load_any,
+    load_tokenized,
+)
 from packer_cli.run.pipeline import Notify, pack, settled
 from packer_cli.run.replacing import holds_result
-from packer_cli.run.update import is_same_mixture
+from packer_cli.run.update import is_same_mixture, plan_update
 
 _OF_RUN = {"unit_bytes", "shard_bytes"}  # options of documents that rows have, too
 
@@ -83,7 +90,7 @@ class _Job:
 
     def tokenized(self, early: EarlyReference | None) -> list[list[str]]:
         """For every source, the tokenized directories that it consists of."""
-        files = [self._found(source) for source in self.recipe.sources]
+        files = [self.found(source) for source in self.recipe.sources]
         _refuse_shared(self.recipe, files)
         root = _root(self.recipe, self.destination)
         directories = []
@@ -150,7 +157,7 @@ class _Job:
         self.notify(f"{to}: is finished already")
         return manifest
 
-    def _found(self, source: Source) -> list[InputFile]:
+    def found(self, source: Source) -> list[InputFile]:
         with _named(source):
             files = find_inputs(list(source.inputs), source.config, self.notify)
             if any(file.path == STDIN for file in files):
@@ -174,6 +181,66 @@ class _Job:
             done = pack(*arguments, self.options, tokenizer, self.notify, self.warn, early)
         if done is None:
             self.notify(f"{to}: the ranks that tokenize the rest go on with it")
+
+    def refuse_stale(self, to: Path, files: list[InputFile], source: Source) -> None:
+        """UsageError where a tokenized directory is not what a run would make of a source now."""
+        again = f"packer pack {self.recipe.path}"
+        if not holds_result(to):
+            raise UsageError(f"is not tokenized yet: there is no {to}", f"run {again} first")
+        files, config, shape, chosen = settled(
+            files, source.config, self.recipe.tokenizer, self.notify, self.warn
+        )
+        try:
+            update = plan_update(
+                to, load_tokenized(to), files, shape, config, chosen.name, chosen.hashes,
+                checksum=False, unnamed="refused",
+            )  # fmt: skip
+        except UsageError as error:
+            tip = f"to tokenize it again, run {again} --overwrite"
+            raise UsageError(f"was tokenized otherwise: {error.message}", tip) from error
+        if update.changed:
+            raise UsageError(
+                f"{to}: its inputs have changed since they were tokenized",
+                f"run {again} --update, which tokenizes what is new or has changed",
+            )
+
+
+def rows_of(
+    recipe: Recipe, directories: list[list[str]], configs: Sequence[PackConfig]
+) -> list[tuple[str | None, list[str], list[PackConfig]]]:
+    """(side, inputs, options) of what a recipe makes of tokenized directories, with each of these
+    options of rows. The side is None without a split.
+    """
+    mixture = _Job(recipe, "", RunOptions(), print, print).mixture(directories)
+    inputs = [one for its in directories for one in its]
+    parts = [TRAIN, VALIDATION] if mixture.is_split else [None]
+    return [
+        (part, inputs, [_of_rows(one, replace(mixture, part=part or TRAIN)) for one in configs])
+        for part in parts
+    ]
+
+
+def tokenized_before(
+    recipe: Recipe, destinations: Sequence[Path | str], notify: Notify, warn: Notify
+) -> list[list[str]]:
+    """For every source, the tokenized directories that it consists of, as a run into one of
+    `destinations` has left them. Writes nothing. UsageError for a source that is not tokenized, or
+    was before it changed.
+    """
+    roots = [_root(recipe, one) for one in destinations]
+    job = _Job(recipe, destinations[0], RunOptions(), notify, warn)
+    root = next((one for one in roots if one.exists()), roots[0])
+    files = [job.found(source) for source in recipe.sources]
+    _refuse_shared(recipe, files)
+    directories = []
+    for source, its in zip(recipe.sources, files, strict=True):
+        with _named(source):
+            if is_tokenized(its):
+                directories.append([_folder_of(file) for file in its])
+            else:
+                job.refuse_stale(root / source.name, its, source)
+                directories.append([str(root / source.name)])
+    return directories
 
 
 @contextmanager
@@ -201,7 +268,7 @@ def _refuse_shared(recipe: Recipe, files: list[list[InputFile]]) -> None:
             owner = owners.setdefault(storage.identity(file.path), source.name)
             if owner != source.name:
                 raise UsageError(
-                    f"{file.path}: is in two sources, {owner!r} and {source.name!r}",
+                    f"{as_named(file.path)}: is in two sources, {owner!r} and {source.name!r}",
                     "leave it to one of them",
                 )
 

@@ -20,7 +20,7 @@ from packer_cli.inputs.tokenized import TokenizedInputs, shape_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.records import HIGHEST_ID, InputFile
 from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
-from packer_cli.result.manifest import TokenizedManifest, load_tokenized
+from packer_cli.result.manifest import TokenizedManifest, as_named, load_tokenized
 from packer_cli.result.tokenized import AGAIN
 from packer_cli.run import commits
 from packer_cli.run.encoder import Chosen, Notify, Source
@@ -40,7 +40,7 @@ def choose_tokenized(
     that come too late.
     """
     if not isinstance(config, PackConfig):
-        raise UsageError(f"{files[0].path}: is tokenized already", "pack it: packer pack")
+        raise UsageError(f"{as_named(files[0].path)}: is tokenized already", "pack it: packer pack")
     _refuse_late(files[0], config, tokenizer)
     folder = Path(files[0].path).parent
     facts = load_tokenized(folder)
@@ -87,11 +87,12 @@ def _refuse_late(file: InputFile, config: DocumentConfig, tokenizer: str | None)
     if isinstance(config, PackConfig) and config.overlong == "truncate-turns":
         late.append("--overlong truncate-turns")
     if late:
+        name = as_named(file.path)
         raise UsageError(
-            f"{', '.join(late)}: {file.path} is tokenized already, and where its turns are is not "
+            f"{', '.join(late)}: {name} is tokenized already, and where its turns are is not "
             "known any more"
             if late == ["--overlong truncate-turns"]
-            else f"{', '.join(late)}: {file.path} is tokenized already",
+            else f"{', '.join(late)}: {name} is tokenized already",
             "give it to packer tokenize, or leave it out",
         )
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from packer_cli.errors import one_line
 from packer_cli.result.manifest import Manifest, Result, TokenizedManifest
-from packer_cli.result.wording import Bucket, count
+from packer_cli.result.wording import Bucket, aligned, count
 from packer_cli.stats.origin import BUILT_IN, origin_lines
 
 _BAR = 40
@@ -93,14 +93,10 @@ def histogram(console: Console, title: str, buckets: list[Bucket]) -> None:
 
 
 def print_rows(console: Console, rows: list[list[str]], title: str = "") -> None:
-    """Aligned columns, the first row as their titles. Names come last, where long ones stay whole
-    and move no figure.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Columns as `aligned` makes them."""
     console.print(f"\n[dim]{title}[/dim]" if title else "")
-    for number, row in enumerate(rows):
-        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
-        console.print(Text("  ".join([*cells, one_line(row[-1])]), style="" if number else "dim"))
+    for number, line in enumerate(aligned(rows)):
+        console.print(Text(line, style="" if number else "dim"))
 
 
 def input_rows(manifest: Result) -> list[list[str]]:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from packer_cli.page.document import boxes, facts, page, section, table
 from packer_cli.page.histograms import document_lengths, row_fill, segments_per_row
-from packer_cli.page.markup import Markup, element, shortened
+from packer_cli.page.markup import Markup, element, joined, shortened
+from packer_cli.page.sources import Portion, sources
 from packer_cli.result.manifest import Input, Manifest
+from packer_cli.result.sources import shares
 from packer_cli.result.wording import count, size
 from packer_cli.stats.headline import Line, headline, losses
 from packer_cli.stats.origin import origin_lines
+from packer_cli.stats.sources import by_source, counted, left_out_rows, stage_rows
 
 MOST_INPUTS = 100  # that are listed: a page stays small
 _ALWAYS = ("truncated", "dropped")
@@ -27,6 +30,7 @@ def stats_page(directory: Path | str, manifest: Manifest) -> bytes:
         _warning(manifest),
         boxes(_titled(lines)),
         section("Made from", facts(origin_lines(manifest))),
+        *_sources(manifest),
         section(
             "Document lengths",
             document_lengths(histograms.document_length, [manifest.config.max_length]),
@@ -36,6 +40,33 @@ def stats_page(directory: Path | str, manifest: Manifest) -> bytes:
         section("Inputs", *_inputs(list(manifest.inputs_now.values()))),
         footer=f"packed by packer {manifest.packer_version}",
     )
+
+
+def _sources(manifest: Manifest) -> list[Markup]:
+    """Of a recipe: shares, what is left out, and stages."""
+    if not manifest.sources:
+        return []
+    portions = [
+        Portion(source.name, own["documents"], own["tokens"], own.get("trained_tokens"),
+                source.epochs, *of_all)
+        for source, own, of_all in zip(
+            manifest.sources, by_source(manifest), shares(manifest.sources), strict=True
+        )
+    ]  # fmt: skip
+    others = [
+        joined((element("h3", title), _with_names_first(rows)))
+        for title, rows in (
+            ("Documents left out", left_out_rows(manifest)), ("Stages", stage_rows(manifest))
+        )
+        if rows
+    ]  # fmt: skip
+    return [section("Sources", sources("sources", portions, counted(manifest)), *others)]
+
+
+def _with_names_first(rows: list[list[str]]) -> Markup:
+    """A table of lines whose names come last in the terminal."""
+    head, *lines = ((name, *figures) for *figures, name in rows)
+    return table("", head, lines)
 
 
 def _warning(manifest: Manifest) -> Markup:

@@ -10,8 +10,9 @@ from msgspec import UNSET
 
 from packer_cli.packing.attention_cost import spread
 from packer_cli.result.manifest import TOTALS, Cost, Manifest, Result
+from packer_cli.result.sources import sources_as_json
 from packer_cli.stats.origin import origin
-from packer_cli.stats.sources import by_source, sources_as_json
+from packer_cli.stats.sources import by_source
 
 
 def figures(manifest: Manifest) -> dict[str, Any]:

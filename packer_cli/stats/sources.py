@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import asdict
-
 from packer_cli.config.mixture import TRAIN
-from packer_cli.result.manifest import Manifest, Source
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.sources import shares
 from packer_cli.result.wording import count, percent
 
 _NOT_COUNTS = {"path", "size", "sha256", "removed", "format"}
@@ -20,22 +19,6 @@ _TITLES = {
     "untrained_documents": "untrained", "untrained_tokens": "their tokens",
 }  # fmt: skip
 _ALWAYS = ("documents", "tokens", "trained_tokens")
-
-
-def shares(sources: list[Source]) -> list[tuple[float, float]]:
-    """(asked, reached) of every source: its share of what all have."""
-    asked, reached = sum(one.asked for one in sources), sum(one.taken for one in sources)
-    return [(one.asked / asked if asked else 0.0, one.taken / reached if reached else 0.0)
-            for one in sources]  # fmt: skip
-
-
-def sources_as_json(sources: list[Source]) -> list[dict[str, Any]]:
-    """As the manifest has them, with the epochs and shares that follow."""
-    return [
-        asdict(one)
-        | {"epochs": one.epochs, "share_asked": asked, "share_reached": reached}
-        for one, (asked, reached) in zip(sources, shares(sources), strict=True)
-    ]  # fmt: skip
 
 
 def by_source(manifest: Manifest) -> list[dict[str, Any]]:
@@ -52,8 +35,7 @@ def by_source(manifest: Manifest) -> list[dict[str, Any]]:
 
 def counted(manifest: Manifest) -> str:
     """What amounts count: tokens, or trained tokens."""
-    trained = _mixture(manifest).get("count") == "trained"
-    return "trained tokens" if trained else "tokens"
+    return "trained tokens" if _mixture(manifest).get("count") == "trained" else "tokens"
 
 
 def share_rows(manifest: Manifest) -> list[list[str]]:

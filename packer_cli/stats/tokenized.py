@@ -9,7 +9,7 @@ from rich.table import Table
 
 from packer_cli.result.layout import DOCUMENTS, kind_of, short_name
 from packer_cli.result.manifest import DOCUMENT_TOTALS, TOKENIZED, TokenizedManifest
-from packer_cli.result.wording import count, percent, plural, power_buckets
+from packer_cli.result.wording import count, percent, plural, power_buckets, size
 from packer_cli.stats.drawing import (
     DOCUMENT_LENGTH,
     figures_grid,
@@ -61,9 +61,9 @@ def print_documents(
 
 def _figures_table(manifest: TokenizedManifest) -> Table:
     f, table = figures(manifest), figures_grid()
-    size = f"{f['bytes'] / 1e6:,.1f} MB in {plural(f['shards'], 'shard')}"
+    disk = f"{size(f['bytes'])} in {plural(f['shards'], 'shard')}"
     mean = f"{f['tokens_per_document']:,.1f} tokens each"
-    table.add_row("documents", f"{f['documents']:,}", f"{mean}; {size}")
+    table.add_row("documents", f"{f['documents']:,}", f"{mean}; {disk}")
     share = percent(f["trained_tokens"] / max(f["tokens"], 1))
     trained = f"{count(f['trained_tokens'])} trained on ({share})"
     table.add_row("tokens", count(f["tokens"]), trained)

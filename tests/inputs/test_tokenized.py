@@ -316,16 +316,22 @@ main()
 def test_options_that_come_too_late(three: list[list[str]], options: list[str]) -> None:
     done = packer("pack", "a", "-l", 64, *options, "-q", "-o", "out")
     assert_error(done, 2, options[0].replace("--no-eos", "--eos").replace("text-field", "field"),
-                 "a/manifest.json is tokenized already")  # fmt: skip
+                 "a is tokenized already")  # fmt: skip
     assert not Path("out").exists()
+
+
+def test_the_default_output_is_named_after_the_directory(three: list[list[str]]) -> None:
+    for name in ("a", "a/", "a/manifest.json"):
+        assert packer("pack", name, "-l", 64, "-q", "--overwrite").exit_code == 0
+    assert [path.name for path in Path().glob("*-packed-64")] == ["a-packed-64"]
 
 
 def test_directories_of_different_tokenizers(three: list[list[str]], folder: Path) -> None:
     chat_tokenizer(folder / "tok", CHATML)
     tokenize("a.jsonl", tokenizer="tok", out="other")
     done = packer("pack", "a", "other", "-l", 64, "-o", "out")
-    assert_error(done, 2, "a/manifest.json was tokenized with bytes",
-                 "other/manifest.json with tok (sha256 ")  # fmt: skip
+    assert_error(done, 2, "a was tokenized with bytes",
+                 "other with tok (sha256 ")  # fmt: skip
 
 
 def test_texts_and_chats_together(both_kinds: Path) -> None:
@@ -352,11 +358,11 @@ def test_texts_and_chats_together(both_kinds: Path) -> None:
 def test_what_does_not_go_together(three: list[list[str]]) -> None:
     for inputs in (["a", "b.jsonl"], ["b.jsonl", "a"]):
         done = packer("pack", *inputs, "-l", 64, "-q", "-o", "out")
-        assert_error(done, 2, "a/manifest.json is tokenized, b.jsonl is not")
+        assert_error(done, 2, "a is tokenized, b.jsonl is not")
     done = packer("pack", "a.jsonl", "-l", 64, "--view", "-q", "-o", "out")
     assert_error(done, 2, "--view: rows can only refer to stored tokens")
     done = packer("pack", "a", "a/", "-l", 64, "-q", "-o", "out")
-    assert_error(done, 2, "the same file as a/manifest.json")
+    assert_error(done, 2, "a: the same file as a; ")
     for inside in ("a", "a/."):
         done = packer("pack", "a", "-l", 64, "-q", "--overwrite", "-o", inside)
         assert_error(done, 2, "lies inside the output directory")

@@ -34,10 +34,11 @@ def test_the_table() -> None:
     text = stats()
     assert text.splitlines()[0] == "out"
     lines = [" ".join(line.split()) for line in text.splitlines()]
+    written = f"{sum(path.stat().st_size for path in Path('out').glob('*.arrow')) / 1e3:.1f} kB"
     for line in (
         "made from 2 inputs, 118 bytes",
         "records text; trained on: all",
-        "documents 4 13.2 tokens each; 0.0 MB in 3 shards",
+        f"documents 4 13.2 tokens each; {written} in 3 shards",
         "tokens 53 49 trained on (92.45%)",
         "empty 1 documents without a token, not packed",
         "rejected 1 bad records, see rejected.jsonl",

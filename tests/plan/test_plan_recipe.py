@@ -1,0 +1,159 @@
+"""`packer plan mix.toml`: the rows of a recipe, and what they have of each source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mixed import write_sources
+from planning import planned
+from support import assert_error, contents, packer
+
+RECIPE = """
+max_length = 512
+tokenizer = "bytes"
+
+[[source]]
+name = "web"
+inputs = ["web"]
+weight = 0.6
+
+[[source]]
+name = "code"
+inputs = ["code.jsonl"]
+weight = 0.3
+
+[[source]]
+name = "chat"
+inputs = ["chat.jsonl"]
+epochs = 2.0
+"""
+SPLIT = '[validation]\nshare = "5%"\n'
+
+
+@pytest.fixture(autouse=True)
+def _recipe(folder: Path) -> None:
+    write_sources()
+    Path("mix.toml").write_text(RECIPE)
+
+
+def _pack(*options: object) -> None:
+    result = packer("pack", "mix.toml", "-q", *options)
+    assert result.exit_code == 0, result.stderr
+
+
+def _stats(*arguments: object) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(
+        packer("stats", *arguments, "--by", "source", "--json").stdout
+    )
+    return content
+
+
+def _assert_same(outcome: dict[str, Any], packed: dict[str, Any]) -> None:
+    for name in ("rows", "tokens", "trained_tokens", "documents", "utilization", "sources"):
+        assert outcome[name] == packed[name], name
+    for planned_one, packed_one in zip(outcome["by_source"], packed["by_source"], strict=True):
+        for name in ("name", "documents", "tokens"):
+            assert planned_one[name] == packed_one[name]
+    trained = sum(one["trained_tokens"] for one in outcome["by_source"])
+    assert trained == packed["trained_tokens"]
+
+
+def test_what_is_planned_is_what_is_packed() -> None:
+    _pack("-o", "mix-packed-512")
+    before = contents(".")
+    plan = planned("mix.toml")
+    assert contents(".") == before
+    (outcome,) = plan["outcomes"]
+    assert outcome["max_length"] == 512
+    _assert_same(outcome, _stats("mix-packed-512"))
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate"])
+def test_several_lengths_of_which_each_chooses_its_documents(overlong: str) -> None:
+    """Where long documents are dropped, a source has less to take from."""
+    _pack("-o", "kept", "-l", 64)
+    plan = planned("mix.toml", "-l", "64,128", "--overlong", overlong,
+                   "--tokenized", "kept-tokenized")  # fmt: skip
+    assert [one["max_length"] for one in plan["outcomes"]] == [64, 128]
+    for outcome in plan["outcomes"]:
+        length = outcome["max_length"]
+        out = f"out-{length}"
+        _pack("-o", out, "-l", length, "--overlong", overlong)
+        _assert_same(outcome, _stats(out))
+    first, second = (one["sources"][0] for one in plan["outcomes"])
+    assert first["available"] != second["available"]
+
+
+def test_both_sides_of_a_split() -> None:
+    Path("mix.toml").write_text(RECIPE + SPLIT)
+    _pack()
+    plans = planned("mix.toml")
+    assert list(plans) == ["train", "validation"]
+    for side, plan in plans.items():
+        (outcome,) = plan["outcomes"]
+        _assert_same(outcome, _stats(f"mix-packed-512/{side}"))
+    lines = packer("plan", "mix.toml", "-q").stdout.splitlines()
+    assert lines.index("mix.toml: train") < lines.index("mix.toml: validation")
+
+
+def test_a_changed_mixture_is_planned_before_it_is_packed() -> None:
+    _pack()
+    Path("mix.toml").write_text(RECIPE.replace("0.6", "0.2"))
+    (outcome,) = planned("mix.toml")["outcomes"]
+    _pack("--overwrite")
+    _assert_same(outcome, _stats("mix-packed-512"))
+
+
+def test_the_table_has_a_line_for_each_source() -> None:
+    _pack()
+    result = packer("plan", "mix.toml", "-q")
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    start = lines.index("sources, in shares of tokens")
+    assert lines[start + 1] == "documents tokens trained epochs asked reached source"
+    web = lines[start + 2].split()
+    assert web == ["4,000", "331,780", "327,780", "1.00", "56.67%", "56.67%", "web"]
+    assert [line.split()[-1] for line in lines[start + 2 : start + 5]] == ["web", "code", "chat"]
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_sources_that_are_not_tokenized_are_named_with_what_to_run() -> None:
+    result = packer("plan", "mix.toml", "-q")
+    assert_error(result, 2, "source 'web'", "not tokenized yet", "mix-packed-512-tokenized/web")
+    assert "packer pack mix.toml" in result.stderr
+    assert not Path("mix-packed-512-tokenized").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda: Path("code.jsonl").write_text('{"text": "pass"}\n'), "inputs have changed"),
+        (lambda: Path("mix.toml").write_text(RECIPE + 'separator = "--"\n'), "tokenized otherwise"),
+    ],
+    ids=["inputs", "options"],
+)
+def test_sources_that_changed_since_they_were_tokenized(change: Any, message: str) -> None:
+    _pack()
+    change()
+    before = contents(".")
+    assert_error(packer("plan", "mix.toml", "-q"), 2, "source ", message)
+    assert contents(".") == before
+
+
+def test_the_directory_of_tokens_is_for_recipes() -> None:
+    result = packer("plan", "web", "-l", 64, "--tokenized", "kept", "-q")
+    assert_error(result, 2, "--tokenized", "recipes with sources")
+
+
+def test_without_a_length_anywhere() -> None:
+    Path("mix.toml").write_text(RECIPE.replace("max_length = 512", ""))
+    assert_error(packer("plan", "mix.toml", "-q"), 2, "Missing option '--max-length'")
+
+
+def test_a_recipe_without_sources_is_planned_as_its_inputs_are() -> None:
+    Path("one.toml").write_text('max_length = 64\ntokenizer = "bytes"\ninputs = ["web"]\n')
+    plan = planned("one.toml")
+    assert plan == planned("web", "-l", 64, "-t", "bytes")
+    assert "sources" not in plan["outcomes"][0]
