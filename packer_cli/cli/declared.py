@@ -5,7 +5,8 @@ A command is a function. Of its parameters,
     size: Annotated[int, Option(...)] = 0    becomes an option of the command line
     config: PackConfig                       becomes an option for every field that is declared
     config: Partly[PackConfig]               the same but for the fields that the command declares
-                                             itself, with which it makes the configuration
+                                             itself; it gets the values that are given, and makes
+                                             the configuration
 
 and what Typer itself knows (arguments, the context) stays as it is.
 """
@@ -23,7 +24,6 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 
 import typer
 
-from packer_cli.cli.values import read, written
 from packer_cli.config.option import (
     FIRST,
     Option,
@@ -32,7 +32,9 @@ from packer_cli.config.option import (
     declared_in,
     is_declared,
     options_of,
+    refuse_missing,
 )
+from packer_cli.config.values import read, written
 
 _Kind = TypeVar("_Kind")
 _METAVARS = {"count": "N", "counts": "N[,N]", "size": "SIZE", "share": "SHARE", "list": "NAMES"}
@@ -42,13 +44,14 @@ _REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Partly(Generic[_Kind]):
-    """A configuration of which some values are missing."""
+    """The values of a configuration that are given, while others may be missing."""
 
     kind: type[_Kind]
     values: dict[str, Any]
 
     def completed(self, **values: Any) -> _Kind:
         """The configuration with the values that were missing. UsageError, as from its kind."""
+        refuse_missing(self.kind, self.values | values)
         return self.kind(**self.values, **values)
 
 
@@ -61,7 +64,8 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
         hint = hints[name]
         if get_origin(hint) is Partly:
             (kind,) = get_args(hint)
-            parameters += [one for one in _of_fields(kind) if one[1].name not in hints]
+            of_kind = _of_fields(kind, required=False)
+            parameters += [one for one in of_kind if one[1].name not in hints]
             readers[name] = partial(_part, kind, hints.keys())
         elif is_dataclass(hint):
             parameters += _of_fields(hint)
@@ -103,11 +107,14 @@ def _place(option: Option) -> int:
     return option.first or sys.maxsize
 
 
-def _of_fields(configuration: Any) -> Iterator[tuple[int, inspect.Parameter]]:
+def _of_fields(
+    configuration: Any, *, required: bool = True
+) -> Iterator[tuple[int, inspect.Parameter]]:
+    """`required`: whether the parser asks for what has no default."""
     defaults = {one.name: one.default for one in fields(configuration)}
     for name, hint in declarations_of(configuration).items():
         default = _REQUIRED if defaults[name] is MISSING else defaults[name]
-        yield _place(declared_in(hint)), _parameter(name, hint, default)
+        yield _place(declared_in(hint)), _parameter(name, hint, default, required=required)
 
 
 def _configuration(kind: Any, given: dict[str, Any]) -> Any:
@@ -116,12 +123,18 @@ def _configuration(kind: Any, given: dict[str, Any]) -> Any:
 
 
 def _part(kind: Any, missing: Collection[str], given: dict[str, Any]) -> Partly[Any]:
+    defaults = {one.name: one.default for one in fields(kind)}
     values = {
         name: read(option.value, option.name(name), given[name])
         for name, option in options_of(kind).items()
-        if name not in missing and given[name] not in (None, [])
+        if name not in missing and _is_given(given[name], defaults[name])
     }
     return Partly(kind, values)
+
+
+def _is_given(value: Any, default: Any) -> bool:
+    """Whether an option is on the command line; a switch that is not arrives as False."""
+    return value is not None and value != [] and not (value is False and default is False)
 
 
 def _own(name: str, option: Option, default: Any, given: dict[str, Any]) -> Any:
@@ -139,7 +152,7 @@ def _own(name: str, option: Option, default: Any, given: dict[str, Any]) -> Any:
     return value
 
 
-def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+def _parameter(name: str, hint: Any, default: Any, *, required: bool = True) -> inspect.Parameter:
     """The parameter that becomes an option. Numbers arrive as text, options not given as None."""
     option = declared_in(hint)
     kinds = {one for one in _members(get_args(hint)[0]) if one is not NoneType}
@@ -152,15 +165,16 @@ def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
     else:
         kind = float | None if kinds == {float} and not option.value else str | None
     metavar = option.metavar or _METAVARS.get(option.value)
+    needed = " Required." if default is _REQUIRED and not required else ""
     about = typer.Option(
         *flags,
-        help=described(option, default),
+        help=described(option, default) + needed,
         metavar=None if is_flag else metavar,
         rich_help_panel=FIRST if option.first else option.group or None,
         autocompletion=_completion(option) if option.choices else None,
         show_default=False,
     )
-    if default is _REQUIRED:
+    if default is _REQUIRED and required:
         return _keyword(name, Annotated[str, about], _REQUIRED)
     return _keyword(name, Annotated[kind, about], False if kind is bool else None)
 

@@ -9,13 +9,14 @@ import typer
 
 from packer_cli.cli import startup
 from packer_cli.cli.declared import Partly
-from packer_cli.cli.runs import Inputs, TextField, TokenizerName, with_text_field
+from packer_cli.cli.runs import Inputs, with_text_field
 from packer_cli.cli.shared import AsJson, Debug, Quiet, print_note
-from packer_cli.cli.values import refuse_twice
+from packer_cli.config.command_options import TextField, TokenizerName
 from packer_cli.config.option import OUTPUT, ROWS, RUNNING, Option, options_of, plain
 from packer_cli.config.options import PackConfig
 from packer_cli.config.run_options import EncodingOptions
 from packer_cli.config.strategies import BY_ALIAS, NAMES
+from packer_cli.config.values import refuse_twice
 from packer_cli.errors import ThresholdMissed, UsageError
 
 if TYPE_CHECKING:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from packer_cli.errors import ThresholdMissed
+from packer_cli.storage import base_name
 
 if TYPE_CHECKING:
-    from packer_cli.result.manifest import Result
+    from packer_cli.result.manifest import Result, TokenizedManifest
 
 
 def print_packed(
@@ -19,30 +22,54 @@ def print_packed(
     state: str = "kept, marked incomplete",
 ) -> None:
     """Print the report of a run. Raises ThresholdMissed when its result is incomplete."""
-    print_report(directory, manifest, as_json=as_json, detail=False)
-    if manifest.incomplete:
-        raise ThresholdMissed(
-            f"{directory}: {manifest.incomplete}",
-            f"the output is {state}; see --overlong and --max-length",
-        )
+    print_results([(directory, manifest)], as_json=as_json, state=state)
+
+
+def print_results(
+    results: Sequence[tuple[Path | str, Result]], *, as_json: bool, state: str
+) -> None:
+    """Print the reports of a run; of several as one object by the names of their directories.
+
+    Raises ThresholdMissed when one is incomplete.
+    """
+    if as_json and len(results) > 1:
+        reports = {
+            base_name(str(directory)): json.loads(rendered(directory, one))
+            for directory, one in results
+        }
+        print(json.dumps(reports, indent=1))
+    else:
+        for number, (directory, one) in enumerate(results):
+            print(end="\n" if number else "")
+            print_report(directory, one, as_json=as_json, detail=False)
+    for directory, one in results:
+        if one.incomplete:
+            raise ThresholdMissed(
+                f"{directory}: {one.incomplete}",
+                f"the output is {state}; see --overlong and --max-length",
+            )
+
+
+def rendered(directory: Path | str, manifest: Result, by: str | None = None) -> str:
+    """The report of a result as JSON."""
+    from packer_cli.result.manifest import Manifest
+    from packer_cli.stats import report, tokenized
+
+    if isinstance(manifest, Manifest):
+        return report.as_json(directory, manifest, by=by)
+    return tokenized.as_json(directory, cast("TokenizedManifest", manifest), by=by)
 
 
 def print_report(directory: Path | str, manifest: Result, *, as_json: bool, **how: Any) -> None:
     from packer_cli.result.manifest import Manifest, TokenizedManifest
 
-    if isinstance(manifest, TokenizedManifest):
+    if as_json:
+        print(rendered(directory, manifest, how.get("by")))
+    elif isinstance(manifest, TokenizedManifest):
         from packer_cli.stats import tokenized
 
-        if as_json:
-            print(tokenized.as_json(directory, manifest, by=how.get("by")))
-        else:
-            tokenized.print_documents(directory, manifest, **how)
+        tokenized.print_documents(directory, manifest, **how)
     elif isinstance(manifest, Manifest):
-        if as_json:
-            from packer_cli.stats.report import as_json as render
+        from packer_cli.stats import table
 
-            print(render(directory, manifest, by=how.get("by")))
-        else:
-            from packer_cli.stats import table
-
-            table.print_report(directory, manifest, **how)
+        table.print_report(directory, manifest, **how)

@@ -11,16 +11,21 @@ from packer_cli.cli.reports import print_packed
 from packer_cli.cli.runs import (
     Inputs,
     Rank,
+    WorldSize,
+    default_output,
+    notes,
+    options_of_run,
+    place_of,
+    refuse_no_tokenizer,
+    with_text_field,
+)
+from packer_cli.cli.shared import AsJson, Debug, Quiet, print_note
+from packer_cli.config.command_options import (
     Staging,
     TextField,
     TokenizerName,
-    WorldSize,
-    default_output,
     output_option,
-    run_to,
-    with_text_field,
 )
-from packer_cli.cli.shared import AsJson, Debug, Quiet
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.run_options import RunOptions
 
@@ -49,10 +54,14 @@ def tokenize(
     Example: packer tokenize data.jsonl --tokenizer ./my-model --output tokens
     """
     startup.prepare_run()
-    destination, manifest, state = run_to(
-        ctx, inputs, output or default_output(inputs, "tokenized"),
-        with_text_field(config, text_field), options, tokenizer=tokenizer, staging=staging,
-        rank=rank, world_size=world_size, quiet=quiet,
+    from packer_cli.run import pipeline
+
+    refuse_no_tokenizer(tokenizer)
+    place = place_of(output or default_output(inputs, "tokenized"), staging)
+    manifest = pipeline.pack(
+        inputs, place.destination, with_text_field(config, text_field),
+        options_of_run(options, rank=rank, world_size=world_size, quiet=quiet), tokenizer,
+        notes(quiet=quiet), print_note, ctx.obj, place.staging,
     )  # fmt: skip
     if manifest is not None:  # other ranks have units to tokenize
-        print_packed(destination, manifest, as_json=as_json, state=state)
+        print_packed(place.destination, manifest, as_json=as_json, state=place.state)

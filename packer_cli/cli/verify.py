@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, Quiet, TokensOf, print_note
-from packer_cli.cli.values import parse_count
 from packer_cli.config.option import Option
+from packer_cli.config.values import parse_count
 from packer_cli.errors import DataError, UsageError, one_line
 
 

@@ -9,7 +9,7 @@ without an `Option` is not on the command line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, get_type_hints
 
@@ -127,6 +127,18 @@ def _declarations_of(configuration: Any) -> dict[str, Any]:
     hints = get_type_hints(configuration, include_extras=True)
     names = (one.name for one in fields(configuration))
     return {name: hints[name] for name in names if is_declared(hints[name])}
+
+
+def refuse_missing(configuration: Any, values: Mapping[str, Any], elsewhere: str = "") -> None:
+    """UsageError for a field that has no default and no value. `elsewhere`: goes into the tip."""
+    defaults = {one.name: one.default for one in fields(configuration)}
+    for name, option in options_of(configuration).items():
+        if defaults[name] is MISSING and name not in values:
+            flags = [option.name(name), *([option.short] if option.short else [])]
+            raise UsageError(
+                f"Missing option {' / '.join(map(repr, flags))}.",
+                f"add {flags[0]} {option.metavar or 'N'}{elsewhere}. {option.help}",
+            )
 
 
 def is_declared(hint: Any) -> bool:
