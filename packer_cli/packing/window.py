@@ -53,7 +53,7 @@ class Window:
         """`source`: the only one that it takes pieces of, if rows are not to mix any."""
         self._config = config
         self._place = f"{unit}" if source is None else f"{unit}/{source}"
-        self._mixes = source is None
+        self._of_source = source is not None
         self._plans = 0
         self._parts: list[Stock] = []
         self.tokens = 0
@@ -99,7 +99,7 @@ class Window:
             )  # fmt: skip
             if config.shuffle:
                 order, row_offsets = shuffled(order, row_offsets, seed)
-        if config.mixture is not None and self._mixes and config.shuffle:
+        if config.mixture is not None and not self._of_source and config.shuffle:
             source = sources_of(config.mixture, stock.file)
             order, row_offsets = evened_out(stock.length, source, order, row_offsets, seed)
         return PlannedRows(stock, order, row_offsets, unbalanced)
@@ -130,7 +130,11 @@ class Window:
         used = np.zeros(len(order) + 1, np.int64)
         np.cumsum(padded(stock.length[order], self._config.segment_multiple), out=used[1:])
         space = self._config.max_length - np.diff(used[row_offsets])
-        emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_CARRIED]
+        emptiest = np.argsort(-space, kind="stable")
+        if self._of_source:  # as much of every source, or the last rows would be of one that fits
+            carried[emptiest[: -(-rows // _MOST_CARRIED)]] = True  # badly
+            return carried
+        emptiest = emptiest[: rows // _MOST_CARRIED]
         carried[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
         return carried
 
