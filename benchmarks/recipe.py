@@ -1,7 +1,7 @@
 """What does it cost to change a mixture?
 
-670 MB of text in three sources: a first run tokenizes and packs them; then other weights, as a view.
-And choosing alone, without any token, from indexes of 20 million documents, half of them equal to
+670 MB of text in three sources: a first run tokenizes and packs them; then other weights, as a
+view. And choosing alone, without any token, from indexes of 20 million documents, half of them equal to
 others, with a split and without duplicates. Two minutes; 4 GB of disk.
 """
 
@@ -17,6 +17,11 @@ import numpy as np
 from from_tokens import index_alone
 from measuring import report, run, say, skip
 from settings import Settings, from_environment
+
+from packer_cli.config.mixture import Amount, Mixture
+from packer_cli.config.options import PackConfig
+from packer_cli.mixing.choice import choose
+from packer_cli.result.tokenized import open_tokenized
 
 MOST_AGAIN, RUNS = 0.1, 3
 DOCUMENTS, MOST_SECONDS, MOST_GB = 20_000_000, 10.0, 1.5
@@ -88,11 +93,6 @@ def _choosing(settings: Settings) -> None:
 
 
 def _choose(folder: str) -> None:
-    from packer_cli.config.mixture import Amount, Mixture
-    from packer_cli.config.options import PackConfig
-    from packer_cli.mixing.choice import choose
-    from packer_cli.result.tokenized import open_tokenized
-
     mixture = Mixture((Amount("all", weight=1.0),), validation_share=0.01, dedup="exact")
     directory = open_tokenized(folder)
     begun = time.perf_counter(), time.process_time()
