@@ -1,8 +1,8 @@
 """What does it cost to change a mixture?
 
 670 MB of text in three sources: a first run tokenizes and packs them; then other weights, as a
-view. And choosing alone, without any token, from indexes of 20 million documents, half of them equal to
-others, with a split and without duplicates. Two minutes; 4 GB of disk.
+view. And choosing alone, without any token, from an index of 20 million documents, half of them
+repeated, with a split and without duplicates. Two minutes; 4 GB of disk.
 """
 
 from __future__ import annotations
