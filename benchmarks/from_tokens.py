@@ -39,12 +39,16 @@ def _lengths(count: int) -> Int32:
     return np.clip(lengths, 1, 1 << 17).astype(np.int32)
 
 
-def index_alone(folder: Path, count: int) -> int:
-    """A tokenized directory of so many documents without their tokens; how many these would be."""
+def index_alone(folder: Path, count: int, hashes: bytes | None = None) -> int:
+    """A tokenized directory of so many documents without their tokens; how many these would be.
+
+    `hashes`: of their contents, 16 bytes each; None: all different.
+    """
     folder.mkdir(parents=True)
     lengths = _lengths(count)
     tokens = int(lengths.sum(dtype=np.int64))
-    hashes = np.random.default_rng(1).bytes(HASH_BYTES * count)
+    if hashes is None:
+        hashes = np.random.default_rng(1).bytes(HASH_BYTES * count)
     batch = pa.RecordBatch.from_arrays(
         [
             pa.array(lengths),

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
@@ -42,9 +43,26 @@ from packer_cli.result.manifest_check import shape_of as shape_of_result
 from packer_cli.result.shards import digest
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
 
+Float64 = npt.NDArray[np.float64]
+
 _BATCH_TOKENS, _BATCH_DOCUMENTS = 1 << 20, 1 << 16
 _BYTES_PER_TOKEN = 4
 _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What is taken of an input.
+
+    numbers  int64[n], documents in their order
+    amounts  int32[n], at least 1: what each counts for in its source's share
+    """
+
+    numbers: Int64
+    amounts: Int32
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 @lru_cache(maxsize=64)
@@ -110,11 +128,11 @@ class TokenizedInputs:
         files: Sequence[InputFile],
         seed: int | None,
         highest: int = HIGHEST_ID,
-        pools: Sequence[Int64] | None = None,
+        pools: Sequence[Pool] | None = None,
     ) -> None:
         """`seed`: of the order; None: documents come as they were tokenized. `highest`: the highest
-        id that a token may have. `pools`: for each file the documents to take, in their order; a
-        slice that goes beyond the last one begins again at the first.
+        id that a token may have. `pools`: what to take of each file; a slice that goes beyond the
+        last document of one begins again at the first.
         """
         self._files = {file.index: file for file in files}
         self._place = {file.index: place for place, file in enumerate(files)}
@@ -140,7 +158,7 @@ class TokenizedInputs:
              for p, s in zip(parts, unit.slices, strict=True)]
         )  # fmt: skip
         if (self._seed is not None or self._pools) and len(parts) > 1:
-            order = _interleaved([len(part) for part in parts])
+            order = _interleaved([self._places(part) for part in unit.slices])
             file, number, lengths = file[order], number[order], lengths[order]
         for begin, end in _cuts(lengths):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
@@ -167,7 +185,7 @@ class TokenizedInputs:
     def numbers(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""
         if self._pools and part.stop is not None:
-            pool = self._pools[self._place[part.file]]
+            pool = self._pools[self._place[part.file]].numbers
             return pool[np.arange(part.start, part.stop) % len(pool)]
         if self._seed is None:
             stop = len(self.directory(part.file)) if part.stop is None else part.stop
@@ -178,6 +196,19 @@ class TokenizedInputs:
                 seed = (self._seed + part.file * _OF_INPUT) % (1 << 64)
                 self._orders[part.file] = self.directory(part.file).order(seed)
         return self._orders[part.file][part.start : part.stop]
+
+    def _places(self, part: Slice) -> Float64:
+        """Where in the unit each document of a slice belongs, 0 to 1: evenly by what they count
+        for, or by their number where they are not chosen by amounts.
+        """
+        count = len(self.numbers(part))
+        if not self._pools:
+            return (np.arange(count) + 0.5) / count
+        pool = self._pools[self._place[part.file]]
+        amounts = pool.amounts[np.arange(part.start, part.start + count) % len(pool.amounts)]
+        before = np.cumsum(amounts, dtype=np.int64)
+        places: Float64 = (before - amounts / 2) / before[-1]
+        return places
 
     def directory(self, file: int) -> TokenizedDirectory:
         """The directory of an input."""
@@ -220,9 +251,8 @@ class _Tokens(Tokens):
         return ids
 
 
-def _interleaved(sizes: list[int]) -> Int64:
+def _interleaved(places: list[Float64]) -> Int64:
     """An order of documents end to end in which every stretch has all parts in their shares."""
-    places = [(np.arange(size) + 0.5) / size for size in sizes if size]
     return np.argsort(np.concatenate(places), kind="stable")
 
 

@@ -11,7 +11,7 @@ out depends on content only, so equal documents are on one side, whatever file t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from packer_cli._kernels.documents import order_keys
 from packer_cli.config.mixture import TRAIN, Amount, Mixture
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import InternalError, UsageError
+from packer_cli.inputs.tokenized import Pool
 from packer_cli.mixing.shares import amounts_of, refuse_missed
 from packer_cli.records import Int32, Int64, UInt64
 from packer_cli.result.content_order import among, repeated
@@ -63,24 +64,24 @@ class Chosen:
 class Choice:
     """The documents of a result.
 
-    pools   int64 for each directory: numbers of documents, in the order in which they are taken
-    stages  for each stage: place of a directory -> (start, stop) in its pool, repeated
+    pools    for each directory: its documents in the order in which they are taken
+    stages   for each stage: place of a directory -> (start, stop) in its pool, repeated
     sources  in the order of the recipe
     """
 
-    pools: list[Int64]
+    pools: list[Pool]
     stages: list[Stretches]
     sources: list[Chosen]
 
 
 @dataclass
-class _Pool:
-    """Documents of a directory that may be taken, in order. `sums` int64[n + 1]: their amounts."""
+class _Taking:
+    """How far a directory's pool is taken. `sums` int64[n + 1]: what documents before count for."""
 
-    numbers: Int64
+    pool: Pool
     sums: Int64
     at: int = 0
-    amount: float = field(default=0.0)
+    amount: float = 0.0
 
     @property
     def total(self) -> int:
@@ -88,7 +89,7 @@ class _Pool:
 
     def taken_until(self, place: int) -> int:
         """The amount of the documents before a place of the repeated pool."""
-        whole, rest = divmod(place, len(self.numbers))
+        whole, rest = divmod(place, len(self.pool))
         return whole * self.total + int(self.sums[rest])
 
     def place_of(self, amount: float) -> int:
@@ -98,7 +99,7 @@ class _Pool:
         place = int(np.searchsorted(self.sums, rest))
         if place and rest - self.sums[place - 1] < self.sums[min(place, len(self.sums) - 1)] - rest:
             place -= 1
-        return whole * len(self.numbers) + place
+        return whole * len(self.pool) + place
 
 
 def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Choice:
@@ -141,7 +142,7 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     sources = [
         Chosen(
             amount, some,
-            sum(len(pools[place].numbers) for place in some),
+            sum(len(pools[place].pool) for place in some),
             sum(pools[place].total for place in some),
             sum(int(held[place].sum()) for place in some),
             sum(int(duplicates[place].sum()) for place in some),
@@ -161,7 +162,7 @@ def _places(mixture: Mixture, count: int) -> Iterator[range]:
         raise InternalError(f"the sources have {at} inputs, and there are {count}")
 
 
-def _taken(sources: list[Chosen], pools: list[_Pool], mixture: Mixture) -> Choice:
+def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Choice:
     """The choice, by the amounts of every stage."""
     if mixture.part == TRAIN:
         wanted = amounts_of(mixture, [one.available for one in sources])
@@ -189,17 +190,18 @@ def _taken(sources: list[Chosen], pools: list[_Pool], mixture: Mixture) -> Choic
                 taken=sum(one[number] for one in taken))
         for number, source in enumerate(sources)
     ]  # fmt: skip
-    return Choice([pool.numbers for pool in pools], stages, done)
+    return Choice([one.pool for one in pools], stages, done)
 
 
-def _pool(directory: TokenizedDirectory, side: Bool, config: PackConfig, place: int) -> _Pool:
+def _pool(directory: TokenizedDirectory, side: Bool, config: PackConfig, place: int) -> _Taking:
     amounts = _amounts(directory, config)
     # what has no tokens in any row has no place in an amount either
     may_be = np.flatnonzero(side & (amounts > 0))
     numbers = directory.order((config.seed + place * _OF_INPUT) % (1 << 64), may_be)
+    pool = Pool(numbers, amounts[numbers])
     sums = np.zeros(len(numbers) + 1, np.int64)
-    np.cumsum(amounts[numbers], out=sums[1:])
-    return _Pool(numbers, sums)
+    np.cumsum(pool.amounts, out=sums[1:])
+    return _Taking(pool, sums)
 
 
 def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:

@@ -21,6 +21,7 @@ from packer_cli.config.strategies import keeps_order
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.planning import balanced, plan_rows, shuffled
+from packer_cli.packing.source_order import evened_out, rows_taken, sources_of
 from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8, UInt32
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
@@ -52,6 +53,7 @@ class Window:
         """`source`: the only one that it takes pieces of, if rows are not to mix any."""
         self._config = config
         self._place = f"{unit}" if source is None else f"{unit}/{source}"
+        self._of_source = source is not None
         self._plans = 0
         self._parts: list[Stock] = []
         self.tokens = 0
@@ -87,16 +89,19 @@ class Window:
         self._plans += 1
         if not last:
             order, row_offsets = self._keep_back(stock, order, row_offsets)
-        if config.balance == "none":
-            return PlannedRows(stock, order, row_offsets)
-        # after keeping back, so that the next windows are those of a run without balance
-        unbalanced = AttentionCost.of(stock.length[order], row_offsets)
-        order, row_offsets = balanced(
-            stock.length, order, row_offsets, config.max_length,
-            max_segments=config.max_segments_per_row, segment_multiple=config.segment_multiple,
-        )  # fmt: skip
-        if config.shuffle:
-            order, row_offsets = shuffled(order, row_offsets, seed)
+        unbalanced = None
+        if config.balance != "none":
+            # after keeping back, so that the next windows are those of a run without balance
+            unbalanced = AttentionCost.of(stock.length[order], row_offsets)
+            order, row_offsets = balanced(
+                stock.length, order, row_offsets, config.max_length,
+                max_segments=config.max_segments_per_row, segment_multiple=config.segment_multiple,
+            )  # fmt: skip
+            if config.shuffle:
+                order, row_offsets = shuffled(order, row_offsets, seed)
+        if config.mixture is not None and not self._of_source and config.shuffle:
+            source = sources_of(config.mixture, stock.file)
+            order, row_offsets = evened_out(stock.length, source, order, row_offsets, seed)
         return PlannedRows(stock, order, row_offsets, unbalanced)
 
     def _keep_back(self, stock: Stock, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
@@ -125,7 +130,11 @@ class Window:
         used = np.zeros(len(order) + 1, np.int64)
         np.cumsum(padded(stock.length[order], self._config.segment_multiple), out=used[1:])
         space = self._config.max_length - np.diff(used[row_offsets])
-        emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_CARRIED]
+        emptiest = np.argsort(-space, kind="stable")
+        if self._of_source:  # as much of every source, or the last rows would be of one that fits
+            carried[emptiest[: -(-rows // _MOST_CARRIED)]] = True  # badly
+            return carried
+        emptiest = emptiest[: rows // _MOST_CARRIED]
         carried[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
         return carried
 
@@ -134,15 +143,15 @@ class SourceWindows:
     """The windows of a unit whose rows each hold documents of one source only."""
 
     def __init__(self, config: PackConfig, mixture: Mixture, unit: int) -> None:
-        self._ends = np.cumsum([one.inputs for one in mixture.sources])
-        self._windows = [Window(config, unit, source) for source in range(len(self._ends))]
+        self._mixture = mixture
+        self._windows = [Window(config, unit, number) for number in range(len(mixture.sources))]
 
     @property
     def tokens(self) -> int:
         return sum(window.tokens for window in self._windows)
 
     def add(self, batch: TokenBatch, pieces: Pieces) -> None:
-        source = np.searchsorted(self._ends, batch.file[pieces.document], side="right")
+        source = sources_of(self._mixture, batch.file[pieces.document])
         for number in np.unique(source).tolist():
             self._windows[number].add(batch, pieces.take(source == number))
 
@@ -155,16 +164,12 @@ class SourceWindows:
         order = np.concatenate(
             [one.order + first for one, first in zip(planned, held[:-1], strict=True)]
         )
-        begin = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
-        rows = np.argsort(place, kind="stable")
-        size = np.concatenate(sizes)[rows]
-        row_offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(size, out=row_offsets[1:])
-        within = np.arange(row_offsets[-1]) - np.repeat(row_offsets[:-1], size)
+        row_offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
+        order, row_offsets = rows_taken(order, row_offsets, np.argsort(place, kind="stable"))
         unbalanced = [one.unbalanced for one in planned if one.unbalanced is not None]
         return PlannedRows(
             _joined([one.stock for one in planned]),
-            order[np.repeat(begin[rows], size) + within],
+            order,
             row_offsets,
             sum(unbalanced[1:], unbalanced[0]) if unbalanced else None,
         )
