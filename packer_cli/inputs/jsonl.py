@@ -87,7 +87,7 @@ class JsonlReader(LinePositions):
             yield source.end()
 
 
-def _decoder(shape: Shape) -> Callable[[bytes], Any]:
+def _decoder(shape: Shape) -> Callable[[bytes | memoryview], Any]:
     """Of records as structs that have the shape's own names."""
     numbers = list[int] | None
     kinds: dict[str, Any] = {
@@ -123,31 +123,41 @@ def _lines(block: Lines) -> Iterator[tuple[int, bytes]]:
         position += len(line) + 1
 
 
-def _split(data: bytes) -> list[bytes]:
-    """The lines, without a copy of one that is a block of its own."""
-    if data.find(b"\n", 0, -1) < 0 and data.strip():
-        return [data]
-    lines = data.split(b"\n")
-    return lines if lines[-1] else lines[:-1]
+def _decode_lines(
+    data: bytes, decode: Callable[[bytes | memoryview], Any], max_line_bytes: int
+) -> tuple[list[int], list[Any]] | None:
+    """(where each line begins, records) of `data`; None where a line is no record.
+
+    Lines are decoded where they are: copies of them would take a third of the time, and all of
+    it while no other thread can go on.
+    """
+    view, begins, records = memoryview(data), list[int](), list[Any]()
+    begin = 0
+    while begin < len(data):
+        end = data.find(b"\n", begin)
+        end = len(data) if end < 0 else end
+        if end - begin > max_line_bytes:
+            return None
+        try:
+            records.append(decode(view[begin:end]))
+        except DECODE_ERRORS:
+            return None
+        begins.append(begin)
+        begin = end + 1
+    return begins, records
 
 
 def _decode_block(
-    block: Lines, decode: Callable[[bytes], Any], max_line_bytes: int
+    block: Lines, decode: Callable[[bytes | memoryview], Any], max_line_bytes: int
 ) -> tuple[Int64, list[Any], list[BadRecord]]:
     if block.data is None:
         return np.empty(0, np.int64), [], [too_long(block.offset, max_line_bytes)]
-    lines = _split(block.data)
-    sizes = np.fromiter(map(len, lines), np.int64, count=len(lines))
-    if sizes.max(initial=0) <= max_line_bytes:
-        try:
-            decoded = [decode(line) for line in lines]
-            positions = np.cumsum(sizes + 1) - (sizes + 1) + block.offset
-        except DECODE_ERRORS:
-            pass
-        else:
-            return positions, decoded, []
+    whole = _decode_lines(block.data, decode, max_line_bytes)
+    if whole is not None:
+        return np.array(whole[0], np.int64) + block.offset, whole[1], []
     good: list[int] = []
-    decoded, bad = [], []
+    decoded: list[Any] = []
+    bad: list[BadRecord] = []
     for position, line in _lines(block):
         if len(line) > max_line_bytes:
             bad.append(too_long(position, max_line_bytes))
