@@ -326,8 +326,8 @@ def read_lines(
             offset = position
         newline = chunk.rfind(b"\n") + 1
         if newline:
-            rest, chunk = chunk[newline:], chunk[:newline]  # noqa: PLW2901
-            yield Lines(offset, taken(held, chunk))
+            rest = chunk[newline:]
+            yield Lines(offset, taken(held, memoryview(chunk)[:newline]))
             offset = position + newline
             held += rest
         else:
@@ -340,7 +340,7 @@ def read_lines(
         yield Lines(offset, taken(held))
 
 
-def taken(held: bytearray, more: bytes = b"") -> bytes:
+def taken(held: bytearray, more: bytes | memoryview = b"") -> bytes:
     """The bytes of `held`, which is empty afterwards, and `more`."""
     whole = b"".join((held, more))
     held.clear()

@@ -6,7 +6,7 @@ when a block holds a blank or bad record is it read one by one to find the place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from packer_cli.inputs.token_columns import BEYOND, check_tokens
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
+_Decode = Callable[[bytes | memoryview], Any]
 _LOOKED_AT = 1 << 10  # of a value, to see what it is
 
 
@@ -35,7 +36,7 @@ class Found(NamedTuple):
     """
 
     positions: Int64
-    pieces: list[bytes]
+    pieces: Sequence[bytes | memoryview]
     bad: list[BadRecord]
 
 
@@ -67,7 +68,8 @@ class JsonReader(LinePositions):
         skip, first = config.on_error == "skip", None
         whole = Slice(file.index, 0, None, 0)
         with open_source(file, peek=True) as source:
-            for positions, pieces, bad in self.found(file, source, whole, config):
+            for positions, stretches, bad in self.found(file, source, whole, config):
+                pieces = list(map(bytes, stretches))
                 if bad and not skip and not any(piece.strip() for piece in pieces):
                     raise self.refused(file, bad[0])
                 for position, piece in zip(positions.tolist(), pieces, strict=True):
@@ -142,7 +144,7 @@ class JsonReader(LinePositions):
             yield source.end()
 
     def _decoded(
-        self, file: InputFile, found: Found, decode: Callable[[bytes], Any], limit: int
+        self, file: InputFile, found: Found, decode: _Decode, limit: int
     ) -> tuple[Int64, list[Any], list[BadRecord]]:
         positions, pieces, refused = found
         if max(map(len, pieces), default=0) <= limit:
@@ -152,7 +154,7 @@ class JsonReader(LinePositions):
                 pass
         good: list[int] = []
         decoded, bad = [], list(refused)
-        for position, piece in zip(positions.tolist(), pieces, strict=True):
+        for position, piece in zip(positions.tolist(), map(bytes, pieces), strict=True):
             if not piece.strip():
                 continue
             if len(piece) > limit:
@@ -168,7 +170,7 @@ class JsonReader(LinePositions):
         return np.array(good, np.int64), decoded, bad
 
 
-def _decoder(shape: Shape) -> Callable[[bytes], Any]:
+def _decoder(shape: Shape) -> _Decode:
     """Of records as structs that have the shape's own names."""
     numbers = list[int] | None
     kinds: dict[str, Any] = {

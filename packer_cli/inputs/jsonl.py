@@ -12,6 +12,8 @@ from packer_cli.inputs.encodings import BYTE_ORDER_MARK, refuse_other_than_utf8
 from packer_cli.inputs.json_records import Found, JsonReader
 from packer_cli.records import InputFile, Slice
 
+_LINE_END = ord("\n")
+
 
 class JsonlReader(JsonReader):
     """`.jsonl` and `.ndjson` files, and `.json` files that hold no array."""
@@ -33,18 +35,15 @@ class JsonlReader(JsonReader):
             if block.data is None:
                 bad = [too_long(block.offset, limit)]
                 return Found(np.empty(0, np.int64), [], bad)
-            lines = _split(block.data)
-            sizes = np.fromiter(map(len, lines), np.int64, count=len(lines))
-            if not block.offset:
-                lines[0] = lines[0].removeprefix(BYTE_ORDER_MARK)
-            return Found(np.cumsum(sizes + 1) - (sizes + 1) + block.offset, lines, [])
+            ends = np.flatnonzero(np.frombuffer(block.data, np.uint8) == _LINE_END)
+            if not block.data.endswith(b"\n"):
+                ends = np.append(ends, len(block.data))
+            begins = np.concatenate([[0], ends[:-1] + 1])
+            positions = begins + block.offset
+            if not block.offset and block.data.startswith(BYTE_ORDER_MARK):
+                begins[0] = len(BYTE_ORDER_MARK)
+            view = memoryview(block.data)  # copies would take a third of the time of decoding
+            places = zip(begins.tolist(), ends.tolist(), strict=True)
+            return Found(positions, [view[begin:end] for begin, end in places], [])
 
         return map(lines_of, read_lines(source, part.start, part.stop, limit))
-
-
-def _split(data: bytes) -> list[bytes]:
-    """The lines, without a copy of one that is a block of its own."""
-    if data.find(b"\n", 0, -1) < 0 and data.strip():
-        return [data]
-    lines = data.split(b"\n")
-    return lines if lines[-1] else lines[:-1]
