@@ -259,7 +259,7 @@ def test_every_option_and_total_is_among_the_changes() -> None:
     assert options == {
         *OPTIONS, "unit_bytes", "shard_bytes", "force_split", "chat_template", "allow_open_turns",
         "special_tokens_in_text",  # no text spells one out
-        "view",  # of tokenized directories only
+        "view", "mixture",  # of tokenized directories only
     }  # fmt: skip
     assert {*FIGURES} == {*TOTALS}
     assert len(CHANGES) >= 55
