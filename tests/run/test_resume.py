@@ -6,6 +6,7 @@ every step and not at every fourth.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from support import (
     assert_error,
     check_directory,
     contents,
+    heavy,
     jsonl,
     packer,
     shard_of,
@@ -36,14 +38,21 @@ UNITS = 40  # of the inputs below
 EACH = 1 if KILLS >= 50 else 4  # of the steps at which a run is killed
 
 
-@pytest.fixture
-def inputs(folder: Path) -> Path:
+@functools.cache
+def files() -> dict[str, bytes]:
     """a.jsonl, which several units read, and b.jsonl, which one reads alone."""
-    random_ = random.Random(0)
+    random_, contents = random.Random(0), {}
     for name, documents in (("a.jsonl", 2500), ("b.jsonl", 20)):
         lengths = (random_.randrange(600) for _ in range(documents))
         texts = ("".join(random_.choices("abcdefgh ", k=length)) for length in lengths)
-        (folder / name).write_bytes(jsonl(*texts))
+        contents[name] = jsonl(*texts)
+    return contents
+
+
+@pytest.fixture
+def inputs(folder: Path) -> Path:
+    for name, content in files().items():
+        (folder / name).write_bytes(content)
     return folder
 
 
@@ -101,8 +110,10 @@ cli.main()
 """
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [("pack", "1"), *((kind, "2") for kind in KINDS), *(heavy(kind, "1") for kind in KINDS[1:])],
+)
 def test_killed_at_random_moments(inputs: Path, kind: str, workers: str) -> None:
     arguments = [*command_of(kind, 20 << 10, "--workers", workers), "-o"]
     run(*arguments, "whole")
