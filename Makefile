@@ -10,6 +10,9 @@ EXTRAS ?= .venv-extras
 PIP = -m pip install --quiet --disable-pip-version-check
 SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 
+# Without kept bytecode, every process of the tests would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-heavy test-slow test-fuzz test-places test-faults test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
 

@@ -1,7 +1,7 @@
 """Runs that were killed, interrupted or failed: the same command loses and repeats nothing.
 
 PACKER_KILLS: how many processes are killed at random moments. With 50 or more, others are killed at
-every step and not at every fourth.
+every step and not at every eighth.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from support import (
 KILLS = int(os.environ.get("PACKER_KILLS", "10"))
 OPTIONS = ["-l", "256", "-t", "bytes", "-q"]
 UNITS = 40  # of the inputs below
-EACH = 1 if KILLS >= 50 else 4  # of the steps at which a run is killed
+EACH = 1 if KILLS >= 50 else 8  # of the steps at which a run is killed
 
 
 @functools.cache

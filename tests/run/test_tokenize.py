@@ -22,7 +22,6 @@ from support import (
     contents,
     jsonl,
     packer,
-    packer_process,
     recover_documents,
     work_folder,
 )
@@ -69,7 +68,7 @@ def test_documents_of_every_format(name: str) -> None:
 
 
 def test_stdin() -> None:
-    done = packer_process("tokenize", "-", "-t", "bytes", "-q", "-o", "tokens", stdin=jsonl("a"))
+    done = unaltered("tokenize", "-", "-t", "bytes", "-q", "-o", "tokens", stdin=jsonl("a"))
     assert done.returncode == 0, done.stderr
     assert texts_in("tokens") == ["a"]
 
