@@ -42,7 +42,7 @@ SHARED = -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 10
 test: $(VENV)/.testing ## the core tests
 	$(BIN)/pytest -m "not slow and not heavy" --ignore=tests/extras $(SHARED) $(ARGS)
 
-test-heavy: $(VENV)/.testing ## larger and further forms of tests of memory
+test-heavy: $(VENV)/.testing ## larger inputs and further forms of what make test tests
 	$(BIN)/pytest -m heavy --ignore=tests/extras $(SHARED) $(ARGS)
 
 test-slow: $(VENV)/.testing ## every text file of ../shared/data with every tokenizer (minutes)
