@@ -10,6 +10,9 @@ EXTRAS ?= .venv-extras
 PIP = -m pip install --quiet --disable-pip-version-check
 SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 
+# Without kept bytecode, every process of the tests would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-heavy test-slow test-fuzz test-places test-faults test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
 
@@ -39,7 +42,7 @@ SHARED = -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 10
 test: $(VENV)/.testing ## the core tests
 	$(BIN)/pytest -m "not slow and not heavy" --ignore=tests/extras $(SHARED) $(ARGS)
 
-test-heavy: $(VENV)/.testing ## larger and further forms of tests of memory
+test-heavy: $(VENV)/.testing ## larger inputs and further forms of what make test tests
 	$(BIN)/pytest -m heavy --ignore=tests/extras $(SHARED) $(ARGS)
 
 test-slow: $(VENV)/.testing ## every text file of ../shared/data with every tokenizer (minutes)

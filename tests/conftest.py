@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from copies import children_are_copies
+from copies import children_are_copies, disks_are_not_waited_for
 from hypothesis import HealthCheck, settings
 
 # Shells let programs in the background ignore it, and those that we start would, too.
@@ -19,6 +19,7 @@ settings.register_profile("packer", deadline=None, suppress_health_check=[Health
 settings.load_profile("packer")
 # The children of runs in this process need not import everything again.
 children_are_copies()
+disks_are_not_waited_for()
 
 
 @pytest.fixture(autouse=True)

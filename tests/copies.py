@@ -2,6 +2,7 @@
 
     run = Copy(PROGRAM, [0, 1, 2])        as subprocess.Popen([python, "-c", PROGRAM])
     children_are_copies()                 the helper processes of runs begin like that, too
+    disks_are_not_waited_for()            here; in copies it is so
 
 A new interpreter would import for half a second. So one does it for all, and is copied (forked) for
 each program, before it has threads or open files. Whoever knows its address may ask for a copy: a
@@ -96,6 +97,15 @@ def spawn(*descriptors: int) -> Copy:
 
 def children_are_copies() -> None:
     child_process.spawn = spawn  # type: ignore[assignment]
+
+
+def disks_are_not_waited_for() -> None:
+    """No test cuts the power. Waiting took a third of the time, and busy disks made it more.
+
+    A descriptor that is none is an error as before, and tests may count calls. Processes that are
+    no copies (`packer_process`) wait.
+    """
+    os.fsync = os.fstat  # type: ignore[assignment]
 
 
 @functools.cache
@@ -208,6 +218,7 @@ def main(listener: int) -> None:
     import packer_cli.supervised.limited_composer
     import packer_cli.tokenization.engines  # noqa: F401 all are for the copies
 
+    disks_are_not_waited_for()
     _Server(socket.socket(fileno=listener)).serve()
 
 

@@ -70,13 +70,13 @@ class Page(HTMLParser):
 
     def table(self, first: str) -> list[list[str]]:
         """The lines below the head of the only table whose head begins with this."""
-        (found,) = [table for table in self.tables if table[0][0] == first]
-        return found[1:]
+        (table,) = [table for table in self.tables if table[0][0] == first]
+        return table[1:]
 
     def table_of_facts(self) -> dict[str, str]:
         """What -> how it was, of what the page is made from."""
-        (found,) = [table for table in self.tables if table[0][0] == "made from"]
-        return dict(found)
+        (pairs,) = [table for table in self.tables if table[0][0] == "made from"]
+        return dict(pairs)
 
 
 def assert_stands_alone(content: bytes) -> None:

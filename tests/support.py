@@ -94,7 +94,7 @@ def packer_process(
 
 def pack(*arguments: object) -> dict[str, Any]:
     """Pack with the bytes tokenizer into `out`, check the result, give its manifest."""
-    result = packer("pack", *arguments, "-t", "bytes", "-q", "-o", "out")
+    result = packer("pack", *arguments, "-t", "bytes", "-q", "--json", "-o", "out")
     assert result.exit_code == 0, result.stderr
     return check_directory("out")
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import check_directory, packer
+from support import check_directory, heavy, packer
 from tokenizers import Tokenizer
 
 from packer_cli import open_packed
@@ -170,6 +170,9 @@ def test_the_tokenizer_equals_its_reference(
     assert np.array_equal(ids, expected_ids)
 
 
+@pytest.mark.parametrize(
+    "name", ["gpt2", "mistral_v3", "t5", heavy("llama3_1"), heavy("qwen3")], indirect=True
+)
 def test_the_first_documents_of_every_file_are_recovered(
     name: str, encode: Callable[[list[str]], Tokens], excerpts: list[Path], tmp_path: Path
 ) -> None:

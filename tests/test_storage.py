@@ -19,7 +19,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 from fsspec.spec import AbstractBufferedFile
-from support import COMPRESSORS, assert_error, jsonl, pack, packer, packer_process, recover_texts
+from support import COMPRESSORS, assert_error, jsonl, pack, packer, recover_texts
 
 from packer_cli import storage
 from packer_cli.cli.runs import default_output
@@ -173,8 +173,8 @@ def test_a_name_with_colons_is_a_name() -> None:
 
 def test_the_command_reads_a_url() -> None:
     Path("a.jsonl").write_bytes(PLAIN["jsonl"])
-    result = packer_process("pack", f"file://{Path.cwd()}/a.jsonl", *QUIET)
-    assert result.returncode == 0, result.stderr
+    result = packer("pack", f"file://{Path.cwd()}/a.jsonl", *QUIET)
+    assert result.exit_code == 0, result.stderr
     assert recover_texts("out") == TEXTS
 
 

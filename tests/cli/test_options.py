@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from altered import unaltered
 from support import assert_error, jsonl, packer, packer_process
 
 from packer_cli.cli.declared import other_names
@@ -298,7 +299,7 @@ def test_options_that_mean_nothing_for_text_are_refused(options: list[str], name
 )
 def test_with_json_errors_are_json(command: list[str], code: int) -> None:
     packed("-l", 16)
-    result = packer_process(*command)
+    result = unaltered(*command)
     assert result.returncode == code
     problem = json.loads(result.stderr.splitlines()[-1])
     assert problem.keys() == {"error", "tip", "exit_code"}

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from altered import unaltered
 from chats import CHATML, TAGS, assistant, chat, marked, pack_marked, refused, run, user
 from dialects import CALL, HI, HI_MARKED, HI_SHAREGPT, parquet
-from support import assert_error, packer_process
+from support import assert_error
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"city": "string"}}}
 
@@ -232,5 +233,5 @@ def test_the_first_pair_tells_whether_prompts_are_messages(folder: Path) -> None
     lines = b"".join(json.dumps(one).encode() + b"\n" for one in (messages, texts))
     Path("tags.jinja").write_text(TAGS)
     options = ("-l", 512, "-t", "bytes", "-o", "stdin", "--chat-template", "tags.jinja")
-    assert packer_process("pack", "-", *options, stdin=lines).returncode == 0
+    assert unaltered("pack", "-", *options, stdin=lines).returncode == 0
     assert marked("stdin") == [HI_MARKED] * 2

@@ -171,7 +171,7 @@ def test_balance_evens_out_rows_that_stay_as_full(
 ) -> None:
     most = None if strategy == "mffd" else most
     chance = random.Random(0)
-    texts = [f"{i}" + "x" * min(int(chance.lognormvariate(2.5, 0.8)), 120) for i in range(3000)]
+    texts = [f"{i}" + "x" * min(int(chance.lognormvariate(2.5, 0.8)), 120) for i in range(1500)]
     (folder / "a.jsonl").write_bytes(jsonl(*texts))
     manifests = {}
     for balance in ("none", "attention"):

@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from altered import unaltered
 from chats import CHATML, TAGS, assistant, chat, marked, pack_marked, refused, system, user, write
 from dialects import CALL, HI, HI_MARKED, HI_SHAREGPT, parquet
-from support import packer, packer_process, recover_documents
+from support import packer, recover_documents
 
 PAIR = "Say hi.⟦Hello<eos>⟧"
 
@@ -222,5 +223,5 @@ def test_compressed_and_from_stdin(folder: Path) -> None:
     assert pack_marked(Path("data.jsonl.gz")) == [HI_MARKED]
     Path("tags.jinja").write_text(TAGS)
     options = ("-l", 512, "-t", "bytes", "-o", "stdin", "--chat-template", "tags.jinja")
-    assert packer_process("pack", "-", *options, stdin=lines).returncode == 0
+    assert unaltered("pack", "-", *options, stdin=lines).returncode == 0
     assert marked("stdin") == [HI_MARKED]

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from altered import altered, unaltered
 from exporting import OF_PACKED, damage, nothing_at, table_of
 from support import (
     assert_error,
@@ -65,24 +66,30 @@ def test_a_lost_segment_shows(small: Path, to: str) -> None:
     assert nothing_at("out")
 
 
+# A program that is packer, but may write no file of more than 256 bytes.
+SMALL_FILES = """
+import resource, signal
+from packer_cli.__main__ import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
+main()
+"""
+
+
 @pytest.mark.parametrize("to", OF_PACKED)
 def test_a_full_disk_leaves_nothing(small: Path, to: str) -> None:
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
-
-    result = packer_process("export", small, "--to", to, "-o", "out", preexec_fn=limit)
+    result = altered(SMALL_FILES, "export", str(small), "--to", to, "-o", "out")
     assert result.returncode == 1, result.stderr
-    assert result.stderr.startswith(b"error: out: cannot write: File too large\ntip: ")
+    assert result.stderr.startswith("error: out: cannot write: File too large\ntip: ")
     assert nothing_at("out")
 
 
 @pytest.mark.parametrize("to", sorted({*OF_PACKED} - {"parquet", "megatron-bridge"}))
 def test_a_disk_that_fills_up_is_an_error(packed_mid: Path, small_disk: Path, to: str) -> None:
     """Not a bus error, as of a file that is mapped; the two left out are compressed to nothing."""
-    result = packer_process("export", packed_mid, "--to", to, "-o", small_disk / "out")
+    result = unaltered("export", packed_mid, "--to", to, "-o", small_disk / "out")
     assert result.returncode == 1, result.stderr
-    assert b"disk/out: cannot write: No space left on device\ntip: free" in result.stderr
+    assert "disk/out: cannot write: No space left on device\ntip: free" in result.stderr
     assert list(small_disk.iterdir()) == []
 
 
@@ -108,7 +115,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "to", ["trl", "numpy", heavy("unpacked"), heavy("megatron-bridge"), heavy("megatron")]
+    "to", ["numpy", *map(heavy, ("trl", "unpacked", "megatron-bridge", "megatron"))]
 )
 def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) -> None:
     """220 MB are enough, 150 of them for what is imported; maps of files do not count."""

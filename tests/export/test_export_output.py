@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from altered import altered
 from exporting import OF_PACKED, damage, nothing_at, table_of
-from support import assert_error, contents, packer, packer_script
+from support import assert_error, contents, heavy, packer, packer_script
 
 from packer_cli.export import FORMATS, destination
 from packer_cli.export.destination import MARKER
@@ -261,7 +261,7 @@ def test_a_link_is_followed(small: Path) -> None:
     assert_error(result, 2, "inside/deeper: lies in the directory that is exported")
 
 
-@pytest.mark.parametrize("to", ["trl", "parquet", "unpacked"])
+@pytest.mark.parametrize("to", ["trl", heavy("parquet"), heavy("unpacked")])
 def test_progress_on_a_terminal_only(small: Path, to: str) -> None:
     terminal, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))

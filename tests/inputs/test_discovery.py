@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from altered import unaltered
 from hypothesis import given
 from hypothesis import strategies as st
 from support import (
@@ -23,7 +24,6 @@ from support import (
     jsonl,
     pack,
     packer,
-    packer_process,
     packer_script,
     recover_documents,
     recover_texts,
@@ -309,8 +309,8 @@ def test_a_name_that_is_not_utf8(folder: Path) -> None:
 
 
 def test_stdin(folder: Path) -> None:
-    result = packer_process("pack", "-", *QUIET, "-o", "out", stdin=jsonl(*TEXTS), cwd=folder)
-    assert (result.returncode, result.stderr) == (0, b"")
+    result = unaltered("pack", "-", *QUIET, "-o", "out", stdin=jsonl(*TEXTS))
+    assert (result.returncode, result.stderr) == (0, "")
     manifest = check_directory("out")
     assert [one["path"] for one in manifest["inputs"]] == ["-"]
     assert recover_texts("out") == TEXTS
@@ -344,9 +344,9 @@ def test_stdin_of_two_runs_in_one_process(folder: Path, monkeypatch: pytest.Monk
 
 def test_a_bad_line_of_stdin_names_its_byte(folder: Path) -> None:
     data = jsonl("good") + b"{bad\n"
-    result = packer_process("pack", "-", *QUIET, "-o", "out", stdin=data, cwd=folder)
+    result = unaltered("pack", "-", *QUIET, "-o", "out", stdin=data)
     assert result.returncode == 1
-    assert result.stderr.startswith(b"error: -, byte 17: not valid JSON")
+    assert result.stderr.startswith("error: -, byte 17: not valid JSON")
     assert not Path("out").exists()
 
 

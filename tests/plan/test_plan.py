@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from altered import unaltered
 from planning import assert_planned, planned
 from support import assert_error, contents, jsonl, packer, packer_process, packer_script, wait_for
 
@@ -140,7 +141,7 @@ def test_nothing_is_written(folder: Path) -> None:
 
 def test_inputs_are_read_once_for_all_lengths() -> None:
     arguments = ["-l", "128,1024,32k", "-t", "bytes", "--json", "-q"]
-    result = packer_process("plan", "-", *arguments, stdin=DOCUMENTS.read_bytes())
+    result = unaltered("plan", "-", *arguments, stdin=DOCUMENTS.read_bytes())
     assert result.returncode == 0, result.stderr
     expected = planned(DOCUMENTS, "-l", "128,1024,32k", "-t", "bytes")
     assert json.loads(result.stdout)["outcomes"] == expected["outcomes"]
@@ -148,9 +149,9 @@ def test_inputs_are_read_once_for_all_lengths() -> None:
 
 def test_stdin_that_would_be_read_twice_is_refused() -> None:
     arguments = [*CHAT[1:], "-l", "128,256", "--overlong", "truncate-turns", "-q"]
-    result = packer_process("plan", "-", *arguments, stdin=CHAT[0].read_bytes())
+    result = unaltered("plan", "-", *arguments, stdin=CHAT[0].read_bytes())
     assert result.returncode == 2
-    assert result.stderr.startswith(b"error: -: stdin can be read once, and these lengths")
+    assert result.stderr.startswith("error: -: stdin can be read once, and these lengths")
 
 
 SAMPLED = ["-l", "256,1024", "-t", "bytes", "--unit-bytes", "4k"]

@@ -46,7 +46,7 @@ def _first_line(source: Path) -> bytes:
 
 def test_the_first_documents_of_every_file(folder: Path) -> None:
     files = [excerpt(file, folder) for file in FILES]
-    options = ["-t", SHARED / "tokenizers" / "llama3_1", "--on-error", "skip"]
+    options = ["-t", SHARED / "tokenizers" / "gpt2", "--on-error", "skip"]
     assert_planned(files, [300, 2048], ["best-fit", "wrap"], *options, "--unit-bytes", "100k")
 
 

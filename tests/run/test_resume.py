@@ -1,11 +1,12 @@
 """Runs that were killed, interrupted or failed: the same command loses and repeats nothing.
 
 PACKER_KILLS: how many processes are killed at random moments. With 50 or more, others are killed at
-every step and not at every fourth.
+every step and not at every eighth.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from support import (
     assert_error,
     check_directory,
     contents,
+    heavy,
     jsonl,
     packer,
     shard_of,
@@ -33,17 +35,24 @@ from support import (
 KILLS = int(os.environ.get("PACKER_KILLS", "10"))
 OPTIONS = ["-l", "256", "-t", "bytes", "-q"]
 UNITS = 40  # of the inputs below
-EACH = 1 if KILLS >= 50 else 4  # of the steps at which a run is killed
+EACH = 1 if KILLS >= 50 else 8  # of the steps at which a run is killed
+
+
+@functools.cache
+def files() -> dict[str, bytes]:
+    """a.jsonl, which several units read, and b.jsonl, which one reads alone."""
+    random_, contents = random.Random(0), {}
+    for name, documents in (("a.jsonl", 2500), ("b.jsonl", 20)):
+        lengths = (random_.randrange(600) for _ in range(documents))
+        texts = ("".join(random_.choices("abcdefgh ", k=length)) for length in lengths)
+        contents[name] = jsonl(*texts)
+    return contents
 
 
 @pytest.fixture
 def inputs(folder: Path) -> Path:
-    """a.jsonl, which several units read, and b.jsonl, which one reads alone."""
-    random_ = random.Random(0)
-    for name, documents in (("a.jsonl", 2500), ("b.jsonl", 20)):
-        lengths = (random_.randrange(600) for _ in range(documents))
-        texts = ("".join(random_.choices("abcdefgh ", k=length)) for length in lengths)
-        (folder / name).write_bytes(jsonl(*texts))
+    for name, content in files().items():
+        (folder / name).write_bytes(content)
     return folder
 
 
@@ -101,8 +110,10 @@ cli.main()
 """
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [("pack", "1"), *((kind, "2") for kind in KINDS), *(heavy(kind, "1") for kind in KINDS[1:])],
+)
 def test_killed_at_random_moments(inputs: Path, kind: str, workers: str) -> None:
     arguments = [*command_of(kind, 20 << 10, "--workers", workers), "-o"]
     run(*arguments, "whole")

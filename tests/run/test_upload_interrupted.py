@@ -33,7 +33,7 @@ from packer_cli.result.manifest import is_manifest
 from packer_cli.result.shards import digest
 from packer_cli.run import transfer
 
-KILLS = int(os.environ.get("PACKER_KILLS", "16"))
+KILLS = int(os.environ.get("PACKER_KILLS", "10"))
 pytestmark = pytest.mark.usefixtures("stores")
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from altered import unaltered
 from showing import IN_ORDER, rewrite, show, show_json, texts_of, write_ids
-from support import assert_error, jsonl, pack, packer, packer_process, shard_of
+from support import assert_error, jsonl, pack, packer, shard_of
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -309,6 +310,6 @@ def test_parquet_positions_are_rows(folder: Path) -> None:
 
 
 def test_stdin(folder: Path) -> None:
-    result = packer_process("pack", "-", "-l", 8, "-q", "-o", "out", stdin=jsonl("one"))
+    result = unaltered("pack", "-", "-l", 8, "-q", "-o", "out", stdin=jsonl("one"))
     assert result.returncode == 0
     assert "segment 0: stdin byte 0, 4 tokens" in show()

@@ -13,6 +13,7 @@ from support import (
     assert_error,
     check_directory,
     contents,
+    heavy,
     packer,
 )
 
@@ -63,9 +64,9 @@ def options(template: str, *more: object) -> tuple[object, ...]:
 def test_a_slow_record_is_a_bad_record(folder: Path, way: str) -> None:
     made = records(30, 7, 19)
     write(made)
-    how = options(when_asked(SLOW_WAYS[way]), "--max-seconds-per-record", 0.3)
+    how = options(when_asked(SLOW_WAYS[way]), "--max-seconds-per-record", 0.1)
     place = f"data.jsonl, line 8 (byte {positions(made)[7]}): "
-    reason = "the chat template takes more than 0.3 s (--max-seconds-per-record)"
+    reason = "the chat template takes more than 0.1 s (--max-seconds-per-record)"
     assert_error(packer("pack", "data.jsonl", *how), 1, place + reason)
     result = packer("pack", "data.jsonl", *how, "--on-error", "skip")
     assert result.exit_code == 0, result.stderr
@@ -88,7 +89,7 @@ def test_a_record_that_takes_all_memory_is_a_bad_record(folder: Path, way: str) 
     assert "the chat template " in line["reason"]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [heavy(1), 3])
 def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: int) -> None:
     """In the third batch that a process has read of a slice, with several slices."""
     made = records(4000, 3501, times=24)
@@ -112,7 +113,7 @@ def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: in
 def test_a_slow_record_from_stdin(folder: Path) -> None:
     data = write(records(2000, 1000)).read_bytes()
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
-    result = unaltered("pack", "-", *how, "--max-seconds-per-record", 0.3, stdin=data)
+    result = unaltered("pack", "-", *how, "--max-seconds-per-record", 0.1, stdin=data)
     assert result.returncode == 0, result.stderr
     assert check_directory("out")["documents"] == 1999
 
@@ -120,9 +121,9 @@ def test_a_slow_record_from_stdin(folder: Path) -> None:
 @pytest.mark.parametrize("way", SLOW_WAYS)
 def test_a_template_that_is_always_slow(folder: Path, way: str) -> None:
     write(records(5))
-    how = options(TAGS + SLOW_WAYS[way], "--max-seconds-per-record", 0.3, "--on-error", "skip")
+    how = options(TAGS + SLOW_WAYS[way], "--max-seconds-per-record", 0.1, "--on-error", "skip")
     result = packer("pack", "data.jsonl", *how)
-    assert_error(result, 2, "the chat template takes more than 0.3 s (--max-seconds-per-record)")
+    assert_error(result, 2, "the chat template takes more than 0.1 s (--max-seconds-per-record)")
     assert not Path("out").exists()
 
 
@@ -131,7 +132,7 @@ def test_a_conversation_that_is_slow_once_it_is_shortened(folder: Path) -> None:
     write([chat(*turns), chat(user("a"), assistant("b"))])
     when = "3 < messages | length < 20 and '?' in messages[0].content"  # not so in probes
     slow = TAGS + "{% if " + when + " %}" + SLOW_WAYS["power"] + "{% endif %}"
-    how = options(slow, "--overlong", "truncate-turns", "--max-seconds-per-record", 0.3)
+    how = options(slow, "--overlong", "truncate-turns", "--max-seconds-per-record", 0.1)
     result = packer("pack", "data.jsonl", *how)
     assert result.exit_code == 0, result.stderr
     manifest = check_directory("out")
@@ -151,7 +152,7 @@ def test_the_limit_changes_nothing_of_a_run_that_keeps_to_it(folder: Path) -> No
 def test_verify_is_held_to_the_limits_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(records(30, 7))
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
-    assert packer("pack", "data.jsonl", *how, "--max-seconds-per-record", 0.3).exit_code == 0
+    assert packer("pack", "data.jsonl", *how, "--max-seconds-per-record", 0.1).exit_code == 0
     # Whoever verifies does not say what the run was told; its own default is not that.
     monkeypatch.setattr("packer_cli.run.encoder.SECONDS_PER_RECORD", 5.0)
     result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")

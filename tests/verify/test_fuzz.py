@@ -15,7 +15,7 @@ import pytest
 import tiny_tokenizers
 from support import jsonl, packer
 
-MUTATIONS = int(os.environ.get("PACKER_FUZZ", "40"))
+MUTATIONS = int(os.environ.get("PACKER_FUZZ", "30"))
 _AT_ONCE = 40
 _SECONDS = 1800  # of a process that waits for ever; one that is at work has less, in fuzzing.py
 

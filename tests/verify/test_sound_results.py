@@ -10,7 +10,7 @@ import pytest
 import tiny_tokenizers
 from forged_changes import change_column, set_config, swap_rows
 from forging import Result
-from support import jsonl, packer
+from support import heavy, jsonl, packer
 from varied_results import ALL, texts, write_chat, write_mixed
 
 
@@ -38,7 +38,7 @@ def sound(*options: object) -> None:
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("tokenizer", ["tok", "bytes"])
+@pytest.mark.parametrize("tokenizer", ["tok", heavy("bytes")])
 def test_conversations(folder: Path, options: list[object], tokenizer: str) -> None:
     inputs = write_chat(folder)[0]
     if tokenizer == "bytes" and ("--bos" in options or "</s>" in options):

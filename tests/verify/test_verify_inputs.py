@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers
+from altered import unaltered
 from forging import Result
-from support import COMPRESSORS, jsonl, pack, packer, packer_process
+from support import COMPRESSORS, jsonl, pack, packer
 from verifying import TEXTS, assert_sound, changed, first, forge, problems
 
 from packer_cli.inputs.delimited import CsvReader
@@ -224,7 +225,7 @@ def test_a_label_that_was_untrained(folder: Path) -> None:
 
 
 def test_stdin_cannot_be_read_again(folder: Path) -> None:
-    result = packer_process("pack", "-", "-l", 16, "-q", "-o", "out", stdin=jsonl(*TEXTS))
+    result = unaltered("pack", "-", "-l", 16, "-q", "-o", "out", stdin=jsonl(*TEXTS))
     assert result.returncode == 0, result.stderr
     result = packer("verify", "out", "--against-inputs")
     assert result.exit_code == 0
