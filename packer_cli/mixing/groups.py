@@ -79,7 +79,7 @@ def groups_of(files: list[InputFile], config: DocumentConfig, tokens_of: TokensO
 
 def _group(file: InputFile, fields: tuple[str, ...], config: DocumentConfig) -> Group:
     try:
-        return Group(detect_shape([file], config), None, fields)
+        return Group(detect_shape([file], config)[1], None, fields)
     except DataError as error:
         name = next((one for one in TEXT_FIELDS if one in fields), None)
         if name is None:

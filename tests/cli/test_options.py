@@ -23,7 +23,7 @@ from packer_cli.export import FORMATS
 pytestmark = pytest.mark.usefixtures("data")
 DECLARED = options_of(PackConfig) | options_of(RunOptions)
 # the command gives these values itself
-UNDECLARED = {"window_tokens", "progress", "rank", "world_size"}
+UNDECLARED = {"window_tokens", "mixture", "progress", "rank", "world_size"}
 
 
 @pytest.fixture
