@@ -222,7 +222,7 @@ def test_what_was_meant_is_suggested(given: list[str], meant: str) -> None:
         (("tokenize", "a.jsonl", "--view"), "packer pack, packer plan"),
         (
             ("plan", "a.jsonl", "-l", "8", "--output", "x"),
-            "packer pack, packer tokenize, packer export",
+            "packer pack, packer tokenize, packer recipe, packer export",
         ),
         (("pack", "tokens", "-l", "8", "--to", "trl"), "packer export"),
         (("verify", "tokens", "--html", "page.html"), "packer plan, packer stats"),
