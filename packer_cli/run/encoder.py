@@ -237,9 +237,8 @@ def _supervised(
             composer = make_composer(*parts[name])
             reads[name], renders[name] = composer.read, composer.render
     begin = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
-    file = begin[0][0]
-    is_rendered, first = file.shape in rendered, iter(tuple[str]())
-    if not is_rendered:
+    file, first = begin[0][0], iter(tuple[str]())
+    if file.shape not in rendered:
         first = _first_composed(file, reads[file.shape])
     elif sum(part.weight for unit in units for part in unit.slices) < MIB and _has_first(file):
         # soon read: the first documents choose the engine, too, once it has been loaded
@@ -247,18 +246,17 @@ def _supervised(
             begin = [(file, beginning(file, FIRST_DOCUMENTS_CHARACTERS))]
         first = _first_composed(file, reads[file.shape])
     try:
-        for ahead, part in begin if processes and run.resumable else ():
+        for ahead, part in begin if run.resumable else ():
             if processes and ahead.shape in rendered:
                 processes.start(ahead, part)
-        framed = own[file.shape][1]
-        tokenizer = _tokenizer(files, framed, options, first, early, notify)
+        tokenizer = _tokenizer(files, own[file.shape][1], options, first, early, notify)
+        tokenizers, info = framed_for(tokenizer, run.config, run.shape)
     except BaseException:
         if processes:
             processes.close()
         raise
     if processes and not run.resumable:
         reads |= {name: partial(_read_here, *own[name], processes) for name in rendered}
-    tokenizers, info = framed_for(tokenizer, run.config, run.shape)
     encoders = _encoders(own, tokenizers, renders, files)
 
     def read(file: InputFile, part: Slice) -> Iterator[Records]:
@@ -299,14 +297,17 @@ def framed_for(
     tokenizer: Tokenizer, config: DocumentConfig, shape: Shape
 ) -> tuple[dict[str | None, Tokenizer], TokenizerInfo]:
     """The tokenizer by `InputFile.shape`, with what goes around documents of each shape; and what
-    all have in common. `config` as `for_shape` gives it. Raises UsageError.
+    all have in common. `config` as `for_shape` gives it. Raises UsageError, and closes it then.
     """
     if not shape.members:
         return {None: tokenizer}, tokenizer.info
-    tokenizers: dict[str | None, Tokenizer] = {
-        name: tokenizer.framed(framing_of(own))
-        for name, (_, own) in by_file_shape(config, shape).items()
-    }
+    tokenizers = dict[str | None, Tokenizer]()
+    try:
+        for name, (_, own) in by_file_shape(config, shape).items():
+            tokenizers[name] = tokenizer.framed(framing_of(own))
+    except BaseException:
+        tokenizer.close()
+        raise
     info, *others = (one.info for one in tokenizers.values())
     prefix, suffix = info.prefix, info.suffix
     for other in others:

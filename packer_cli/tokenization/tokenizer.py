@@ -134,7 +134,10 @@ class Tokenizer:
         UsageError when there is no such token.
         """
         other = copy(self)
-        other.info, other._frame = self._describe(framing)
+        try:
+            other.info, other._frame = self._describe(framing)
+        except UsageError as error:
+            raise _of_tokenizer(self.info.source, error) from error
         return other
 
     def encode(
@@ -340,7 +343,11 @@ def load_tokenizer(
         notify(f"using the slower tokenizers engine: {problem}")
         return tokenizer
     except UsageError as error:
-        raise UsageError(f"tokenizer {files.source}: {error.message}", error.tip) from error
+        raise _of_tokenizer(files.source, error) from error
+
+
+def _of_tokenizer(source: str, error: UsageError) -> UsageError:
+    return UsageError(f"tokenizer {source}: {error.message}", error.tip)
 
 
 def _on_reference(files: TokenizerFiles, framing: Framing) -> Tokenizer:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_tokenizers
 from altered import altered
 from chats import assistant, chat, marked, user, write
 from forging import Result
@@ -159,6 +160,17 @@ def test_texts_beside_what_must_stay_whole() -> None:
     assert "prefix" in manifest["tokenizer"]
     assert "suffix" not in manifest["tokenizer"]
     verify()
+
+
+def test_eos_that_only_prompts_need_is_missed(folder: Path) -> None:
+    tiny_tokenizers.save(
+        folder / "tok", tiny_tokenizers.byte_level(), tokenizer_config={"eos_token": "<none>"}
+    )
+    options = ["-t", "tok", "--chat-template", "chat.jinja", "-l", 256, "-q", "-o", "out"]
+    inputs = ["sft/messages.jsonl", "sft/prompts.jsonl"]
+    done = packer("pack", *inputs, *options)
+    assert_error(done, 2, "tokenizer tok: its EOS token '<none>' is not in the vocabulary")
+    run("pack", *inputs, *options, "--no-eos")
 
 
 def test_tokens_are_not_packed_beside_texts() -> None:
