@@ -111,7 +111,7 @@ def test_usage_errors_of_the_parser(arguments: list[str], message: str) -> None:
         ),
         (["--on-error", "warn"], "--on-error: 'warn' is not one of fail, skip"),
         (["--sample-by", "word"], "--sample-by: 'word' is not one of line, paragraph, document"),
-        (["--input-format", "xml"], "--input-format: 'xml' is not one of jsonl, parquet,"),
+        (["--input-format", "xml"], "--input-format: 'xml' is not one of jsonl, json, parquet,"),
         (["--columns", "input_ids,tokens"], "--columns: 'tokens' is not one of input_ids,"),
         (["--columns", "labels"], "--columns: input_ids, cu_seqlens missing"),
         (["--seed", -1], "--seed: -1 is not between 0 and 2**63 - 1"),
