@@ -89,7 +89,7 @@ def _property(key: Key) -> _Schema:
     option = key.option
     made = {"description": _description(option)} | _type(key)
     if key.default not in (None, ()) and not is_required(key) and not option.unset:
-        default = list(key.default) if isinstance(key.default, tuple) else key.default
+        default: Any = list(key.default) if isinstance(key.default, tuple) else key.default
         if option.value not in ("fields", "weights") and "efault" not in option.help:
             made["default"] = default
     return made

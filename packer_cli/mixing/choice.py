@@ -21,7 +21,8 @@ from packer_cli.config.mixture import TRAIN, Amount, Mixture
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.mixing.shares import amounts_of, refuse_missed
-from packer_cli.records import Int64, UInt64
+from packer_cli.records import Int32, Int64, UInt64
+from packer_cli.result.content_order import among, repeated
 from packer_cli.result.tokenized import TokenizedDirectory
 
 Bool = npt.NDArray[np.bool_]
@@ -113,8 +114,15 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     sides = [np.ones(len(one), bool) for one in directories]
     held = [np.zeros(len(one), bool) for one in directories]
     duplicates = [np.zeros(len(one), bool) for one in directories]
+    by_content = mixture.is_split or mixture.dedup == "exact"
+    hashes = [one.content_hashes for one in directories] if by_content else []
     if mixture.is_split:
-        held = _held_out(directories, mixture, places, config.seed)
+        held = _held_out(hashes, mixture, places, config.seed)
+        if not any(one.any() for one in held):  # whichever side this is: before the other is packed
+            raise UsageError(
+                "the validation split is empty: none of the documents falls into its share",
+                "hold out more",
+            )
         in_train = mixture.part == TRAIN
         sides = [~one if in_train else one for one in held]
     if mixture.part != TRAIN:
@@ -123,8 +131,9 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
                 for place in some:
                     sides[place][:] = False
     if mixture.dedup == "exact":
-        duplicates = _duplicates(directories, sides)
+        duplicates = _duplicates(hashes, sides)
         sides = [one & ~same for one, same in zip(sides, duplicates, strict=True)]
+    del hashes  # 16 bytes a document
     pools = [
         _pool(one, side, config, place)
         for place, (one, side) in enumerate(zip(directories, sides, strict=True))
@@ -157,11 +166,6 @@ def _taken(sources: list[Chosen], pools: list[_Pool], mixture: Mixture) -> Choic
     if mixture.part == TRAIN:
         wanted = amounts_of(mixture, [one.available for one in sources])
     else:
-        if not any(one.available for one in sources):
-            raise UsageError(
-                "the validation split is empty: none of the documents falls into its share",
-                "hold out more",
-            )
         wanted = [[float(one.available) for one in sources]]
     stages: list[Stretches] = []
     taken = [[0] * len(sources) for _ in wanted]
@@ -191,55 +195,55 @@ def _taken(sources: list[Chosen], pools: list[_Pool], mixture: Mixture) -> Choic
 def _pool(directory: TokenizedDirectory, side: Bool, config: PackConfig, place: int) -> _Pool:
     amounts = _amounts(directory, config)
     # what has no tokens in any row has no place in an amount either
-    order = directory.order((config.seed + place * _OF_INPUT) % (1 << 64))
-    numbers = order[side[order] & (amounts[order] > 0)]
+    may_be = np.flatnonzero(side & (amounts > 0))
+    numbers = directory.order((config.seed + place * _OF_INPUT) % (1 << 64), may_be)
     sums = np.zeros(len(numbers) + 1, np.int64)
     np.cumsum(amounts[numbers], out=sums[1:])
     return _Pool(numbers, sums)
 
 
-def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int64:
-    """int64[n], what amounts count of each document: its tokens in rows, or those trained on.
+def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:
+    """int32[n], what amounts count of each document: its tokens in rows, or those trained on.
 
     A document that is truncated counts all that is trained on in it: the index does not say where.
     """
-    lengths = directory.lengths.astype(np.int64)
-    trained = directory.trained.astype(np.int64)
+    lengths, trained = directory.lengths, directory.trained
     counted = trained if config.mixture and config.mixture.count == "trained" else lengths
     if config.overlong in ("truncate", "truncate-turns") and counted is lengths:
         counted = np.minimum(lengths, config.max_length)
-    may_be_cut = directory.facts.config.shape in ("text", "tokens")
-    if config.overlong == "drop" or (config.overlong == "split-text" and not may_be_cut):
-        counted = np.where(lengths > config.max_length, 0, counted)
+    overlong = lengths > config.max_length
+    if config.overlong == "split-text":
+        overlong &= trained < lengths - 1
+    if config.overlong in ("drop", "split-text"):
+        counted = np.where(overlong, 0, counted)
     if not config.keep_untrained and directory.facts.config.shape != "text":
         counted = np.where(trained == 0, 0, counted)
     return counted
 
 
 def _held_out(
-    directories: Sequence[TokenizedDirectory],
-    mixture: Mixture,
-    places: list[range],
-    seed: int,
+    hashes: Sequence[UInt64], mixture: Mixture, places: list[range], seed: int
 ) -> list[Bool]:
     """Which documents are held out: those that the split takes of its sources, by content, and all
     that equal them.
     """
-    chosen = []
-    keys = [np.empty(0, np.uint64)] * len(directories)
+    keys = [np.empty(len(one), np.uint64) for one in hashes]
+    for one, key in zip(hashes, keys, strict=True):
+        order_keys(one, (seed + _OF_SPLIT) % (1 << 64), key)
+    held = [np.zeros(len(one), bool) for one in hashes]
+    highest = 0
     for amount, some in zip(mixture.sources, places, strict=True):
-        if not amount.held_out:
-            continue
-        for place in some:
-            hashes = directories[place].content_hashes
-            keys[place] = np.empty(len(hashes), np.uint64)
-            order_keys(hashes, (seed + _OF_SPLIT) % (1 << 64), keys[place])
-        limit = _limit(np.concatenate([keys[place] for place in some]), mixture)
-        chosen += [
-            directories[place].content_hashes[keys[place] <= np.uint64(limit)] for place in some
-        ]
-    contents = _as_items(np.concatenate(chosen)) if chosen else _as_items(np.empty((0, 2), "u8"))
-    return [_are_among(_as_items(one.content_hashes), contents) for one in directories]
+        if amount.held_out:
+            limit = _limit(np.concatenate([keys[place] for place in some]), mixture)
+            highest = max(highest, limit)
+            for place in some:
+                held[place] = keys[place] <= np.uint64(limit)
+    # equal documents have one key: only what another source's limit would hold out may equal it
+    contents = [one[its] for one, its in zip(hashes, held, strict=True)]
+    for its, one, key in zip(held, hashes, keys, strict=True):
+        near = np.flatnonzero((key <= np.uint64(highest)) & ~its)
+        its[near] = among(one[near], np.concatenate(contents))
+    return held
 
 
 def _limit(keys: UInt64, mixture: Mixture) -> int:
@@ -251,42 +255,13 @@ def _limit(keys: UInt64, mixture: Mixture) -> int:
     return min(int(share * 2.0**64), (1 << 64) - 1)
 
 
-def _duplicates(directories: Sequence[TokenizedDirectory], sides: list[Bool]) -> list[Bool]:
+def _duplicates(hashes: Sequence[UInt64], sides: list[Bool]) -> list[Bool]:
     """Which of the documents on this side equal an earlier one."""
-    items = [_as_items(one.content_hashes[side])
-             for one, side in zip(directories, sides, strict=True)]  # fmt: skip
-    everything = np.concatenate(items)
-    order = np.argsort(everything["low"], kind="stable")
-    repeated = np.zeros(len(everything), bool)
-    _mark_repeated(everything, order, repeated)
-    found, at = [], 0
-    for side, some in zip(sides, items, strict=True):
-        same = np.zeros(len(side), bool)
-        same[side] = repeated[at : at + len(some)]
-        at += len(some)
-        found.append(same)
-    return found
-
-
-def _mark_repeated(items: npt.NDArray[np.void], order: Int64, repeated: Bool) -> None:
-    """OUT repeated: all but the first of equal items. `order`: by the first half of them."""
-    low = items["low"][order]
-    near = np.flatnonzero(low[1:] == low[:-1])
-    for run in np.split(near, np.flatnonzero(np.diff(near) > 1) + 1) if len(near) else ():
-        members = np.sort(order[run[0] : run[-1] + 2])
-        _, first = np.unique(items["high"][members], return_index=True)
-        repeated[np.delete(members, first)] = True
-
-
-def _as_items(hashes: UInt64) -> npt.NDArray[np.void]:
-    """Hashes uint64[n, 2] as n items of two halves."""
-    return np.ascontiguousarray(hashes).view([("low", "u8"), ("high", "u8")])[:, 0]
-
-
-def _are_among(items: npt.NDArray[np.void], contents: npt.NDArray[np.void]) -> Bool:
-    """bool[n], which items are among the contents."""
-    found = np.isin(items["low"], contents["low"])
-    near = np.flatnonzero(found)
-    known = set(contents.tolist())
-    found[near] = [item in known for item in items[near].tolist()]
+    edges = np.cumsum([int(side.sum()) for side in sides])[:-1]
+    of_side = repeated(np.concatenate(
+        [one.compress(side, axis=0) for one, side in zip(hashes, sides, strict=True)]
+    ))  # fmt: skip
+    found = [np.zeros(len(side), bool) for side in sides]
+    for same, side, its in zip(found, sides, np.split(of_side, edges), strict=True):
+        same[side] = its
     return found

@@ -42,7 +42,8 @@ _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
 class Config(Struct, frozen=True):
     """The options that readers need. `manifest_check.config_of` gives all of them.
 
-    Those with a default are ones that results of earlier packers do not name.
+    Those with a default are ones that results of earlier packers do not name. What depends on the
+    shape is None where inputs have several, see `Input.shape`.
     """
 
     max_length: _Length
@@ -56,7 +57,7 @@ class Config(Struct, frozen=True):
     input_format: str | None = None
     prompt_template: str | None = None
     chat_template: str | None = None
-    train_on: str = "all"
+    train_on: str | None = "all"
     fields: list[tuple[str, str]] = []
 
 
@@ -108,7 +109,9 @@ class AttentionCosts(Struct, frozen=True):
 
 class Input(Struct, frozen=True):
     """An input, and the counts of its records. `removed`: an update has dropped it. `format`: of
-    tokenized directories, whose manifests' names do not tell.
+    tokenized directories, whose manifests' names do not tell. `shape`: the `Shape.name` of its
+    records, where not all inputs have the same. What was lost on the way to rows is unset where no
+    rows were packed, and in results of earlier packers.
     """
 
     path: str
@@ -120,6 +123,13 @@ class Input(Struct, frozen=True):
     rejected_records: Count
     removed: bool = False
     format: str | None = None
+    shape: str | None = None
+    truncated_documents: Count | UnsetType = UNSET
+    truncated_tokens: Count | UnsetType = UNSET
+    dropped_documents: Count | UnsetType = UNSET
+    dropped_tokens: Count | UnsetType = UNSET
+    untrained_documents: Count | UnsetType = UNSET
+    untrained_tokens: Count | UnsetType = UNSET
 
     def format_then(self, input_format: str | None) -> str | None:
         """What it was read as, with the run's --input-format; None for stdin without one."""
@@ -172,7 +182,7 @@ class DocumentsConfig(Struct, frozen=True):
     shape: str
     chat_template: str | None = None
     prompt_template: str | None = None
-    train_on: str = "all"
+    train_on: str | None = "all"
     input_format: str | None = None
     fields: list[tuple[str, str]] = []
 
@@ -228,6 +238,15 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     def pad_token_id(self) -> int:
         """The id in the padding of rows: 0 for ids that came without a tokenizer."""
         return self.tokenizer.pad_token_id if self.tokenizer else 0
+
+    @property
+    def counted_by_input(self) -> tuple[str, ...]:
+        """The totals of which every input has its part."""
+        return tuple(
+            name for name in OF_INPUTS
+            if hasattr(self, name)
+            and all(getattr(one, name) is not UNSET for one in self.inputs)
+        )  # fmt: skip
 
     @property
     def inputs_now(self) -> dict[int, Input]:

@@ -23,6 +23,7 @@ from packer_cli import storage
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
 from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64
+from packer_cli.result.content_order import spread_order
 from packer_cli.result.document_writer import INDEX_SCHEMA, documents_schema
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
@@ -33,7 +34,6 @@ from packer_cli.result.shards import Shard, problem_of
 # Pages that are mapped count as memory of this process; up to two megabytes around what is read
 # are. Beyond this they are given back, and stay in the system's cache.
 _MOST_MAPPED, _PIECES_AT_ONCE = 640 << 20, 64
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 AGAIN = "copy the directory again, or run packer tokenize again with --overwrite"
 
 
@@ -74,17 +74,16 @@ class TokenizedDirectory:
         trained: Int32 = np.concatenate(parts)
         return trained
 
-    @cached_property
+    @property
     def content_hashes(self) -> UInt64:
         """uint64[n, 2], the same for documents with the same tokens, in any directory."""
         parts = [_values(index.column("content_hash"), np.uint64, 2) for index in self._index()]
         hashes: UInt64 = np.concatenate(parts)
         return hashes
 
-    def order(self, seed: int) -> Int64:
-        """int64[n], the documents in the order of `seed`: the same wherever they lie.
-
-        Equal documents are as far from each other as others are.
+    def order(self, seed: int, some: Int64 | None = None) -> Int64:
+        """int64[n], the documents, or `some` of them, in the order of `seed`: the same wherever
+        they lie. Equal documents are as far from each other as others are.
         """
         keys = np.empty(len(self), np.uint64)
         at = 0
@@ -92,7 +91,7 @@ class TokenizedDirectory:
             hashes = _values(index.column("content_hash"), np.uint64, 2)
             kernels.order_keys(hashes, seed, keys[at : at + len(hashes)])
             at += len(hashes)
-        return _order_of(keys)
+        return spread_order(keys) if some is None else some[spread_order(keys[some])]
 
     def _index(self) -> Iterator[Any]:
         """The record batches of all indexes."""
@@ -333,20 +332,6 @@ def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
         rows[1, i] = values.address if values is not None and values.size else offsets.address
         rows[2, i] = validity.address if validity is not None else 0
     return rows[0], rows[1], rows[2]
-
-
-def _order_of(keys: UInt64) -> Int64:
-    """int64[n], the documents by their keys; equal keys are spread evenly over all of them."""
-    order = np.argsort(keys, kind="stable")
-    same = np.zeros(len(keys), bool)
-    same[1:] = keys[order[1:]] == keys[order[:-1]]
-    if not same.any():
-        return order
-    number = np.arange(len(keys))
-    earlier = number - np.maximum.accumulate(np.where(same, 0, number))
-    spread = np.copy(keys)
-    spread[order] += earlier.astype(np.uint64) * _GOLDEN
-    return np.argsort(spread, kind="stable")
 
 
 def _check_lists(path: Path, batch: Any) -> None:

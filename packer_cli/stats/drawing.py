@@ -22,6 +22,11 @@ from packer_cli.stats.origin import BUILT_IN, origin_lines
 _BAR = 40
 _TITLE = len("utilization")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LOSSES = {
+    "truncated_documents": "truncated", "truncated_tokens": "(tokens)",
+    "dropped_documents": "dropped", "dropped_tokens": "(tokens)",
+    "untrained_documents": "untrained",
+}  # fmt: skip
 DOCUMENT_LENGTH = "document length in tokens (documents)"
 
 
@@ -96,10 +101,24 @@ def print_rows(console: Console, rows: list[list[str]], title: str = "") -> None
 
 def input_rows(manifest: Result) -> list[list[str]]:
     """For `print_rows`: what each input has."""
-    rows = [["documents", "tokens", "empty", "rejected", "bytes", "input"]]
-    for one in manifest.inputs_now.values():
-        figures = (
-            one.documents, one.tokens, one.empty_documents, one.rejected_records, one.size,
-        )  # fmt: skip
-        rows.append([*(f"{figure:,}" for figure in figures), one.path])
+    names = ("documents", "tokens", "empty_documents", "rejected_records")
+    inputs = manifest.inputs_now.values()
+    shapes = any(one.shape for one in inputs)
+    titles = ["documents", "tokens", "empty", "rejected", "bytes", *["shape"] * shapes, "input"]
+    rows = [titles]
+    for one in inputs:
+        figures = (f"{figure:,}" for figure in (*(getattr(one, name) for name in names), one.size))
+        rows.append([*figures, *[one.shape or ""] * shapes, one.path])
     return rows
+
+
+def loss_rows(manifest: Result) -> list[list[str]]:
+    """For `print_rows`: what inputs have lost on the way to rows; [] for nothing."""
+    inputs = manifest.inputs_now.values()
+    names = [
+        name for name in manifest.counted_by_input
+        if name in _LOSSES and any(getattr(one, name) for one in inputs)
+    ]  # fmt: skip
+    rows = [[*(f"{getattr(one, name):,}" for name in names), one.path]
+            for one in inputs if any(getattr(one, name) for name in names)]  # fmt: skip
+    return [[*(_LOSSES[name] for name in names), "input"], *rows] if rows else []

@@ -16,6 +16,7 @@ from packer_cli.stats.drawing import (
     histogram,
     input_rows,
     is_plain,
+    loss_rows,
     print_rows,
     report,
 )
@@ -41,6 +42,8 @@ def print_report(
             _histograms(console, manifest)
         if by in ("shard", "input"):
             print_rows(console, _shard_rows(manifest) if by == "shard" else input_rows(manifest))
+        if by == "input" and (lost := loss_rows(manifest)):
+            print_rows(console, lost)
         if deep:
             console.print("\nrecounted from the shards: all figures agree")
 
