@@ -188,7 +188,7 @@ class _Job:
         if not holds_result(to):
             raise UsageError(f"is not tokenized yet: there is no {to}", f"run {again} first")
         files, config, shape, chosen = settled(
-            files, source.config, self.recipe.tokenizer, lambda message: None, self.warn
+            files, source.config, self.recipe.tokenizer, self.notify, self.warn
         )
         try:
             update = plan_update(
