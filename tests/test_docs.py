@@ -223,6 +223,8 @@ def test_the_commands_of_the_page_on_exports_run_as_written(project: Path) -> No
 def test_the_page_on_plans(project: Path) -> None:
     page = (ROOT / "docs" / "plan.md").read_text()
     shutil.copy("sample_data/documents.jsonl", "data.jsonl")
+    (recipe,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    Path("mix.toml").write_text(recipe)
     commands = re.findall(r"^    packer (.*)$", page, re.M)
     assert len(commands) > 8
     for command in commands:
@@ -230,6 +232,9 @@ def test_the_page_on_plans(project: Path) -> None:
             continue
         result = packer(*command.split())
         assert result.exit_code == 0, (command, result.stderr)
+        if command.startswith("plan mix.toml") and "--json" not in command:
+            sources = "sources" + result.stdout.split("sources", 1)[1]
+            assert "--max-length" in command or textwrap.indent(sources, "    ") in page
     first = textwrap.indent(packer(*commands[0].split()).stdout, "    ")
     assert first in page, first
 

@@ -26,7 +26,8 @@ def plan_recipe(
     """(side, plan) of what `pack_recipe` would make with each of `configs`; without a split there
     is one, of no side. Nothing is tokenized: that was done by a run into one of `destinations`.
     """
-    directories = tokenized_before(recipe, destinations, notify, warn)
+    # what it has to say of the inputs was said when they were tokenized
+    directories = tokenized_before(recipe, destinations, lambda message: None, warn)
     return [
         (part, plan(inputs, of_part, options, None, sample, notify, warn,
                     show_progress=show_progress))
