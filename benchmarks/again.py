@@ -7,6 +7,7 @@ time of both runs is compared with that of one undisturbed run. A minute.
 from __future__ import annotations
 
 import signal
+import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -56,8 +57,8 @@ def main() -> None:
             say(f"undisturbed: {whole:.2f} s; killed after {first:.2f} s, then {again:.2f} s")
             found.append((whole, first, again))
             updates = [run([*command, "--update"], settle=False).seconds for _ in range(5)]
-    cost = min((first + again) / whole for whole, first, again in found)
-    measured = f"{cost:.2f} x ({units} units)"
+    cost = statistics.median((first + again) / whole for whole, first, again in found)
+    measured = f"{cost:.2f} x (median of {len(found)}, {units} units)"
     report(what, target, measured, None if settings.quick else cost <= MOST_RESUME, runs=found)
     report(
         "--update when nothing is new",

@@ -19,12 +19,13 @@ import pyarrow as pa
 
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import from_os_error
-from packer_cli.records import Int32, TokenBatch, UInt8
+from packer_cli.records import Int32, TokenBatch, UInt8, UInt32
 from packer_cli.result.layout import DOCUMENTS, INDEX, PART, unnamed_shard
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shards import FORMAT_VERSION, Shard
 
 _BATCH_TOKENS = 1 << 20  # a record batch of about 4 MB
+_ROOM_TOKENS = 2 * _BATCH_TOKENS  # of most flushes: one batch more than waits
 _MOST_TOKENS = (1 << 31) - 1  # that the offsets of a record batch count
 HASH_BYTES = 16
 INDEX_SCHEMA = pa.schema(
@@ -76,6 +77,8 @@ class DocumentWriter:
         self._schema = schema
         self._waiting: list[TokenBatch] = []
         self._tokens = 0
+        # for ids of batches put together, again and again: fresh memory costs more than the copy
+        self._room = np.empty(_ROOM_TOKENS, np.uint32)
         self._sink: Any = None
         self._stream: Any = None
         self._index: list[Any] = []
@@ -95,7 +98,9 @@ class DocumentWriter:
 
     def _flush(self) -> None:
         waiting, self._waiting, self._tokens = self._waiting, [], 0
-        for batch in _joined(waiting):
+        batch = _joined(waiting, self._room)
+        del waiting  # what was copied is free while it is written
+        if batch is not None:
             self._write_batch(batch)
 
     def _write_batch(self, batch: TokenBatch) -> None:
@@ -194,12 +199,15 @@ class DocumentWriter:
         return from_os_error(error, self._folder / self._shards[-1].file, "write")
 
 
-def _joined(batches: list[TokenBatch]) -> list[TokenBatch]:
-    """Batches as one without empty documents; none, if nothing is left."""
+def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:
+    """Batches as one without empty documents; None, if nothing is left.
+
+    Its ids are those of the only batch, or lie in `room` where that is large enough.
+    """
     lengths = np.concatenate([np.diff(b.offsets) for b in batches] or [np.empty(0, np.int64)])
     kept = lengths > 0
     if not kept.any():
-        return []
+        return None
     offsets = np.zeros(int(kept.sum()) + 1, np.int64)
     np.cumsum(lengths[kept], out=offsets[1:])
     trained: UInt8 | None = None
@@ -207,15 +215,18 @@ def _joined(batches: list[TokenBatch]) -> list[TokenBatch]:
         trained = np.concatenate(
             [np.ones(len(b.ids), np.uint8) if b.trained is None else b.trained for b in batches]
         )
-    return [
-        TokenBatch(
-            np.concatenate([batch.ids for batch in batches]),
-            offsets,
-            trained,
-            np.concatenate([batch.file for batch in batches])[kept],
-            np.concatenate([batch.position for batch in batches])[kept],
-        )
-    ]
+    ids = batches[0].ids
+    if len(batches) > 1:
+        fits = offsets[-1] <= len(room)
+        out = room[: offsets[-1]] if fits else None
+        ids = np.concatenate([batch.ids for batch in batches], out=out)
+    return TokenBatch(
+        ids,
+        offsets,
+        trained,
+        np.concatenate([batch.file for batch in batches])[kept],
+        np.concatenate([batch.position for batch in batches])[kept],
+    )
 
 
 def _lists(offsets: Int32, values: Int32) -> Any:

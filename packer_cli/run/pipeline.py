@@ -236,6 +236,7 @@ class _Job:
         if len(units) < mine:
             done = mine - len(units)
             self.notify(f"{work.parents[1]}: continuing: {done} of {mine} units are already packed")
+        inputs.sort(key=lambda file: -file.size)  # so that workers, at the end, end together
         tasks: list[Task] = [partial(commit_input, file, work, stop) for file in inputs]
         if not units:
             run_all(tasks, options.workers, stop)
