@@ -101,7 +101,8 @@ def _recipe(file: RecipeFile, given: Given, config: PackConfig, tokenizer: str |
         of_documents = {name: value for name, value in values.items() if name in known}
         place = f"{file.path}, source {one.name!r}"
         made = _made(DocumentConfig, of_documents, given.config, place)
-        sources.append(Source(one.name, one.inputs, made))
+        inherited = frozenset(of_documents.keys() - one.documents.keys())
+        sources.append(Source(one.name, one.inputs, made, inherited))
     return Recipe(file.path, tokenizer, tuple(sources), config, file.tokenized)
 
 

@@ -12,12 +12,15 @@ from packer_cli.config.options import PackConfig
 class Source:
     """A source of a recipe: what is read, and with which options it is tokenized.
 
-    inputs  as on the command line; relative ones start at the current directory
+    inputs     as on the command line; relative ones start at the current directory
+    inherited  options that all sources have from the recipe's top or the command line: one that
+               this source's records have no use for is passed over
     """
 
     name: str
     inputs: tuple[str, ...]
     config: DocumentConfig
+    inherited: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

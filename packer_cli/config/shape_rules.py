@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -29,6 +30,20 @@ def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
                 f"{option.name(name)}: is for {needs.what}; the records' shape is {_kinds(shapes)}",
                 "leave it out, or name what the records are with --shape and --field",
             )
+
+
+def without_idle(config: _Config, shape: Shape, names: Collection[str]) -> _Config:
+    """With the default for each of these options that records of this shape have no use for."""
+    shapes = list(shape.members.values()) or [shape]
+    own = [_not_for(config, one) for one in shapes]
+    defaults = {one.name: one.default for one in fields(config)}
+    idle: dict[str, Any] = {}
+    for name, option in options_of(type(config)).items():
+        needs = option.needs
+        is_idle = needs and not any(needs.is_met(one, config) for one in shapes)
+        if name in names and (is_idle or all(name in one for one in own)):
+            idle[name] = defaults[name]
+    return replace(config, **idle)
 
 
 def for_shape(config: _Config, shape: Shape) -> _Config:
@@ -66,6 +81,11 @@ def for_member(config: _Config, member: Shape) -> _Config:
     """The same for the files of one of several shapes; `config` as `for_shape` gives it. An option
     that is not for this shape is left to its default.
     """
+    return for_shape(replace(config, **_not_for(config, member)), member)
+
+
+def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
+    """The options that are not for this shape, with what they are left to."""
     other: dict[str, Any] = {}
     if config.train_on not in member.train_on:
         other["train_on"] = None
@@ -76,7 +96,9 @@ def for_member(config: _Config, member: Shape) -> _Config:
         other["turn_end"] = ()
     if isinstance(config, PackConfig) and config.overlong == _TURNS and not member.is_chat:
         other["overlong"] = "drop"
-    return for_shape(replace(config, **other), member)
+    if member.kind == "tokens":
+        other |= dict.fromkeys(("add_bos", "add_eos", "separator"))
+    return other
 
 
 def by_file_shape(config: _Config, shape: Shape) -> dict[str | None, tuple[Shape, _Config]]:

@@ -34,19 +34,25 @@ def amounts_of(mixture: Mixture, available: Sequence[int]) -> list[list[float]]:
 def refuse_missed(
     mixture: Mixture, stage: int, asked: Sequence[float], taken: Sequence[int]
 ) -> None:
-    """Raise UsageError for a share that documents cannot come near enough to."""
-    whole, reached = sum(asked), sum(taken)
-    for one, wanted, has in zip(mixture.sources, asked, taken, strict=True):
-        if one.weight is None and not mixture.stages:
-            continue
-        share = has / reached if reached else 0.0
-        if abs(share - wanted / whole) > _CLOSE:
-            where = f" in stage {mixture.stages[stage].name or stage + 1}" if mixture.stages else ""
-            raise UsageError(
-                f"source {one.name!r}: too small for a share of {wanted / whole:.2%}{where}: whole "
-                f"documents come to {share:.2%}",
-                "give it more documents, or its amount in epochs, which are rounded to a document",
-            )
+    """Raise UsageError for shares that documents cannot come near enough to. It names the source
+    that is the farthest from what is asked of it.
+    """
+    whole, reached = sum(asked), max(sum(taken), 1)
+    missed = max(
+        abs(has / reached - wanted / whole) if one.weight is not None or mixture.stages else 0.0
+        for one, wanted, has in zip(mixture.sources, asked, taken, strict=True)
+    )
+    if missed <= _CLOSE:
+        return
+    far = [abs(wanted - has) for wanted, has in zip(asked, taken, strict=True)]
+    cause = far.index(max(far))
+    where = f"stage {mixture.stages[stage].name or stage + 1}, " if mixture.stages else ""
+    raise UsageError(
+        f"{where}source {mixture.sources[cause].name!r}: too small: of {asked[cause]:,.0f} "
+        f"{_counted(mixture)}, whole documents come to {taken[cause]:,}, so that shares are up to "
+        f"{missed:.2%} off",
+        "take more of it, or give amounts as epochs or tokens, which are rounded to a document",
+    )
 
 
 def _without_stages(mixture: Mixture, available: Sequence[int]) -> list[float]:

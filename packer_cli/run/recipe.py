@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from packer_cli.config.mixture import TRAIN, VALIDATION, Mixture
 from packer_cli.config.options import PackConfig
 from packer_cli.config.recipe import Recipe, Source
 from packer_cli.config.run_options import RunOptions
+from packer_cli.config.shape_rules import without_idle
 from packer_cli.durable import make_folders, put_file
 from packer_cli.early import EarlyReference
 from packer_cli.errors import InternalError, PackerError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import find_inputs
+from packer_cli.inputs.formats import detect_shape
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.locks import InUseError
 from packer_cli.records import InputFile
@@ -82,11 +84,19 @@ def pack_recipe(
 
 @dataclass(frozen=True)
 class _Job:
+    """A recipe's run. `warned`: what the user has been warned of, for several sources once."""
+
     recipe: Recipe
     destination: Path | str
     options: RunOptions
     notify: Notify
-    warn: Notify
+    warn_user: Notify
+    warned: set[str] = field(default_factory=set)
+
+    def warn(self, message: str) -> None:
+        if message not in self.warned:
+            self.warned.add(message)
+            self.warn_user(message)
 
     def tokenized(self, early: EarlyReference | None) -> list[list[str]]:
         """For every source, the tokenized directories that it consists of."""
@@ -95,11 +105,11 @@ class _Job:
         root = _root(self.recipe, self.destination)
         directories = []
         for source, its in zip(self.recipe.sources, files, strict=True):
-            with _named(source):
+            with self.naming(source):
                 if is_tokenized(its):
                     directories.append([_folder_of(file) for file in its])
                 else:
-                    self._tokenize(source, root / source.name, early)
+                    self._tokenize(source, its, root / source.name, early)
                     directories.append([str(root / source.name)])
                     early = None
         return directories
@@ -158,15 +168,26 @@ class _Job:
         return manifest
 
     def found(self, source: Source) -> list[InputFile]:
-        with _named(source):
+        with self.naming(source):
             files = find_inputs(list(source.inputs), source.config, self.notify)
             if any(file.path == STDIN for file in files):
                 raise UsageError("-: a recipe reads files", "write the data to a file")
             return files
 
-    def _tokenize(self, source: Source, to: Path, early: EarlyReference | None) -> None:
+    @contextmanager
+    def naming(self, source: Source) -> Iterator[None]:
+        """Errors say which source of which recipe they are about."""
+        try:
+            yield
+        except PackerError as error:
+            place = f"{self.recipe.path}, source {source.name!r}"
+            raise type(error)(f"{place}: {error.message}", error.tip) from error
+
+    def _tokenize(
+        self, source: Source, files: list[InputFile], to: Path, early: EarlyReference | None
+    ) -> None:
         """Bring the tokenized directory of a source up to date."""
-        config, tokenizer = source.config, self.recipe.tokenizer
+        config, tokenizer = _options_of(source, files), self.recipe.tokenizer
         options, finished = self.options, holds_result(to)
         if finished and not isinstance(load_any(to, incomplete_too=True), TokenizedManifest):
             raise UsageError(f"{to}: holds packed rows", "name another directory: tokenized = DIR")
@@ -188,7 +209,7 @@ class _Job:
         if not holds_result(to):
             raise UsageError(f"is not tokenized yet: there is no {to}", f"run {again} first")
         files, config, shape, chosen = settled(
-            files, source.config, self.recipe.tokenizer, self.notify, self.warn
+            files, _options_of(source, files), self.recipe.tokenizer, self.notify, self.warn
         )
         try:
             update = plan_update(
@@ -234,7 +255,7 @@ def tokenized_before(
     _refuse_shared(recipe, files)
     directories = []
     for source, its in zip(recipe.sources, files, strict=True):
-        with _named(source):
+        with job.naming(source):
             if is_tokenized(its):
                 directories.append([_folder_of(file) for file in its])
             else:
@@ -243,13 +264,11 @@ def tokenized_before(
     return directories
 
 
-@contextmanager
-def _named(source: Source) -> Iterator[None]:
-    """Errors say which source they are about."""
-    try:
-        yield
-    except PackerError as error:
-        raise type(error)(f"source {source.name!r}: {error.message}", error.tip) from error
+def _options_of(source: Source, files: list[InputFile]) -> DocumentConfig:
+    """Its options, without those that it has inherited and has no use for."""
+    if not source.inherited:
+        return source.config
+    return without_idle(source.config, detect_shape(files, source.config)[1], source.inherited)
 
 
 def _of_rows(config: PackConfig, mixture: Mixture) -> PackConfig:

@@ -139,7 +139,7 @@ def test_tokens_in_all_are_what_weights_share_beside_epochs() -> None:
         ),
         pytest.param(
             [Amount("a", weight=1), Amount("b", weight=1)], {"tokens": 150},
-            ["too small", "50.00%"], id="whole documents are too coarse",
+            ["too small: of 75 tokens", "% off"], id="whole documents are too coarse",
         ),
         pytest.param(
             [Amount("a")], {"validation_share": 1e-9}, ["the validation split is empty"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from altered import altered, unaltered
+from chats import CHATML, assistant, chat, chat_tokenizer, user
 from support import assert_error, check_directory, contents, jsonl, packer
 from test_resume import CRASHING
 
@@ -203,3 +205,23 @@ def test_bad_records_of_one_source() -> None:
     failed = packer("pack", "mix.toml", "-q", "-o", "out")
     assert_error(failed, 1, "source 'b': ")
     assert not Path("out").exists()
+
+
+def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:
+    chat_tokenizer(recipe / "tok", CHATML)
+    turns = [chat(user("Hi?" * n), assistant("Yes. " * n)) for n in range(1, 40)]
+    Path("b.jsonl").write_text("".join(json.dumps(one) + "\n" for one in turns))
+    write_recipe(weight=0.1, top='tokenizer = "./tok"\ntrain_on = "last-assistant"')
+    text = Path("mix.toml").read_text().replace('tokenizer = "bytes"\n', "")
+    Path("mix.toml").write_text(text.replace("weight = 0.1", "epochs = 1").replace(
+        "weight = 1\nmax_epochs = 10", "epochs = 3"))  # fmt: skip
+    pack()
+    configs = {name: json.loads(Path(f"out-tokenized/{name}/manifest.json").read_text())["config"]
+               for name in "abc"}  # fmt: skip
+    assert {name: one["train_on"] for name, one in configs.items()} == {
+        "a": "all", "b": "last-assistant", "c": "all",
+    }  # fmt: skip
+    Path("mix.toml").write_text(Path("mix.toml").read_text().replace(
+        'inputs = ["c.jsonl"]', 'inputs = ["c.jsonl"]\ntrain_on = "assistant"'))  # fmt: skip
+    failed = packer("pack", "mix.toml", "-q", "-o", "other")
+    assert_error(failed, 2, "mix.toml, source 'c': --train-on: assistant is not for records of")
