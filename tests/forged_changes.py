@@ -152,12 +152,19 @@ def change_column(name: str, change: Callable[[Any], Any]) -> Change:
     return apply
 
 
+def first_file(result: Result) -> int:
+    """The input of the first segment."""
+    table = table_of(result, result.manifest["shards"][0]["file"])
+    file: int = table["segments"][0][0]["file"].as_py()
+    return file
+
+
 def untrain(result: Result) -> None:
     def change(labels: Any) -> None:
         labels.ravel()[np.flatnonzero(labels.ravel() >= 0)[0]] = -100
 
     change_column("labels", change)(result)
-    result.add("trained_tokens", -1)
+    result.add_to_input("trained_tokens", -1, first_file(result))
     result.manifest["shards"][0]["trained_tokens"] -= 1
 
 
@@ -171,7 +178,7 @@ def train_more(result: Result) -> None:
         labels[0, 1] = ids[0, 2]
 
     change_column("labels", change)(result)
-    result.add("trained_tokens", 1)
+    result.add_to_input("trained_tokens", 1, first_file(result))
     result.manifest["shards"][0]["trained_tokens"] += 1
 
 

@@ -142,7 +142,7 @@ def without_untrained(pieces: Pieces, offsets: Int64, trained: UInt8) -> tuple[P
 
     The first token of a piece is none: nothing predicts it.
     """
-    of_piece = _trained_in(trained, pieces.begin + 1, pieces.begin + pieces.length)
+    of_piece = trained_between(trained, pieces.begin + 1, pieces.begin + pieces.length)
     count = len(offsets) - 1
     of_document = np.bincount(pieces.document, weights=of_piece, minlength=count)
     kept = of_document[pieces.document] > 0
@@ -160,7 +160,7 @@ def without_overlong(pieces: Pieces, offsets: Int64, trained: UInt8, max_length:
     """
     lengths = np.diff(offsets)
     after_first = np.minimum(offsets[:-1] + 1, offsets[1:])
-    throughout = _trained_in(trained, after_first, offsets[1:]) == offsets[1:] - after_first
+    throughout = trained_between(trained, after_first, offsets[1:]) == offsets[1:] - after_first
     dropped = (lengths > max_length) & ~throughout
     return pieces.take(~dropped[pieces.document]) if dropped.any() else pieces
 
@@ -175,8 +175,8 @@ def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Los
     truncated = (placed > 0) & (placed < lengths)
     trained_lost = lengths - placed
     if trained is not None:
-        of_piece = _trained_in(trained, pieces.begin, pieces.begin + pieces.length)
-        of_document = _trained_in(trained, offsets[:-1], offsets[1:])
+        of_piece = trained_between(trained, pieces.begin, pieces.begin + pieces.length)
+        of_document = trained_between(trained, offsets[:-1], offsets[1:])
         trained_lost = of_document - _per_document(pieces, of_piece, len(lengths))
     return Loss(
         truncated_documents=int(truncated.sum()),
@@ -188,7 +188,8 @@ def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Los
     )
 
 
-def _trained_in(trained: UInt8, begin: Int64, end: Int64) -> Int64:
+def trained_between(trained: UInt8, begin: Int64, end: Int64) -> Int64:
+    """int64[n], how many tokens of [begin, end) are trained on, for n of these int64[n]."""
     counts = np.empty(len(begin), np.int64)
     token_ids.count_trained(trained, begin, end, counts)
     return counts

@@ -19,7 +19,7 @@ from packer_cli.config.mixture import Mixture
 from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
 from packer_cli.packing.attention_cost import AttentionCost
-from packer_cli.packing.fitting import padded
+from packer_cli.packing.fitting import padded, trained_between
 from packer_cli.packing.planning import balanced, plan_rows, shuffled
 from packer_cli.packing.source_order import evened_out, rows_taken, sources_of
 from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8, UInt32
@@ -210,10 +210,8 @@ def trained_of(stock: Stock, order: Int64) -> Int64:
     length = stock.length[order].astype(np.int64)
     if stock.trained is None:
         return length - 1
-    sums = np.concatenate([[0], np.cumsum(stock.trained, dtype=np.int64)])
     begin = stock.begin[order]
-    trained: Int64 = sums[begin + length] - sums[begin + 1]
-    return trained
+    return trained_between(stock.trained, begin + 1, begin + length)
 
 
 def _joined(parts: list[Stock]) -> Stock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -118,12 +117,11 @@ def with_sources(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
     planned = outcome.planned
     found = []
     for one in sources:
-        inputs = range(*one.inputs)
-        counts = [planned.counts.file(index) for index in inputs]
-        documents, tokens = (sum(getattr(own, name) for own in counts)
-                             for name in ("documents", "tokens"))  # fmt: skip
-        trained = sum(planned.trained[index] for index in inputs)
-        found.append(PlannedSource(one, documents, tokens, trained))
+        counts = [planned.counts.file(index) for index in range(*one.inputs)]
+        names = ("documents", "tokens", "trained_tokens")
+        found.append(
+            PlannedSource(one, *(sum(getattr(own, name) for own in counts) for name in names))
+        )
     return replace(outcome, sources=found)
 
 
@@ -182,8 +180,7 @@ def _scaled(planned: Planned, factor: float) -> Planned:
     }
     names = ("shards", "bytes", "attention", "cut_documents")
     others = {name: round(getattr(planned, name) * factor) for name in names}
-    trained = Counter({index: round(n * factor) for index, n in planned.trained.items()})
-    return replace(planned, counts=replace(planned.counts, **counts), trained=trained, **others)
+    return replace(planned, counts=replace(planned.counts, **counts), **others)
 
 
 def _error_of_ratio(parts: Sequence[int], sizes: Sequence[int], population: int) -> float:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from packer_cli.config.options import PackConfig
-from packer_cli.packing.window import trained_of
+from packer_cli.packing.window import trained_in
 from packer_cli.plan.sizes import ShardSizes
 from packer_cli.progress import Progress
 from packer_cli.records import BadRecord, InputFile, Int64, Stock, Stretch, WorkUnit
@@ -28,7 +27,6 @@ class Planned:
     shards, bytes  files, and their sizes
     attention      the sum of the squared segment lengths
     cut_documents  those in several segments
-    trained        by input: tokens in rows that are trained on
     """
 
     counts: Counts
@@ -36,7 +34,6 @@ class Planned:
     bytes: int = 0
     attention: int = 0
     cut_documents: int = 0
-    trained: Counter[int] = field(default_factory=Counter)
 
     def add(self, other: Planned) -> None:
         self.counts.add(other.counts)
@@ -44,7 +41,6 @@ class Planned:
         self.bytes += other.bytes
         self.attention += other.attention
         self.cut_documents += other.cut_documents
-        self.trained.update(other.trained)
 
 
 @dataclass
@@ -108,9 +104,7 @@ def _closed(rows: UnitRows, writer: _Unwritten, read: Counts) -> Planned:
     shards = rows.close()
     rows.counts.add(read)
     sizes = sum(shard.bytes for shard in shards)
-    return Planned(
-        rows.counts, len(shards), sizes, writer.attention, rows.cut_documents, writer.trained
-    )
+    return Planned(rows.counts, len(shards), sizes, writer.attention, rows.cut_documents)
 
 
 class _Unkept(Rejections):
@@ -121,9 +115,7 @@ class _Unkept(Rejections):
 
 
 class _Unwritten:
-    """Counts rows instead of writing them. `attention`: the sum of squared segment lengths;
-    `trained`: tokens that are trained on, by input.
-    """
+    """Counts rows instead of writing them. `attention`: the sum of squared segment lengths."""
 
     rows_at_once = 0  # it needs no tokens
 
@@ -137,7 +129,6 @@ class _Unwritten:
         self._sizes = ShardSizes(kind)
         self._shards: list[Shard] = []
         self.attention = 0
-        self.trained = Counter[int]()
 
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
         rows = len(row_offsets) - 1
@@ -151,12 +142,7 @@ class _Unwritten:
                 self._shards.append(Shard.begun("", 0))
                 self._shards[-1].bytes = self._sizes.around
             self._shards[-1].bytes += size
-        trained = trained_of(stock, order)
-        self._shards[-1].trained_tokens += int(trained.sum())
-        of_files = np.bincount(stock.file[order], weights=trained)
-        self.trained.update(
-            {file: int(of_files[file]) for file in np.flatnonzero(of_files).tolist()}
-        )
+        self._shards[-1].trained_tokens += trained_in(stock, order)
 
     def _is_full(self, shard: Shard) -> bool:
         """Whether a writer continues in a new file; it has not written the end of this one yet."""

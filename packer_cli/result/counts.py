@@ -67,6 +67,7 @@ class FileCounts:
     tokens: int = 0
     empty_documents: int = 0
     rejected_records: int = 0
+    trained_tokens: int = 0
     truncated_documents: int = 0
     truncated_tokens: int = 0
     dropped_documents: int = 0
@@ -138,6 +139,10 @@ class Counts:
         ):
             self._of_files(f"{what}_documents", file[which])
             self._of_files(f"{what}_tokens", file[which], lost[which])
+
+    def add_trained(self, file: Int32, trained: Int64) -> None:
+        """Count tokens in rows that are trained on, of n pieces of inputs: `file` int32[n]."""
+        self._of_files("trained_tokens", file, trained)
 
     def add_untrained(self, file: Int32, untrained: Untrained) -> None:
         """Count documents without anything to train on; `file` int32[n] as in their batch."""

@@ -110,8 +110,8 @@ class AttentionCosts(Struct, frozen=True):
 class Input(Struct, frozen=True):
     """An input, and the counts of its records. `removed`: an update has dropped it. `format`: of
     tokenized directories, whose manifests' names do not tell. `shape`: the `Shape.name` of its
-    records, where not all inputs have the same. What was lost on the way to rows is unset where no
-    rows were packed, and in results of earlier packers.
+    records, where not all inputs have the same. What is trained on in rows, and was lost on the
+    way to them, is unset where no rows were packed, and in results of earlier packers.
     """
 
     path: str
@@ -130,6 +130,7 @@ class Input(Struct, frozen=True):
     dropped_tokens: Count | UnsetType = UNSET
     untrained_documents: Count | UnsetType = UNSET
     untrained_tokens: Count | UnsetType = UNSET
+    trained_tokens: Count | UnsetType = UNSET
 
     def format_then(self, input_format: str | None) -> str | None:
         """What it was read as, with the run's --input-format; None for stdin without one."""

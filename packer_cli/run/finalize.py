@@ -280,7 +280,7 @@ def _common(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[st
 
 def _counted_by_input(run: Run, counts: Counts) -> list[str]:
     """The totals that each input has its part of. An update may have kept units whose records an
-    earlier packer wrote, without the losses of each input.
+    earlier packer wrote, without the losses and the trained tokens of each input.
     """
     totals = DOCUMENT_TOTALS if run.is_to_tokenize else TOTALS
 
@@ -288,9 +288,7 @@ def _counted_by_input(run: Run, counts: Counts) -> list[str]:
         parts = (getattr(one, name) for one in counts.files.values())
         return bool(sum(parts) == getattr(counts, name))
 
-    return [
-        name for name in OF_INPUTS if name in totals and (name in DOCUMENT_TOTALS or is_whole(name))
-    ]
+    return [name for name in OF_INPUTS if name in totals and is_whole(name)]
 
 
 def _input(

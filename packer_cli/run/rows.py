@@ -20,7 +20,7 @@ from packer_cli.packing.fitting import (
     without_overlong,
     without_untrained,
 )
-from packer_cli.packing.window import PlannedRows, SourceWindows, Window, gathered
+from packer_cli.packing.window import PlannedRows, SourceWindows, Window, gathered, trained_of
 from packer_cli.records import Int64, Pieces, Stock, Stretch, TokenBatch, WorkUnit
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.shard_writer import ShardWriter, schema
@@ -155,6 +155,7 @@ class UnitRows:
                 np.int64, copy=False
             ),
         )
+        more.add_trained(stock.file[order], trained_of(stock, order))
         if planned.unbalanced is not None:
             more.attention_before = planned.unbalanced
             more.attention_after = AttentionCost.of(lengths, row_offsets)

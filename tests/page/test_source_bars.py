@@ -32,7 +32,7 @@ def test_the_page_of_a_result_has_its_sources() -> None:
     assert "Shares of sources" in drawn.charts
     (shares, left_out) = [table for table in drawn.tables if table[0][0] == "source"]
     assert [line[0] for line in shares[1:]] == ["web", "code", "chat"]
-    assert shares[0] == ["source", "documents", "tokens", "epochs", "asked", "reached"]
+    assert shares[0] == ["source", "documents", "tokens", "trained", "epochs", "asked", "reached"]
     for name, *_, asked, reached in shares[1:]:
         assert f"{name}: {asked} asked" in drawn.tips
         assert f"{name}: {reached} reached" in drawn.tips

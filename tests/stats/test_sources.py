@@ -39,11 +39,11 @@ def test_the_report_has_a_line_for_each_source() -> None:
     pack_mixed(recipe_of(IN_SHARES))
     lines = _lines("out")
     start = lines.index("sources, in shares of tokens")
-    assert lines[start + 1] == "documents tokens epochs asked reached source"
+    assert lines[start + 1] == "documents tokens trained epochs asked reached source"
     sources = {line.split()[-1]: line.split()[:-1] for line in lines[start + 2 : start + 5]}
     assert list(sources) == ["web", "code", "chat"]
-    assert sources["web"] == ["4,000", "331,780", "1.00", "56.67%", "56.67%"]
-    assert sources["chat"][2] == "2.00"
+    assert sources["web"] == ["4,000", "331,780", "324,684", "1.00", "56.67%", "56.67%"]
+    assert sources["chat"][3] == "2.00"
     assert "documents left out" not in lines
     assert not [line for line in lines if "mixture" in line]
 
@@ -61,7 +61,7 @@ def test_json_has_shares_and_what_the_manifest_says() -> None:
         assert abs(one["share_asked"] - one["share_reached"]) < 0.001
         assert one["taken"] == source.taken == own["tokens"]
         assert one["epochs"] == source.taken / source.available
-    for name in ("documents", "tokens", "empty_documents", "rejected_records"):
+    for name in ("documents", "tokens", "trained_tokens", "empty_documents"):
         assert sum(one[name] for one in content["by_source"]) == content[name]
     assert content["stages"] == []
 
