@@ -37,6 +37,8 @@ class InputFile:
     times of all); where only the others differ, the contents decide. `racy`: it was
     written just before it was looked at, so that it may be written to once more in the same tick of
     the clock, and none of these would tell.
+
+    `shape`: which of the run's shapes its records have, where there are several (`Shape.members`).
     """
 
     index: int
@@ -49,6 +51,7 @@ class InputFile:
     device: int = 0
     inode: int = 0
     racy: bool = False
+    shape: str | None = None
 
     def has_changed(self, now: InputFile) -> bool:
         """Whether it counts as another file `now`, whatever its content."""

@@ -7,13 +7,13 @@ which does not always load tokenizer.json as it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from packer_cli.config.options import PackConfig
-from packer_cli.config.shape_rules import for_shape
+from packer_cli.config.shape_rules import by_file_shape, for_shape
 from packer_cli.errors import UsageError
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.formats import detect_shape, reader_for
@@ -88,10 +88,12 @@ def _auto_tokenizer(source: str) -> Any:
 def _texts(name: str, files: TokenizerFiles) -> Iterator[str]:
     config = PackConfig(1 << 20)
     inputs = find_inputs([name], config)
-    shape = detect_shape(inputs, config)
-    config = for_shape(config, shape)
-    composer = composer_of(shape, config, files) if shape.is_supervised else None
+    inputs, shape_of_all = detect_shape(inputs, config)
+    config = replace(config, overlong="drop")  # of no matter here
+    own = by_file_shape(for_shape(config, shape_of_all), shape_of_all)
     for file in inputs:
+        shape, config = own[file.shape]
+        composer = composer_of(shape, config, files) if shape.is_supervised else None
         whole = Slice(file.index, 0, None, 0)
         for records in reader_for(file.format).read(file, whole, shape, config):
             composed = composer.compose(records) if composer else records

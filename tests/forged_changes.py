@@ -33,6 +33,11 @@ def add(name: str, more: int = 1) -> Change:
     return lambda result: result.add(name, more)
 
 
+def add_loss(name: str) -> Change:
+    """To a total that the first input of the first unit has its part of."""
+    return lambda result: result.add_to_input(name, 1, result.record(0)["slices"][0][0])
+
+
 def table_of(result: Result, shard: str) -> Any:
     with pa.ipc.open_stream(result.read(shard)) as reader:
         return reader.read_all().combine_chunks()
@@ -253,9 +258,9 @@ def mark(result: Result) -> None:
 
 def excuse(result: Result) -> None:
     """Nothing was lost, says the manifest."""
-    for name in ("dropped_documents", "dropped_tokens", "dropped_trained_tokens"):
-        lost = result.manifest[name]
-        result.add(name, -lost)
+    for name in ("dropped_documents", "dropped_tokens"):
+        result.add_to_input(name, -result.manifest[name])
+    result.add("dropped_trained_tokens", -result.manifest["dropped_trained_tokens"])
     unmark(result)
 
 

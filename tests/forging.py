@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from packer_cli.packing.lower_bound import lower_bound_rows
-from packer_cli.result.counts import Counts
+from packer_cli.result.counts import Counts, FileCounts
 from packer_cli.result.manifest import TOTALS, to_bytes
 from packer_cli.result.manifest_check import why_incomplete
 from packer_cli.result.saved_dataset import saved_dataset
@@ -67,9 +67,11 @@ class Result:
         """The same of one input, and of the whole."""
         self.add(name, more, unit)
         self.manifest["inputs"][file][name] += more
-        place = ["documents", "tokens", "empty_documents", "rejected_records"].index(name)
-        (counts,) = (c for c in self.record(unit)["counts"]["files"] if c[0] == file)
-        counts[place + 1] += more
+        files = self.record(unit)["counts"]["files"]
+        (place,) = (place for place, one in enumerate(files) if one[0] == file)
+        counts = FileCounts(*files[place][1:])
+        setattr(counts, name, getattr(counts, name) + more)
+        files[place] = [file, *counts.as_json()]
 
     def sum_up(self) -> None:
         """Have the totals follow from the units' records."""

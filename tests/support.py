@@ -193,16 +193,17 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def recover_documents(
-    directory: str | os.PathLike[str], column: str = "input_ids"
+    directory: str | os.PathLike[str], column: str = "input_ids", unit: int | None = None
 ) -> dict[tuple[int, int], np.ndarray[Any, np.dtype[np.int32]]]:
     """Every document found again from the shards: (file, position) -> its tokens, or labels.
 
-    The pieces of a document are put together in the order of their starts, and must join up.
+    `unit`: of this work unit alone; a recipe may take a document in several. The pieces of a
+    document are put together in the order of their starts, and must join up.
     """
     packed = open_packed(directory)
     pieces, segments = [], [np.empty((4, 0), np.int64)]
     for shard in packed.manifest["shards"]:
-        for batch in packed.batches(shard):
+        for batch in packed.batches(shard) if unit in (None, shard["unit"]) else ():
             values = rows_of(batch.column(column))
             begins, lengths, of_row = segments_of(batch)
             rows = np.repeat(np.arange(len(values)), np.diff(of_row))

@@ -17,10 +17,12 @@ from chats import marked_pieces, run
 from support import jsonl, packer, recover_texts
 from test_imports import LAYERS, MODULES, PACKAGE
 
+from packer_cli.config import recipe_keys
 from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
+from packer_cli.config.recipe_keys import keys_of
 from packer_cli.config.shapes import KINDS
 from packer_cli.config.strategies import ALIASES
 from packer_cli.export import FORMATS
@@ -250,6 +252,45 @@ def test_the_page_on_tokenized_directories(project: Path, monkeypatch: pytest.Mo
     assert len(outputs) == 3
     for output in outputs:
         assert output in printed, output
+
+
+def test_the_page_on_recipes(project: Path) -> None:
+    """Its recipes are files by their first line; its commands run in order."""
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    recipes = re.findall(r"^```toml\n# (\S+\.toml)\n(.*?)^```", page, re.M | re.S)
+    for name, text in recipes:
+        (project / name).write_text(text)
+    assert len(recipes) == page.count("```toml\n") == 4
+    commands = re.findall(r"^    packer (.*)$", page, re.M)
+    assert len(commands) > 10
+    for command in commands:
+        result = packer(*command.split(), *(["-q"] if command.startswith("pack ") else []))
+        assert result.exit_code == 0, (command, result.stderr)
+    shares = json.loads(Path("weights/manifest.json").read_text())
+    of_chat, all_tokens = (
+        sum(one["tokens"] for one in shares["inputs"] if part in one["path"])
+        for part in ("chat", "")
+    )
+    assert abs(of_chat / all_tokens - 0.25) < 0.001
+
+
+def test_every_key_of_recipes_is_on_their_page() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text().split("## All keys")[1]
+    tables = [re.findall(r"^\| `(\w+)` \|", part, re.M) for part in page.split("\n\n| key |")[1:]]
+    top, source = keys_of(*recipe_keys.TOP), keys_of(*recipe_keys.SOURCE)
+    of_all, of_top = (
+        re.findall(r"`(\w+)`", re.findall(rf"^\| {where} \| (.*) \|$", page, re.M)[0])
+        for where in ("top and sources", "top only")
+    )
+    own = keys_of(recipe_keys.Inputs, recipe_keys.MixtureKeys)
+    assert [set(table) for table in tables] == [
+        own.keys(),
+        keys_of(recipe_keys.SourceKeys).keys(),
+        keys_of(*recipe_keys.VALIDATION).keys(),
+        keys_of(*recipe_keys.STAGE).keys(),
+    ]
+    assert set(of_all) == source.keys() - keys_of(recipe_keys.SourceKeys).keys()
+    assert set(of_top) == top.keys() - own.keys() - set(of_all)
 
 
 def test_every_command_has_a_line_in_readme() -> None:

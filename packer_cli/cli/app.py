@@ -20,6 +20,7 @@ from packer_cli.cli.finalize import finalize
 from packer_cli.cli.help import write_parameters, write_rows
 from packer_cli.cli.pack import pack
 from packer_cli.cli.plan import plan
+from packer_cli.cli.recipe import recipe
 from packer_cli.cli.show import show
 from packer_cli.cli.stats import stats
 from packer_cli.cli.suggestions import elsewhere, missing, suggested
@@ -89,7 +90,7 @@ class _Command(TyperCommand):
 
             print(visible("".join(traceback.format_exception(problem))), end="", file=sys.stderr)
         problem.tip = problem.tip or f"see {ctx.command_path} --help"
-        _report(problem, as_json=ctx.params["as_json"])
+        _report(problem, as_json=ctx.params.get("as_json", False))
         raise typer.Exit(problem.exit_code)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -172,7 +173,7 @@ app = typer.Typer(
 )
 _RUNS: dict[str, Callable[..., None]] = {
     one.__name__: one
-    for one in (pack, tokenize, plan, finalize, stats, show, verify, export, tokenizer)
+    for one in (pack, tokenize, plan, recipe, finalize, stats, show, verify, export, tokenizer)
 }
 for _run in _RUNS.values():
     # row numbers from the end, such as -1, are not options

@@ -28,26 +28,30 @@ def print_packed(
 def print_results(
     results: Sequence[tuple[Path | str, Result]], *, as_json: bool, state: str
 ) -> None:
-    """Print the reports of a run; of several as one object by the names of their directories.
-
-    Raises ThresholdMissed when one is incomplete.
-    """
-    if as_json and len(results) > 1:
-        reports = {
-            base_name(str(directory)): json.loads(rendered(directory, one))
-            for directory, one in results
-        }
-        print(json.dumps(reports, indent=1))
-    else:
-        for number, (directory, one) in enumerate(results):
-            print(end="\n" if number else "")
-            print_report(directory, one, as_json=as_json, detail=False)
+    """Print the reports of a run. Raises ThresholdMissed when one is incomplete."""
+    print_reports(results, as_json=as_json, detail=False)
     for directory, one in results:
         if one.incomplete:
             raise ThresholdMissed(
                 f"{directory}: {one.incomplete}",
                 f"the output is {state}; see --overlong and --max-length",
             )
+
+
+def print_reports(
+    results: Sequence[tuple[Path | str, Result]], *, as_json: bool, **how: Any
+) -> None:
+    """One after the other; as JSON, several as one object by the names of their directories."""
+    if as_json and len(results) > 1:
+        reports = {
+            base_name(str(directory)): json.loads(rendered(directory, one, how.get("by")))
+            for directory, one in results
+        }
+        print(json.dumps(reports, indent=1))
+        return
+    for number, (directory, one) in enumerate(results):
+        print(end="\n" if number else "")
+        print_report(directory, one, as_json=as_json, **how)
 
 
 def rendered(directory: Path | str, manifest: Result, by: str | None = None) -> str:

@@ -60,7 +60,7 @@ class DocumentConfig:
             INPUT,
             metavar="SHAPE",
             choices=plain(KINDS),
-            unset="by the fields of the first record",
+            unset="by the fields of each file's first record",
             aliases=SHAPE_NAMES,
             elsewhere=("--dataset-type", "--data-format"),
         ),
@@ -83,7 +83,7 @@ class DocumentConfig:
             metavar="FORMAT",
             choices=plain(FILE_FORMATS),
             unset="by file name",
-            aliases={"json": "jsonl", "jsonlines": "jsonl", "ndjson": "jsonl", "txt": "text",
+            aliases={"jsonlines": "jsonl", "ndjson": "jsonl", "txt": "text",
                      "feather": "arrow"},
         ),
     ] = None  # fmt: skip

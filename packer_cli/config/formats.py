@@ -19,8 +19,9 @@ class Format(NamedTuple):
     suffixes    of file names, lower case, with their dot
     reader      "module.Class" in packer_cli.inputs
     counted_in  what the position of a record counts: "byte", "row" or "document"
-    cut_by      what the start and stop of a slice count: "byte", "row group" or "document"; "":
-                files are read whole
+    cut_by      what the start and stop of a slice count: "byte"; "record": bytes, too, but only
+                those at which a record may begin; "row group" or "document"; "": files are read
+                whole
     streamed    may be compressed, or come through stdin
     beside      endings of files that belong to one, in place of its own: first the index, which
                 must be there, then those that need not be
@@ -35,7 +36,9 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "jsonl": Format((".jsonl", ".ndjson", ".json"), "jsonl.JsonlReader", "byte", "byte", True),
+    "jsonl": Format((".jsonl", ".ndjson"), "jsonl.JsonlReader", "byte", "byte", True),
+    # only while they hold an array: others are read as jsonl, see inputs/discovery.py
+    "json": Format((".json",), "json_array.JsonArrayReader", "byte", "record", True),
     "parquet": Format((".parquet", ".pq"), "columnar.ParquetReader", "row", "row group", False),
     "arrow": Format((".arrow", ".feather", ".ipc"), "columnar.ArrowReader", "row", "", False),
     "text": Format((".txt", ".text"), "text.TextReader", "byte", "", True),
@@ -54,6 +57,7 @@ FORMATS = {
         (".ds.index", ".ds.loss", ".ds.metadata"),
     ),
 }
+JSON = "json"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
 FILE_FORMATS = tuple(name for name, format_ in FORMATS.items() if format_.suffixes)
 SUFFIXES = {suffix: name for name, format_ in FORMATS.items() for suffix in format_.suffixes}

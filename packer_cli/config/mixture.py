@@ -114,6 +114,7 @@ class Mixture:
             )
 
 
+_MOST_EPOCHS = 10_000
 _ONE_NAME = "give each source a name of its own"
 
 
@@ -132,6 +133,11 @@ def _check_amount(one: Amount) -> None:
                 "negative" if value < 0 else "nothing"
             )  # fmt: skip
             raise UsageError(f"source {one.name!r}: {name} is {value:g}, {what}")
+        if name.endswith("epochs") and value > _MOST_EPOCHS:
+            raise UsageError(
+                f"source {one.name!r}: {name} is {value:g}, the most is {_MOST_EPOCHS:,}",
+                "each epoch has work units of its own",
+            )
 
 
 def _check_stage(stage: Stage, number: int, names: list[str]) -> None:

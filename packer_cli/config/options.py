@@ -107,7 +107,8 @@ class PackConfig(DocumentConfig):
                 "truncate": "",
                 "truncate-turns": "drop the oldest turns",
                 "drop": "the default for messages and prompts",
-                "split-text": "split text and drop those, the default for both together",
+                "split-text": "split what is trained on throughout, drop the rest: the default for "
+                "both together",
                 "error": "",
             },
             elsewhere=("--truncation", "--truncate", "--on-overlong"),

@@ -11,27 +11,34 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import UsageError
 
+_TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
 _Config = TypeVar("_Config", bound=DocumentConfig)
 
 
 def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
-    """UsageError for an option that was given and means nothing for records of this shape."""
+    """UsageError for an option that was given and means nothing for records of this shape, or of
+    any of several.
+    """
+    shapes = list(shape.members.values()) or [shape]
     defaults = {one.name: one.default for one in fields(config)}
     for name, option in options_of(type(config)).items():
         given = getattr(config, name) != defaults[name]
-        if given and option.needs and not option.needs.is_met(shape, config):
+        needs = option.needs
+        if given and needs and not any(needs.is_met(one, config) for one in shapes):
             raise UsageError(
-                f"{option.name(name)}: is for {option.needs.what}; the records' shape is "
-                f"{shape.kind}",
+                f"{option.name(name)}: is for {needs.what}; the records' shape is {_kinds(shapes)}",
                 "leave it out, or name what the records are with --shape and --field",
             )
 
 
 def for_shape(config: _Config, shape: Shape) -> _Config:
-    """With every option set that depends on the shape of the records.
+    """With every option set that depends on the shape of the records; of several shapes, those that
+    are the same for all.
 
-    Raises UsageError when the options do not go with the shape.
+    Raises UsageError when the options do not go with the shape, or with any of several.
     """
+    if shape.members:
+        return _for_members(config, list(shape.members.values()))
     train_on = _choice("--train-on", config.train_on, shape.train_on, shape)
     rows: dict[str, Any] = {}
     if isinstance(config, PackConfig):
@@ -55,6 +62,77 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
     )
 
 
+def for_member(config: _Config, member: Shape) -> _Config:
+    """The same for the files of one of several shapes; `config` as `for_shape` gives it. An option
+    that is not for this shape is left to its default.
+    """
+    other: dict[str, Any] = {}
+    if config.train_on not in member.train_on:
+        other["train_on"] = None
+    if config.prompt_template not in member.prompt_templates:
+        other["prompt_template"] = None
+    template = other.get("prompt_template", config.prompt_template) or member.prompt_templates[0]
+    if not member.is_chat and template != "chat":
+        other["turn_end"] = ()
+    if isinstance(config, PackConfig) and config.overlong == _TURNS and not member.is_chat:
+        other["overlong"] = "drop"
+    return for_shape(replace(config, **other), member)
+
+
+def by_file_shape(config: _Config, shape: Shape) -> dict[str | None, tuple[Shape, _Config]]:
+    """Shape and options of files, by `InputFile.shape`; `config` as `for_shape` gives it."""
+    if not shape.members:
+        return {None: (shape, config)}
+    return {name: (one, for_member(config, one)) for name, one in shape.members.items()}
+
+
+def trained_on(config: DocumentConfig, shape: Shape) -> str:
+    """What is trained on, for people; `config` as `for_shape` gives it."""
+    own = by_file_shape(config, shape).values()
+    return " or ".join(dict.fromkeys(one.train_on or "" for _, one in own))
+
+
+def _for_members(config: _Config, members: list[Shape]) -> _Config:
+    for option, given, allowed in (
+        ("--train-on", config.train_on, [m.train_on for m in members]),
+        ("--prompt-template", config.prompt_template, [m.prompt_templates for m in members]),
+    ):
+        if given and not any(given in some for some in allowed):
+            raise UsageError(
+                f"{option}: {given} is not for records of shape {_kinds(members)}",
+                f"choose {' or '.join(dict.fromkeys(sum(allowed, ())))}",
+            )
+    if isinstance(config, PackConfig):
+        config = replace(config, overlong=_overlong_of(config, members))
+    own = [for_member(config, member) for member in members]
+    if config.turn_end and not any(one.turn_end for one in own):
+        raise UsageError(
+            f"--turn-end: records of shape {_kinds(members)} have no turns without a chat template",
+            "leave it out, or give --prompt-template chat",
+        )
+    common = {
+        name: getattr(own[0], name)
+        for name in ("train_on", "prompt_template", "add_bos", "add_eos")
+        if all(getattr(one, name) == getattr(own[0], name) for one in own)
+    }
+    return replace(config, **common)
+
+
+def _overlong_of(config: PackConfig, members: list[Shape]) -> str:
+    """One policy for all: what must stay whole decides, but for the one that tells them apart."""
+    whole = [member for member in members if member.stays_whole] or members
+    if config.overlong == _TURNS and any(member.is_chat for member in members):
+        return _TURNS
+    some_may_be_cut = len(whole) < len(members) and config.strategy != "wrap"
+    if some_may_be_cut and config.overlong in (None, _SPLIT_TEXT):
+        return _SPLIT_TEXT
+    return _overlong(config, whole[0])
+
+
+def _kinds(shapes: list[Shape]) -> str:
+    return " or ".join(dict.fromkeys(shape.kind for shape in shapes))
+
+
 def _choice(option: str, given: str | None, allowed: tuple[str, ...], shape: Shape) -> str:
     """What was given, or the shape's default, which is the first of those allowed."""
     choice = given or allowed[0]
@@ -68,7 +146,9 @@ def _choice(option: str, given: str | None, allowed: tuple[str, ...], shape: Sha
 
 def _overlong(config: PackConfig, shape: Shape) -> str:
     supervised, both = shape.stays_whole, shape.of_supervised and shape.of_text
-    overlong = config.overlong or ("split-text" if both else "drop" if supervised else "split")
+    overlong = config.overlong or _SPLIT_TEXT
+    if overlong == _SPLIT_TEXT and not both:
+        overlong = "drop" if supervised else "split"
     if supervised and config.strategy == "wrap":
         overlong = "split"
     if supervised and overlong == "split" and not config.force_split:
@@ -84,7 +164,7 @@ def _overlong(config: PackConfig, shape: Shape) -> str:
             "without what it answers",
             f"choose --overlong {others}, or insist with --force-split",
         )
-    if overlong == "truncate-turns" and not shape.is_chat:
+    if overlong == _TURNS and not shape.is_chat:
         raise UsageError(
             f"--overlong: truncate-turns is for messages, the records are {shape.kind}",
             "choose drop or truncate",

@@ -1,7 +1,8 @@
 """The shapes of records, and the fields of each. Adding one: CONTRIBUTING.md.
 
-The names of the first record's fields give the shape, unless --shape names it. `--field
-NAME=COLUMN` says that a field has another name in the input, such as messages=chosen.
+The names of the fields in a file's first record give the shape of all its records, unless --shape
+names it. `--field NAME=COLUMN` says that a field has another name in the input, such as
+messages=chosen.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from packer_cli.errors import DataError, named, one_of
 
 CHAT = ("messages", "conversations")
+MIXED = "mixed"  # the kind of several shapes that have different ones
+_OF_MESSAGES = " of messages"
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class Shape:
 
     `of_messages`: a prompt and its completion are messages themselves. `of_supervised`: some are
     tokens of records that say what of them is trained on. `of_text`: others are of text.
+    `members`: the shapes of a run's files, by what `described` gives, where there are several; this
+    one then stands for all of them.
     """
 
     kind: str
@@ -26,6 +31,7 @@ class Shape:
     of_messages: bool = False
     of_supervised: bool = False
     of_text: bool = False
+    members: dict[str, Shape] = field(default_factory=dict)
 
     @property
     def is_chat(self) -> bool:
@@ -67,11 +73,36 @@ class Shape:
         """The own names of the fields that a record may have."""
         return [own for own in self.columns if own not in self.required]
 
+    @property
+    def name(self) -> str:
+        """All but the names of fields, on which no option depends: see `shape_named`."""
+        return self.kind + (_OF_MESSAGES if self.of_messages else "")
+
     def described(self) -> str:
         """For people: "prompt-completion (prompt=question, completion=answer)"."""
         other = [f"{own}={name}" for own, name in self.columns.items() if own != name]
-        kind = f"{self.kind} of messages" if self.of_messages else self.kind
-        return f"{kind} ({', '.join(other)})" if other else kind
+        other += self.members
+        return f"{self.name} ({', '.join(other)})" if other else self.name
+
+    def of(self, file_shape: str | None) -> Shape:
+        """That of a file, by `InputFile.shape`."""
+        return self if file_shape is None else self.members[file_shape]
+
+
+def kinds_of(shape: Shape) -> str:
+    """For people: "messages", or "messages, alpaca" where there are several."""
+    return ", ".join(dict.fromkeys(one.kind for one in shape.members.values() or [shape]))
+
+
+def joined(members: dict[str, Shape]) -> Shape:
+    """One shape that stands for several."""
+    kinds = {member.kind for member in members.values()}
+    return Shape(kinds.pop() if len(kinds) == 1 else MIXED, members=members)
+
+
+def shape_named(name: str) -> Shape:
+    """The shape of that `name`, without the names of its fields."""
+    return Shape(name.removesuffix(_OF_MESSAGES), of_messages=name.endswith(_OF_MESSAGES))
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from typing import TypeVar
 
 from packer_cli import storage
 from packer_cli.config.documents import GIB, MIB, DocumentConfig
-from packer_cli.config.formats import COMPRESSIONS, FORMATS, SUFFIXES, format_named, format_of
+from packer_cli.config.formats import COMPRESSIONS, FORMATS, JSON, SUFFIXES, format_named, format_of
 from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
-from packer_cli.inputs.formats import document_edges, documents_of, groups_of
+from packer_cli.inputs.formats import document_edges, documents_of, groups_of, record_edges
 from packer_cli.inputs.pairs import is_input_by_name, status_of, without_companions
 from packer_cli.ownership import MARKER as OWNER
 from packer_cli.records import InputFile, Slice, WorkUnit
@@ -53,9 +53,10 @@ def find_inputs(
     seen: dict[str, str] = {}
     linked: dict[tuple[int, int], str] = {}
     files: list[InputFile] = []
+    if paths.count(STDIN) > 1:  # before any of it is read
+        _refuse_twice({STDIN: STDIN}, STDIN, STDIN)
     for index, path in enumerate(paths):
-        real = path if path == STDIN else storage.identity(path)
-        _refuse_twice(seen, real, path)
+        _refuse_twice(seen, path if path == STDIN else storage.identity(path), path)
         file = input_file(index, path, config)
         if file.inode:  # a file that has several names
             _refuse_twice(linked, (file.device, file.inode), path)
@@ -278,10 +279,10 @@ def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
     if path == STDIN:
         if sys.stdin is None:
             raise UsageError("-: stdin is closed", "pipe data to it, or name a file")
-        name = config.input_format or "jsonl"
+        name = config.input_format or JSON
         if not format_named(name).streamed:
             raise UsageError(f"-: {name} cannot be read from stdin", "name the file instead")
-        return InputFile(index, path, name, None, 0, 0)
+        return _of_content(InputFile(index, path, name, None, 0, 0))
     if DOCUMENTS_SHARD.match(storage.base_name(path)):
         folder = path[: -len(storage.base_name(path))].rstrip("/") or "."
         raise UsageError(
@@ -318,7 +319,18 @@ def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
         raise from_os_error(error, path, "read") from error
     racy = bool(status.inode) and latest > time.time_ns() - _TICK_NS
     file = InputFile(index, path, file_format, compression, 0, 0, racy=racy)
-    return _identified(file, status)
+    return _of_content(_identified(file, status))
+
+
+def _of_content(file: InputFile) -> InputFile:
+    """The same, JSON files that hold no array as JSON lines. Raises DataError."""
+    if file.format != JSON:
+        return file
+    from packer_cli.inputs.json_array import holds_array  # noqa: PLC0415
+
+    if holds_array(file):
+        return file
+    return replace(file, format="jsonl")
 
 
 def _identified(file: InputFile, status: storage.Stat) -> InputFile:
@@ -407,6 +419,12 @@ def _slices(file: InputFile, weight: int, target: int) -> list[Slice]:
     groups = groups_of(file)
     if groups is not None:
         return [Slice(file.index, i, i + 1, one.bytes) for i, one in enumerate(groups)] or whole
+    if (begins := record_edges(file, -(-weight // target))) is not None:
+        stops = [*begins[1:], None]
+        return [
+            Slice(file.index, a, b, (file.size if b is None else b) - a)
+            for a, b in zip(begins, stops, strict=True)
+        ]
     edges = document_edges(file, -(-weight // target))
     if edges is not None:
         each = weight // max(len(edges) - 1, 1)

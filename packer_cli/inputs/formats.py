@@ -1,6 +1,6 @@
 """Readers by format: each turns a slice of a file into `Records`. Adding one: CONTRIBUTING.md.
 
-detect_shape(files, config)            what the records are, from the first one
+detect_shape(files, config)            what the records are, from the first one of each file
 read(file, slice, shape, config)       batches of records, in bounded memory
 describe(file, position)               a record's place, in words
 """
@@ -8,18 +8,21 @@ describe(file, position)               a record's place, in words
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Protocol, cast
 
+from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.formats import format_named
-from packer_cli.config.shapes import Shape, find_shape
+from packer_cli.config.shapes import Shape, find_shape, joined
 from packer_cli.errors import DataError
 from packer_cli.records import Documents, Group, InputFile, Records, Slice
 
 _BEGINNING = 1 << 16
+_REQUESTS = 16  # at a time, to a store that answers each after a while
 
 
 class Reader(Protocol):
@@ -58,6 +61,12 @@ class DocumentReader(Reader, Protocol):
     def edges(self, file: InputFile, parts: int) -> list[int]: ...
 
 
+class RecordReader(Reader, Protocol):
+    """A reader of a format whose slices begin where records do. `edges`: as `record_edges`."""
+
+    def edges(self, file: InputFile, parts: int) -> list[int]: ...
+
+
 @cache
 def reader_for(name: str) -> Reader:
     """The reader of a format; imports only what that format needs. UsageError for no format."""
@@ -77,6 +86,15 @@ def documents_of(file: InputFile) -> Documents | None:
     """The documents that slices of a file count; None where they count something else."""
     reader = _document_reader(file)
     return None if reader is None else reader.documents(file)
+
+
+def record_edges(file: InputFile, parts: int) -> list[int] | None:
+    """The bytes at which a file is cut into up to `parts`, from 0 on; None where any byte does, or
+    slices count something else. Reads the file.
+    """
+    if format_named(file.format).cut_by != "record":
+        return None
+    return cast("RecordReader", reader_for(file.format)).edges(file, parts)
 
 
 def document_edges(file: InputFile, parts: int) -> list[int] | None:
@@ -99,30 +117,77 @@ def beginning(file: InputFile, size: int) -> Slice:
     return Slice(file.index, 0, size if cut else None, 0)
 
 
-def detect_shape(files: list[InputFile], config: DocumentConfig) -> Shape:
-    """The shape of the records, from the first one. DataError when it is unknown."""
-    for file in files:
-        reader = reader_for(file.format)
-        fields = reader.fields(file, config)
-        if fields is None:
-            continue
-        shape = find_shape(
-            fields, config.shape, config.renamed, file.path, tokens=reader.holds_tokens
-        )
-        if shape.kind == "tokens":
-            _refuse_text_formats(files, file)
-        else:
-            _refuse_token_formats(files, file)
-        if shape.kind == "prompt-completion" and reader.holds_tokens:
-            return replace(shape, of_messages=_pairs_messages(file, shape, config))
-        return shape
+def detect_shape(
+    files: list[InputFile], config: DocumentConfig, others: dict[str, Shape] | None = None
+) -> tuple[list[InputFile], Shape]:
+    """What the records are, from the first one of each file: the files, which say which of several
+    shapes they have, and their shape. `others`: those of files that are not read. DataError when
+    the shape of a file is unknown, or where files cannot be packed together.
+    """
+    shapes = shapes_of(files, config)
+    if not shapes:
+        raise _nothing_in(files, config)
+    found = {shape.described(): shape for shape in shapes.values()}
+    first = next(iter(found))
+    # others' fields may have other names: they are not read
+    if set(others or ()) <= {found[first].name} and len(found) == 1:
+        return files, found[first]
+    # files without records go with the first
+    labels = {index: shape.described() for index, shape in shapes.items()}
+    named = [replace(file, shape=labels.get(file.index, first)) for file in files]
+    return named, joined((others or {}) | found)
+
+
+def shapes_of(files: list[InputFile], config: DocumentConfig) -> dict[int, Shape]:
+    """The shape of each file that has a record, by its index. DataError as `detect_shape`."""
+    left = iter(files)
+    for file in left:
+        if (shape := _shape_of(file, config)) is not None:
+            break
+    else:
+        return {}
+    (_refuse_text_formats if shape.kind == "tokens" else _refuse_token_formats)(files, file)
+    shapes, rest = {file.index: shape}, list(left)
+    if any(storage.is_url(file.path) for file in rest):
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            more = list(pool.map(partial(_shape_of, config=config), rest))
+    else:
+        more = [_shape_of(file, config) for file in rest]
+    for other, one in zip(rest, more, strict=True):
+        if one is not None:
+            if "tokens" in (one.kind, shape.kind) and one.kind != shape.kind:
+                raise _tokens_and_texts(other, one, file, shape)
+            shapes[other.index] = one
+    return shapes
+
+
+def _shape_of(file: InputFile, config: DocumentConfig) -> Shape | None:
+    """Of the first record of a file; None when it has none."""
+    reader = reader_for(file.format)
+    fields = reader.fields(file, config)
+    if fields is None:
+        return None
+    shape = find_shape(fields, config.shape, config.renamed, file.path, tokens=reader.holds_tokens)
+    if shape.kind == "prompt-completion" and reader.holds_tokens:
+        return replace(shape, of_messages=_pairs_messages(file, shape, config))
+    return shape
+
+
+def _nothing_in(files: list[InputFile], config: DocumentConfig) -> DataError:
     where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
-    raise DataError(
+    return DataError(
         f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
         + (" that can be read" if config.on_error == "skip" else ""),
         "leave out --on-error skip to see what is wrong with the first record"
         if config.on_error == "skip"
         else "check the paths; the files are empty or hold only blank lines",
+    )
+
+
+def _tokens_and_texts(file: InputFile, shape: Shape, other: InputFile, its: Shape) -> DataError:
+    return DataError(
+        f"{file.path}: holds {shape.kind}, {other.path} holds {its.kind}",
+        "pack texts and token ids with two commands",
     )
 
 

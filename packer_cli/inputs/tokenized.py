@@ -39,6 +39,7 @@ from packer_cli.records import (
 )
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
+from packer_cli.result.manifest_check import shape_of as shape_of_result
 from packer_cli.result.shards import digest
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
 
@@ -145,11 +146,6 @@ class TokenizedInputs:
     @property
     def facts(self) -> list[TokenizedManifest]:
         return [one.facts for one in self._directories]
-
-    @property
-    def kept_whole(self) -> list[int]:
-        """The inputs whose documents must not be cut."""
-        return [file for file in self._files if _stays_whole(self.directory(file))]
 
     def read(self, unit: WorkUnit) -> Iterator[TokenBatch]:
         """The unit's documents, without tokens."""
@@ -311,14 +307,14 @@ def _named(tokenizer: Any) -> str:
 
 def shape_of(files: Sequence[InputFile]) -> Shape:
     """What the records of tokenized directories are."""
-    whole = [_stays_whole(opened(file)) for file in files]
-    columns = {"input_ids": "input_ids"}
-    return Shape("tokens", columns, of_supervised=any(whole), of_text=not all(whole))
-
-
-def _stays_whole(directory: TokenizedDirectory) -> bool:
-    """Whether its documents must not be cut."""
-    return directory.facts.config.shape not in ("text", "tokens")
+    shapes = [shape_of_result(opened(file).facts) for file in files]
+    kinds = [one for shape in shapes for one in shape.members.values() or [shape]]
+    return Shape(
+        "tokens",
+        {"input_ids": "input_ids"},
+        of_supervised=any(one.is_supervised for one in kinds),
+        of_text=not all(one.is_supervised for one in kinds),
+    )
 
 
 def shuffled_units(files: Sequence[InputFile], parts: int) -> list[WorkUnit]:

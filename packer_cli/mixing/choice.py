@@ -119,6 +119,11 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     hashes = [one.content_hashes for one in directories] if by_content else []
     if mixture.is_split:
         held = _held_out(hashes, mixture, places, config.seed)
+        if not any(one.any() for one in held):  # whichever side this is: before the other is packed
+            raise UsageError(
+                "the validation split is empty: none of the documents falls into its share",
+                "hold out more",
+            )
         in_train = mixture.part == TRAIN
         sides = [~one if in_train else one for one in held]
     if mixture.part != TRAIN:
@@ -162,11 +167,6 @@ def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Cho
     if mixture.part == TRAIN:
         wanted = amounts_of(mixture, [one.available for one in sources])
     else:
-        if not any(one.available for one in sources):
-            raise UsageError(
-                "the validation split is empty: none of the documents falls into its share",
-                "hold out more",
-            )
         wanted = [[float(one.available) for one in sources]]
     stages: list[Stretches] = []
     taken = [[0] * len(sources) for _ in wanted]
@@ -213,9 +213,11 @@ def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:
     counted = trained if config.mixture and config.mixture.count == "trained" else lengths
     if config.overlong in ("truncate", "truncate-turns") and counted is lengths:
         counted = np.minimum(lengths, config.max_length)
-    may_be_cut = directory.facts.config.shape in ("text", "tokens")
-    if config.overlong == "drop" or (config.overlong == "split-text" and not may_be_cut):
-        counted = np.where(lengths > config.max_length, 0, counted)
+    overlong = lengths > config.max_length
+    if config.overlong == "split-text":
+        overlong &= trained < lengths - 1
+    if config.overlong in ("drop", "split-text"):
+        counted = np.where(overlong, 0, counted)
     if not config.keep_untrained and directory.facts.config.shape != "text":
         counted = np.where(trained == 0, 0, counted)
     return counted

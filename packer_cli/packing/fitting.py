@@ -6,7 +6,7 @@ and 5 ns more once somebody asks where the pieces are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -38,6 +38,25 @@ class Loss:
     dropped_trained_tokens: int = 0
     untrained_documents: int = 0
     untrained_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """Documents that are left out since nothing of them is trained on.
+
+    documents  int64[u], ascending indices in their batch
+    tokens     int64[u], how many each of them has in pieces
+    """
+
+    documents: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    tokens: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @property
+    def loss(self) -> Loss:
+        """Of untrained documents and their tokens only."""
+        return Loss(
+            untrained_documents=len(self.documents), untrained_tokens=int(self.tokens.sum())
+        )
 
 
 class FittedPieces(Pieces):
@@ -118,23 +137,32 @@ def fit(offsets: Int64, max_length: int, overlong: str, truncate_side: str = "ri
     return FittedPieces(lengths, max_length, overlong, truncate_side, int(offsets[0]))
 
 
-def without_untrained(pieces: Pieces, offsets: Int64, trained: UInt8) -> tuple[Pieces, Loss]:
-    """The pieces without those of documents that have no trained token (left).
+def without_untrained(pieces: Pieces, offsets: Int64, trained: UInt8) -> tuple[Pieces, Untrained]:
+    """The pieces without those of documents that have no trained token (left), and these.
 
-    The first token of a piece is none: nothing predicts it. The Loss has the untrained documents
-    and their tokens only.
+    The first token of a piece is none: nothing predicts it.
     """
     of_piece = _trained_in(trained, pieces.begin + 1, pieces.begin + pieces.length)
     count = len(offsets) - 1
     of_document = np.bincount(pieces.document, weights=of_piece, minlength=count)
     kept = of_document[pieces.document] > 0
     if kept.all():
-        return pieces, Loss()
-    loss = Loss(
-        untrained_documents=len(np.unique(pieces.document[~kept])),
-        untrained_tokens=int(pieces.length[~kept].sum()),
-    )
-    return pieces.take(kept), loss
+        return pieces, Untrained()
+    left_out = pieces.take(~kept)
+    tokens = _per_document(left_out, left_out.length, count)
+    documents = np.flatnonzero(tokens)
+    return pieces.take(kept), Untrained(documents, tokens[documents])
+
+
+def without_overlong(pieces: Pieces, offsets: Int64, trained: UInt8, max_length: int) -> Pieces:
+    """The pieces without those of documents that are longer than a row and not trained on
+    throughout: a part of one would be trained on without what it answers.
+    """
+    lengths = np.diff(offsets)
+    after_first = np.minimum(offsets[:-1] + 1, offsets[1:])
+    throughout = _trained_in(trained, after_first, offsets[1:]) == offsets[1:] - after_first
+    dropped = (lengths > max_length) & ~throughout
+    return pieces.take(~dropped[pieces.document]) if dropped.any() else pieces
 
 
 def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Loss:
@@ -203,8 +231,8 @@ def cut_stream(
     return _cut(offsets, documents, max_length, begins % max_length)
 
 
-def trained_documents(offsets: Int64, trained: UInt8) -> tuple[Int64, Loss]:
-    """The indices of the documents that have a trained token, and the Loss of the others.
+def trained_documents(offsets: Int64, trained: UInt8) -> tuple[Int64, Untrained]:
+    """The indices of the documents that have a trained token, and the others.
 
     The first token is none: nothing predicts it.
     """
@@ -212,9 +240,8 @@ def trained_documents(offsets: Int64, trained: UInt8) -> tuple[Int64, Loss]:
     total = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
     predicted = total[offsets[1:]] - total[np.minimum(offsets[:-1] + 1, offsets[1:])]
     untrained = (predicted == 0) & (lengths > 0)
-    return np.flatnonzero(~untrained), Loss(
-        untrained_documents=int(untrained.sum()), untrained_tokens=int(lengths[untrained].sum())
-    )
+    documents = np.flatnonzero(untrained)
+    return np.flatnonzero(~untrained), Untrained(documents, lengths[documents])
 
 
 def _cut(offsets: Int64, documents: Int64, max_length: int, phase: Int64) -> Pieces:

@@ -7,6 +7,8 @@ import math
 from dataclasses import astuple
 from typing import Any
 
+from packer_cli.config.shape_rules import trained_on
+from packer_cli.config.shapes import kinds_of
 from packer_cli.errors import one_line
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.packing.attention_cost import spread
@@ -42,7 +44,7 @@ def made_from(plan: Plan) -> list[tuple[str, str]]:
         return [("made from", directories(count)), tokenizer]
     return [
         ("made from", f"{plural(count, 'input')}, {size(taken)}"),
-        ("records", f"{plan.shape.kind}; trained on: {plan.config.train_on}"),
+        ("records", f"{kinds_of(plan.shape)}; trained on: {trained_on(plan.config, plan.shape)}"),
         tokenizer,
     ]
 

@@ -87,7 +87,7 @@ def plan(
     stop = threading.Event()
     begin_stdin(stop.is_set)
     files = find_inputs(inputs, configs[0], notify)
-    first, shape, chosen = settled(files, configs[0], tokenizer_name, notify, warn)
+    files, first, shape, chosen = settled(files, configs[0], tokenizer_name, notify, warn)
     configs = [first, *(for_shape(config, shape) for config in configs[1:])]
     passes = _passes(files, configs, sample)
     if len(passes) > 1 and any(file.path == STDIN for file in files):

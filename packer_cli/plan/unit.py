@@ -87,7 +87,11 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig]) -> UnitPl
     for batch in documents_of(unit, job, rejections, read, stretches):
         documents.add(np.diff(batch.offsets))
         # rows are planned from lengths, and a window without tokens is small
-        lengths = replace(batch, ids=np.empty(0, np.uint32), tokens_elsewhere=True)
+        trained = batch.trained
+        if trained is None and job.tokenized is None and job.shape.kind != "text":
+            # other batches may say what of them is trained on
+            trained = np.ones(len(batch.ids), np.uint8)
+        lengths = replace(batch, ids=np.empty(0, np.uint32), trained=trained, tokens_elsewhere=True)
         for one in rows:
             one.add(lengths)
     if job.tokenizer is not None:

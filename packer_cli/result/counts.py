@@ -14,7 +14,7 @@ import numpy as np
 
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.packing.attention_cost import AttentionCost
-from packer_cli.packing.fitting import Loss
+from packer_cli.packing.fitting import Loss, Untrained
 from packer_cli.records import Int32, Int64
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
@@ -58,12 +58,28 @@ def _powers() -> Int64:
 
 @dataclass
 class FileCounts:
-    """What was packed of one input file, and what was not."""
+    """What was packed of one input file, and what was not.
+
+    New figures go to the end, where records of earlier packers lack them.
+    """
 
     documents: int = 0
     tokens: int = 0
     empty_documents: int = 0
     rejected_records: int = 0
+    truncated_documents: int = 0
+    truncated_tokens: int = 0
+    dropped_documents: int = 0
+    dropped_tokens: int = 0
+    untrained_documents: int = 0
+    untrained_tokens: int = 0
+
+    def as_json(self) -> list[int]:
+        """The figures in their order, without zeros at the end."""
+        figures = list(vars(self).values())
+        while figures and not figures[-1]:
+            figures.pop()
+        return figures
 
 
 @dataclass
@@ -107,18 +123,42 @@ class Counts:
         return self.files.setdefault(index, FileCounts())
 
     def add_files(self, file: Int32, lengths: Int64, placed: Int64) -> None:
-        """Count documents of n inputs: `file` int32[n], `lengths` int64[n] in tokens, and how many
-        of these were `placed`.
+        """Count n documents of inputs: `file` int32[n], `lengths` int64[n] in tokens, and how many
+        of these were `placed`. The others were dropped, with their whole document, or truncated.
         """
-        highest = int(file.max(initial=-1)) + 1
-        documents = np.bincount(file[placed > 0], minlength=highest)
-        empty = np.bincount(file[lengths == 0], minlength=highest)
-        tokens = np.bincount(file, weights=placed, minlength=highest)
-        for index in np.unique(file).tolist():
+        self._of_files("documents", file[placed > 0])
+        self._of_files("empty_documents", file[lengths == 0])
+        self._of_files("tokens", file, placed)
+        lost = lengths - placed
+        if not lost.any():  # nearly always
+            return
+        for what, which in (
+            ("truncated", (lost > 0) & (placed > 0)),
+            ("dropped", (lost > 0) & (placed == 0)),
+        ):
+            self._of_files(f"{what}_documents", file[which])
+            self._of_files(f"{what}_tokens", file[which], lost[which])
+
+    def add_untrained(self, file: Int32, untrained: Untrained) -> None:
+        """Count documents without anything to train on; `file` int32[n] as in their batch."""
+        self.add_loss(untrained.loss)
+        files = file[untrained.documents]
+        self._of_files("untrained_documents", files)
+        self._of_files("untrained_tokens", files, untrained.tokens)
+
+    def _of_files(self, name: str, file: Int32, each: Int64 | None = None) -> None:
+        """Add to a figure of each of the inputs `file`: `each`, or one."""
+        sums = np.bincount(file, weights=each)
+        for index in np.flatnonzero(sums).tolist():
             of_file = self.file(index)
-            of_file.documents += int(documents[index])
-            of_file.empty_documents += int(empty[index])
-            of_file.tokens += int(tokens[index])
+            setattr(of_file, name, getattr(of_file, name) + int(sums[index]))
+
+    def add_truncated(self, file: int, loss: Loss) -> None:
+        """Count documents of one input that were cut before they got here."""
+        self.add_loss(loss)
+        self.encoded_tokens += loss.truncated_tokens
+        self.file(file).truncated_documents += loss.truncated_documents
+        self.file(file).truncated_tokens += loss.truncated_tokens
 
     def add_loss(self, loss: Loss) -> None:
         for item in fields(loss):
@@ -146,7 +186,7 @@ class Counts:
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name == "files":
-                value = [[index, *vars(counts).values()] for index, counts in sorted(value.items())]
+                value = [[index, *counts.as_json()] for index, counts in sorted(value.items())]
             elif item.name == "piece_length":
                 value = _packed(value)
             elif isinstance(value, np.ndarray):

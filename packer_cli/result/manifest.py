@@ -21,6 +21,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from packer_cli import storage
 from packer_cli.config.formats import format_of
+from packer_cli.config.mixture import TRAIN, VALIDATION
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from_os_error
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, SIDE_FILE_PATTERN, WORK
@@ -41,7 +42,8 @@ _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
 class Config(Struct, frozen=True):
     """The options that readers need. `manifest_check.config_of` gives all of them.
 
-    Those with a default are ones that results of earlier packers do not name.
+    Those with a default are ones that results of earlier packers do not name. What depends on the
+    shape is None where inputs have several, see `Input.shape`.
     """
 
     max_length: _Length
@@ -55,7 +57,7 @@ class Config(Struct, frozen=True):
     input_format: str | None = None
     prompt_template: str | None = None
     chat_template: str | None = None
-    train_on: str = "all"
+    train_on: str | None = "all"
     fields: list[tuple[str, str]] = []
 
 
@@ -107,7 +109,9 @@ class AttentionCosts(Struct, frozen=True):
 
 class Input(Struct, frozen=True):
     """An input, and the counts of its records. `removed`: an update has dropped it. `format`: of
-    tokenized directories, whose manifests' names do not tell.
+    tokenized directories, whose manifests' names do not tell. `shape`: the `Shape.name` of its
+    records, where not all inputs have the same. What was lost on the way to rows is unset where no
+    rows were packed, and in results of earlier packers.
     """
 
     path: str
@@ -119,6 +123,13 @@ class Input(Struct, frozen=True):
     rejected_records: Count
     removed: bool = False
     format: str | None = None
+    shape: str | None = None
+    truncated_documents: Count | UnsetType = UNSET
+    truncated_tokens: Count | UnsetType = UNSET
+    dropped_documents: Count | UnsetType = UNSET
+    dropped_tokens: Count | UnsetType = UNSET
+    untrained_documents: Count | UnsetType = UNSET
+    untrained_tokens: Count | UnsetType = UNSET
 
     def format_then(self, input_format: str | None) -> str | None:
         """What it was read as, with the run's --input-format; None for stdin without one."""
@@ -171,7 +182,7 @@ class DocumentsConfig(Struct, frozen=True):
     shape: str
     chat_template: str | None = None
     prompt_template: str | None = None
-    train_on: str = "all"
+    train_on: str | None = "all"
     input_format: str | None = None
     fields: list[tuple[str, str]] = []
 
@@ -229,6 +240,15 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
         return self.tokenizer.pad_token_id if self.tokenizer else 0
 
     @property
+    def counted_by_input(self) -> tuple[str, ...]:
+        """The totals of which every input has its part."""
+        return tuple(
+            name for name in OF_INPUTS
+            if hasattr(self, name)
+            and all(getattr(one, name) is not UNSET for one in self.inputs)
+        )  # fmt: skip
+
+    @property
     def inputs_now(self) -> dict[int, Input]:
         """By index, without those that an update has dropped."""
         return {index: one for index, one in enumerate(self.inputs) if not one.removed}
@@ -260,6 +280,12 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     attention_cost: AttentionCosts | UnsetType = UNSET
     sources: list[Source] = []
     stages: list[TrainingStage] = []
+
+    def source_of(self, file: int) -> str | None:
+        """The name of the recipe's source that an input belongs to."""
+        return next(
+            (one.name for one in self.sources if one.inputs[0] <= file < one.inputs[1]), None
+        )
 
     @property
     def is_from_tokenized(self) -> bool:
@@ -442,6 +468,22 @@ def _hidden(path: str) -> PackerError | None:
     return None
 
 
+def splits_of(directory: str | os.PathLike[str]) -> list[str]:
+    """The sides of a split, where a directory holds a result for each; [] for any other."""
+    name = os.fspath(directory)
+    if _begun(name):
+        return []
+    parts = [storage.join(name, part) for part in (TRAIN, VALIDATION)]
+    return parts if any(map(_begun, parts)) else []
+
+
+def _begun(name: str) -> bool:
+    """Whether a directory holds a result, or the beginning of one."""
+    if any(storage.is_file(storage.join(name, one)) for one in (MANIFEST, INCOMPLETE)):
+        return True
+    return storage.kind(storage.join(name, WORK)) == "folder"
+
+
 _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
 
 
@@ -455,6 +497,11 @@ def _no_result(name: str) -> PackerError:
         return DataError(
             f"{name}: has no {MANIFEST}: the run that writes it has not finished",
             "run the same command again: packer pack, or packer tokenize",
+        )
+    if parts := splits_of(name):
+        return DataError(
+            f"{name}: holds a result for each side of its split, {TRAIN} and {VALIDATION}",
+            f"give one of them: {' or '.join(parts)}",
         )
     return DataError(
         f"{name}: has no {MANIFEST}: not packed by packer",

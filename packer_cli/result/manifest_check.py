@@ -10,9 +10,10 @@ import msgspec
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import MIXED, Shape, joined, shape_named
 from packer_cli.errors import UsageError
 from packer_cli.result.layout import DOCUMENTS, INDEX, ROWS, kind_of
-from packer_cli.result.manifest import OF_INPUTS, Manifest, Result
+from packer_cli.result.manifest import Manifest, Result
 from packer_cli.result.shards import Shard
 
 _COUNTED = ("rows", "tokens", "trained_tokens")
@@ -21,12 +22,25 @@ _COUNTED = ("rows", "tokens", "trained_tokens")
 def document_config_of(manifest: Result) -> DocumentConfig:
     """The options of the run. Raises ValueError when no run can have them."""
     kind = PackConfig if isinstance(manifest, Manifest) else DocumentConfig
+    config = manifest.document["config"]
+    if config["shape"] == MIXED:  # each input has its own, and none was asked for
+        config = config | {"shape": None}
     try:
-        return msgspec.convert(manifest.document["config"], kind)
+        return msgspec.convert(config, kind)
     except OverflowError as error:
         raise ValueError(str(error)) from error
     except UsageError as error:
         raise ValueError(error.message) from error
+
+
+def shape_of(manifest: Result) -> Shape:
+    """What the records are, but for the names of their fields."""
+    config = manifest.document["config"]
+    names = dict.fromkeys(one.shape for one in manifest.inputs_now.values() if one.shape)
+    if names:
+        return joined({name: shape_named(name) for name in names})
+    # only the inputs show whether the prompts are messages
+    return Shape(config["shape"], of_messages=config.get("prompt_template") == "chat")
 
 
 def config_of(manifest: Manifest) -> PackConfig:
@@ -73,7 +87,7 @@ def _wrong_figures(manifest: Result) -> Iterator[str]:
     listed = manifest.histograms.document_length
     expected: list[tuple[str, object, str]] = [
         *((n, sum(getattr(i, n) for i in manifest.inputs), "the sum over its inputs")
-          for n in OF_INPUTS),
+          for n in manifest.counted_by_input),
         ("documents", sum(listed), "the sum of document_length"),
         *(_rows_expected(manifest) if isinstance(manifest, Manifest)
           else _documents_expected(manifest)),

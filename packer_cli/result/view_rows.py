@@ -20,7 +20,7 @@ from packer_cli.result.reader import ragged_of
 from packer_cli.result.shard_writer import PADDED
 from packer_cli.result.tokenized import Tokens
 
-_FIRST, _END, _EDGES, _BOUNDARIES, _LISTS = 0, 1, 2, 3, 4
+_FIRST, _END, _EDGES, _BOUNDARIES, _LISTS, _FILES = 0, 1, 2, 3, 4, 5
 _FIELDS = 9  # of a span
 _PROBLEMS = {
     1: "cu_seqlens does not ascend from 0 to {} at most",
@@ -82,10 +82,8 @@ class ViewRows:
     def pieces(self, rows: Int64) -> ViewPieces:
         """What b rows that are all here refer to. Raises ArrowInvalid for one that is not sound."""
         config, spans = self._facts.config, self._spans
-        firsts, ends = spans[_FIRST], np.empty(len(rows) + 1, np.int64)
-        gathering.count_values(rows, firsts, spans[_EDGES], ends)
-        boundaries = np.empty(ends[-1], np.int32)
-        gathering.gather_values(rows, firsts, spans[_EDGES], spans[_BOUNDARIES], ends, boundaries)
+        firsts = spans[_FIRST]
+        boundaries, ends = self._lists(rows, _EDGES, _BOUNDARIES)
         count = max(0, len(boundaries) - len(rows))
         row_offsets = np.empty(len(rows) + 1, np.int64)
         number, address = np.empty((2, count), np.int64)
@@ -99,6 +97,20 @@ class ViewRows:
             text = _PROBLEMS[problem].format(config.max_length)
             raise pa.ArrowInvalid(f"row {rows[row]}: {text}")
         return ViewPieces(boundaries, ends, row_offsets, number, start, length, address)
+
+    def files(self, rows: Int64) -> tuple[Int32, Int64]:
+        """The input of each segment of b rows that are all here: row i has
+        values[ends[i]:ends[i + 1]].
+        """
+        return self._lists(rows, _LISTS, _FILES)
+
+    def _lists(self, rows: Int64, offsets: int, values: int) -> tuple[Int32, Int64]:
+        """(values int32, ends int64[b + 1]) of lists, by the fields that have their addresses."""
+        spans, ends = self._spans, np.empty(len(rows) + 1, np.int64)
+        gathering.count_values(rows, spans[_FIRST], spans[offsets], ends)
+        found = np.empty(ends[-1], np.int32)
+        gathering.gather_values(rows, spans[_FIRST], spans[offsets], spans[values], ends, found)
+        return found, ends
 
     def fill(self, rows: Int64, columns: Sequence[str]) -> tuple[dict[str, Any], int]:
         """Columns of b rows that are all here: an array [b, max_length], of boundaries (values,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from packer_cli.config.documents import MIB, DocumentConfig
 from packer_cli.config.formats import format_named
 from packer_cli.config.run_options import SECONDS_PER_RECORD, EncodingOptions
+from packer_cli.config.shape_rules import by_file_shape, trained_on
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
@@ -42,10 +43,12 @@ from packer_cli.tokenization.tokenizer import (
 if TYPE_CHECKING:
     from packer_cli.supervised.documents import Composer
     from packer_cli.supervised.processes import ComposingProcesses
+    from packer_cli.supervised.renderer import Conversation, Document
     from packer_cli.supervised.templates import TemplateChoice
 
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 Notify = Callable[[str], None]
+_Render = Callable[["Conversation"], "Document"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class Source:
     info: TokenizerInfo | None = None
 
     def __post_init__(self) -> None:
-        if self.tokenizer is not None:
+        if self.info is None and self.tokenizer is not None:
             object.__setattr__(self, "info", self.tokenizer.info)
 
     def stop(self) -> None:
@@ -162,8 +165,9 @@ def choose_encoding(
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
 
     template = find_template(config.chat_template, files)
-    notify(f"records: {shape.described()}")
-    renders = shape.is_chat or config.prompt_template == "chat"
+    if not shape.members:  # else said already, with the files
+        notify(f"records: {shape.described()}")
+    renders = any(_renders(*own) for own in by_file_shape(config, shape).values())
     if renders and template is None:
         raise UsageError(
             "messages need a chat template, and the tokenizer has none",
@@ -171,8 +175,9 @@ def choose_encoding(
         )
     if renders and template:
         how = "its {% generation %} tags" if _GENERATION.search(template.source) else "its turns"
-        told = "" if config.train_on == "all" else f", told by {how}"
-        notify(f"chat template: {template.origin}; trained on: {config.train_on}{told}")
+        trained = trained_on(config, shape)
+        told = "" if trained == "all" else f", told by {how}"
+        notify(f"chat template: {template.origin}; trained on: {trained}{told}")
     return Chosen(chosen, files, template)
 
 
@@ -216,38 +221,98 @@ def _supervised(
     early: EarlyReference | None,
     notify: Notify,
 ) -> Source:
-    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
+    """Of supervised records, and of texts in other files of the same run."""
+    own, files = by_file_shape(run.config, run.shape), chosen.files
+    parts = {name: _composer_parts(*one, files, chosen.template) for name, one in own.items()}
+    rendered = {name: parts[name] for name, one in own.items() if _renders(*one)}
+    processes = _processes(options.max_seconds_per_record, rendered) if rendered else None
+    reads, renders = dict[str | None, Read](), dict[str | None, _Render]()
+    for name, (shape, config) in own.items():
+        reads[name] = partial(_plain_read, shape, config)
+        if processes is not None and name in rendered:
+            reads[name], renders[name] = processes.read, partial(processes.render, name)
+        elif shape.is_supervised:
+            from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
 
-    shape, config, files = run.shape, run.config, chosen.files
-    parts = _composer_parts(shape, config, files, chosen.template)
+            composer = make_composer(*parts[name])
+            reads[name], renders[name] = composer.read, composer.render
     begin = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
-    if not _renders(shape, config):
-        from packer_cli.supervised.documents import make_composer  # noqa: PLC0415 jinja2 is slow
-
-        composer = make_composer(*parts)
-        first = _first_composed(begin[0][0], composer.read)
-        tokenizer = _tokenizer(files, config, options, first, early, notify)
-        encode = SupervisedEncoder(composer.render, config, tokenizer)
-        return Source(composer.read, encode, tokenizer)
-    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
-
-    processes = ComposingProcesses(options.max_seconds_per_record, *parts)
-    first = iter(())
-    if sum(part.weight for unit in units for part in unit.slices) < MIB and _has_first(begin[0][0]):
+    file = begin[0][0]
+    is_rendered, first = file.shape in rendered, iter(tuple[str]())
+    if not is_rendered:
+        first = _first_composed(file, reads[file.shape])
+    elif sum(part.weight for unit in units for part in unit.slices) < MIB and _has_first(file):
         # soon read: the first documents choose the engine, too, once it has been loaded
         if files and options.tokenizer_backend != "tokenizers":
-            begin = [(begin[0][0], beginning(begin[0][0], FIRST_DOCUMENTS_CHARACTERS))]
-        first = _first_composed(begin[0][0], processes.read)
+            begin = [(file, beginning(file, FIRST_DOCUMENTS_CHARACTERS))]
+        first = _first_composed(file, reads[file.shape])
     try:
-        for file, part in begin if run.resumable else ():
-            processes.start(file, part)
-        tokenizer = _tokenizer(files, config, options, first, early, notify)
+        for ahead, part in begin if processes and run.resumable else ():
+            if processes and ahead.shape in rendered:
+                processes.start(ahead, part)
+        framed = own[file.shape][1]
+        tokenizer = _tokenizer(files, framed, options, first, early, notify)
     except BaseException:
-        processes.close()
+        if processes:
+            processes.close()
         raise
-    read = processes.read if run.resumable else partial(_read_here, shape, config, processes)
-    encode = SupervisedEncoder(processes.render, config, tokenizer)
-    return Source(read, encode, tokenizer, processes)
+    if processes and not run.resumable:
+        reads |= {name: partial(_read_here, *own[name], processes) for name in rendered}
+    tokenizers, info = framed_for(tokenizer, run.config, run.shape)
+    encoders = _encoders(own, tokenizers, renders, files)
+
+    def read(file: InputFile, part: Slice) -> Iterator[Records]:
+        return reads[file.shape](file, part)
+
+    def encode(records: Records, file: InputFile) -> Encoded:
+        return encoders[file.shape](records, file)
+
+    return Source(read, encode, tokenizer, processes, info=info)
+
+
+def _processes(seconds: float, composers: dict[str | None, tuple[Any, ...]]) -> ComposingProcesses:
+    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
+
+    return ComposingProcesses(seconds, composers)
+
+
+def _encoders(
+    own: dict[str | None, tuple[Shape, Any]],
+    tokenizers: dict[str | None, Tokenizer],
+    renders: dict[str | None, _Render],
+    files: TokenizerFiles | None,
+) -> dict[str | None, Encode]:
+    """By `InputFile.shape`, as all parameters. `renders`: as `Composer.render`, of those shapes
+    that are supervised.
+    """
+    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
+
+    return {
+        name: SupervisedEncoder(renders[name], config, tokenizers[name])
+        if name in renders
+        else plain_encoder(tokenizers[name], None, _specials(files, config))
+        for name, (_, config) in own.items()
+    }
+
+
+def framed_for(
+    tokenizer: Tokenizer, config: DocumentConfig, shape: Shape
+) -> tuple[dict[str | None, Tokenizer], TokenizerInfo]:
+    """The tokenizer by `InputFile.shape`, with what goes around documents of each shape; and what
+    all have in common. `config` as `for_shape` gives it. Raises UsageError.
+    """
+    if not shape.members:
+        return {None: tokenizer}, tokenizer.info
+    tokenizers: dict[str | None, Tokenizer] = {
+        name: tokenizer.framed(framing_of(own))
+        for name, (_, own) in by_file_shape(config, shape).items()
+    }
+    info, *others = (one.info for one in tokenizers.values())
+    prefix, suffix = info.prefix, info.suffix
+    for other in others:
+        prefix = prefix if prefix == other.prefix else None
+        suffix = suffix if suffix == other.suffix else None
+    return tokenizers, replace(info, prefix=prefix, suffix=suffix)
 
 
 def _renders(shape: Shape, config: DocumentConfig) -> bool:
@@ -268,7 +333,7 @@ def _read_here(
 
     for records in reader_for(file.format).read(file, part, shape, config):
         try:
-            yield processes.compose(records)
+            yield processes.compose(records, file.shape)
         except UndecidableError as error:
             raise placed(error, file) from error
 
@@ -329,22 +394,28 @@ def source_again(
     The caller closes `tokenizer`. `seconds`: what a record may take to render; None: the
     default.
     """
-    read = partial(_plain_read, shape, config)
     if not shape.is_supervised or tokenizer is None:
+        read = partial(_plain_read, shape, config)
         return Source(read, plain_encoder(tokenizer, None, _specials(files, config)))
-    from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
-    from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
 
     template = find_template(config.chat_template, files)
-    parts = _composer_parts(shape, config, files, template)
-    processes = ComposingProcesses(seconds or SECONDS_PER_RECORD, *parts)
-    encode = SupervisedEncoder(processes.render, config, tokenizer)
+    own = by_file_shape(config, shape)
+    parts = {name: _composer_parts(*one, files, template)
+             for name, one in own.items() if one[0].is_supervised}  # fmt: skip
+    processes = _processes(seconds or SECONDS_PER_RECORD, parts)
+    renders: dict[str | None, _Render] = {name: partial(processes.render, name) for name in parts}
+    encoders = _encoders(own, framed_for(tokenizer, config, shape)[0], renders, files)
+
+    def read_again(file: InputFile, part: Slice) -> Iterator[Records]:
+        return _plain_read(*own[file.shape], file, part)
 
     def compose_and_encode(records: Records, file: InputFile) -> Encoded:
-        return encode(processes.compose(records), file)
+        if file.shape in parts:
+            records = processes.compose(records, file.shape)
+        return encoders[file.shape](records, file)
 
-    return Source(read, compose_and_encode, None, processes)
+    return Source(read_again, compose_and_encode, None, processes)
 
 
 def composer_of(shape: Shape, config: DocumentConfig, files: TokenizerFiles | None) -> Composer:

@@ -25,6 +25,7 @@ from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INDEX, INPUT_TIMES, MANIFEST, REJECTED, UNITS, kind_of
 from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
+    OF_INPUTS,
     TOKENIZED,
     TOTALS,
     DocumentHistograms,
@@ -65,7 +66,9 @@ def finalize(run: Run, claim: Claim) -> Result:
             total.add(commits.counts_of(record))
             digests |= {index: (size, sha256) for index, size, sha256 in record.inputs}
             shards += record.shards
-            tokenizer = record.tokenizer
+            tokenizer = (
+                _common(tokenizer, record.tokenizer) if run.shape.members else record.tokenizer
+            )
             if record.rejected:
                 rejected.append(record)
             lines.write(commits.as_line(record))
@@ -188,8 +191,9 @@ def _manifest(
         "config": run.config.as_json() | {"shape": run.shape.kind},
         "tokenizer": tokenizer,
     }
+    by_input = _counted_by_input(run, counts)
     end = {
-        "inputs": [_input(file, *digests[file.index], counts) for file in run.files],
+        "inputs": [_input(run, file, *digests[file.index], counts, by_input) for file in run.files],
         "units": [
             {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
             for unit in run.units
@@ -266,10 +270,39 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
     }
 
 
-def _input(file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:
-    entry = {"path": file.path, "size": size, "sha256": sha256, **vars(counts.file(file.index))}
+def _common(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The tokenizer of units whose files have several shapes: with what is around all documents."""
+    if one is None or other is None:
+        return other
+    around = {name for name in ("prefix", "suffix") if one.get(name) != other.get(name)}
+    return {name: value for name, value in other.items() if name not in around}
+
+
+def _counted_by_input(run: Run, counts: Counts) -> list[str]:
+    """The totals that each input has its part of. An update may have kept units whose records an
+    earlier packer wrote, without the losses of each input.
+    """
+    totals = DOCUMENT_TOTALS if run.is_to_tokenize else TOTALS
+
+    def is_whole(name: str) -> bool:
+        parts = (getattr(one, name) for one in counts.files.values())
+        return bool(sum(parts) == getattr(counts, name))
+
+    return [
+        name for name in OF_INPUTS if name in totals and (name in DOCUMENT_TOTALS or is_whole(name))
+    ]
+
+
+def _input(
+    run: Run, file: InputFile, size: int, sha256: str, counts: Counts, by_input: list[str]
+) -> dict[str, Any]:
+    own = counts.file(file.index)
+    figures = {name: getattr(own, name) for name in by_input}
+    entry = {"path": file.path, "size": size, "sha256": sha256, **figures}
     if file.format == TOKENIZED:
         entry["format"] = TOKENIZED
+    if file.shape is not None:
+        entry["shape"] = run.shape.of(file.shape).name
     return entry if file.format else entry | {"removed": True}
 
 

@@ -48,7 +48,7 @@ from packer_cli.run.ranks import finalize_if_last
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.tokenized_source import choose_tokenized, refuse_view
 from packer_cli.run.unnamed import described, refuse_to_forget
-from packer_cli.run.update import Update, plan_update
+from packer_cli.run.update import Update, kept_shapes, plan_update
 from packer_cli.run.upload import check_options, publish
 from packer_cli.run.worker import Worker, commit_input, left_to_do
 from packer_cli.threads import Task, run_all
@@ -88,7 +88,8 @@ def pack(
     begin_stdin(stop.is_set)
     files = find_inputs(inputs, config, notify)
     _refuse_shared_stdin(files, options)
-    config, shape, chosen = settled(files, config, tokenizer_name, notify, warn)
+    others = kept_shapes(Path(destination), files, config) if options.add and not url else {}
+    files, config, shape, chosen = settled(files, config, tokenizer_name, notify, warn, others)
     choice_of(files, config)  # what a recipe asks of its sources is there, or nothing is written
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
@@ -103,18 +104,25 @@ def settled(
     tokenizer_name: str | None,
     notify: Notify,
     warn: Notify,
-) -> tuple[_Config, Shape, Chosen]:
-    """The options with their defaults for these inputs, what the records are, and what makes
-    tokens of them. UsageError where these do not go together.
+    others: dict[str, Shape] | None = None,
+) -> tuple[list[InputFile], _Config, Shape, Chosen]:
+    """The inputs with their shapes, the options with their defaults for these, what the records
+    are, and what makes tokens of them. `others`: shapes of files that are not read. UsageError
+    where these do not go together.
     """
     if is_tokenized(files):
         shape, chosen = choose_tokenized(files, config, tokenizer_name, notify)
-        return for_shape(config, shape), shape, chosen
+        return files, for_shape(config, shape), shape, chosen
     refuse_view(config)
-    shape = detect_shape(files, config)
+    files, shape = detect_shape(files, config, others)
+    for member in shape.members:
+        some = [file.path for file in files if file.shape == member]
+        if some:
+            rest = f" and {len(some) - 1:,} more" if len(some) > 1 else ""
+            notify(f"{some[0]}{rest}: {member}")
     refuse_idle(config, shape)
     config = for_shape(config, shape)
-    return config, shape, choose_encoding(shape, config, tokenizer_name, notify, warn)
+    return files, config, shape, choose_encoding(shape, config, tokenizer_name, notify, warn)
 
 
 @dataclass(frozen=True)
@@ -171,7 +179,7 @@ class _Job:
             elif options.update and not options.prune:
                 refuse_to_forget(destination, self.files)
             run = (
-                self._run(update.files, update.units)
+                self._run(update.files, update.units, update.shape)
                 if update
                 else self._run(self.files, work_units(self.files, self.config))
             )
@@ -180,9 +188,11 @@ class _Job:
                 return manifest
         return finalize_if_last(destination, self.notify, no_lock=options.no_lock)
 
-    def _run(self, files: Iterable[InputFile], units: Iterable[WorkUnit]) -> Run:
+    def _run(
+        self, files: Iterable[InputFile], units: Iterable[WorkUnit], shape: Shape | None = None
+    ) -> Run:
         return Run(
-            self.config, self.shape, tuple(files), tuple(units), self.chosen.name,
+            self.config, shape or self.shape, tuple(files), tuple(units), self.chosen.name,
             self.chosen.hashes,
         )  # fmt: skip
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -30,15 +29,15 @@ from packer_cli.errors import InternalError, PackerError, UsageError, from_os_er
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
+from packer_cli.locks import InUseError
 from packer_cli.records import InputFile
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
-from packer_cli.result.manifest import Manifest, TokenizedManifest, load_any
-from packer_cli.run.pipeline import Notify, pack
-from packer_cli.run.ranks import finalize_if_last
+from packer_cli.result.manifest import Manifest, TokenizedManifest, load, load_any
+from packer_cli.run.pipeline import Notify, pack, settled
 from packer_cli.run.replacing import holds_result
+from packer_cli.run.update import is_same_mixture
 
 _OF_RUN = {"unit_bytes", "shard_bytes"}  # options of documents that rows have, too
-_WAIT_SECONDS, _SAID_EVERY = 1.0, 30
 
 
 def pack_recipe(
@@ -62,11 +61,15 @@ def pack_recipe(
     parts = [TRAIN, VALIDATION] if mixture.is_split else [None]
     if mixture.is_split:
         _begin_splits(destination)
+    places = [_inside(destination, part) if part else destination for part in parts]
+    if options.as_rank and not all(holds_result(Path(one)) for its in directories for one in its):
+        return [(place, None) for place in places]
+    finished = [_is_finished(place) for place in places]
     results: list[tuple[Path | str, Manifest | None]] = []
-    for part in parts:
+    for part, place, is_done in zip(parts, places, finished, strict=True):
         config = _of_rows(recipe.config, replace(mixture, part=part or TRAIN))
-        to = _inside(destination, part) if part else destination
-        results.append((to, job.packed(directories, to, config, staging)))
+        goes_on = is_done and not all(finished) and not (options.overwrite or options.update)
+        results.append((place, job.packed(directories, place, config, staging, goes_on=goes_on)))
     return results
 
 
@@ -105,14 +108,47 @@ class _Job:
         )
 
     def packed(
-        self, directories: list[list[str]], to: Path | str, config: PackConfig, staging: Path | None
+        self,
+        directories: list[list[str]],
+        to: Path | str,
+        config: PackConfig,
+        staging: Path | None,
+        *,
+        goes_on: bool,
     ) -> Manifest | None:
-        """The rows of one side."""
-        inputs = [one for its in directories for one in its]
-        done = pack(inputs, to, config, self.options, None, self.notify, self.warn, staging=staging)
+        """The rows of one side. `goes_on`: an interrupted run has finished them. Of several ranks,
+        each of which has tokenized its share, the last packs all of them.
+        """
+        inputs, options = [one for its in directories for one in its], self.options
+        is_rank = options.as_rank is not None
+        if goes_on or (is_rank and _is_finished(to)):
+            return self._finished(inputs, to, config)
+        options = replace(options, rank=None, world_size=None)
+        try:
+            done = pack(inputs, to, config, options, None, self.notify, self.warn, staging=staging)
+        except (InUseError, UsageError) as error:
+            if is_rank and _is_finished(to):
+                return self._finished(inputs, to, config)
+            if is_rank and isinstance(error, InUseError):
+                self.notify(f"{to}: another rank packs the rows")
+                return None
+            raise
         if done is not None and not isinstance(done, Manifest):
             raise InternalError(f"{to}: rows were to be packed")
         return done
+
+    def _finished(self, inputs: list[str], to: Path | str, config: PackConfig) -> Manifest:
+        """What is there, which must be what the recipe gives."""
+        files = find_inputs(inputs, config, self.notify)
+        files, config, shape, _ = settled(files, config, None, lambda _: None, self.warn)
+        manifest = load(to, incomplete_too=True)
+        if not is_same_mixture(manifest, files, replace(config, shape=shape.kind)):
+            raise UsageError(
+                f"{to}: is a result of other options, amounts or documents",
+                "to pack everything again, use --overwrite",
+            )
+        self.notify(f"{to}: is finished already")
+        return manifest
 
     def _found(self, source: Source) -> list[InputFile]:
         with _named(source):
@@ -137,16 +173,7 @@ class _Job:
                 raise
             done = pack(*arguments, self.options, tokenizer, self.notify, self.warn, early)
         if done is None:
-            self._wait_for(to)
-
-    def _wait_for(self, to: Path) -> None:
-        """Wait until other ranks have tokenized their shares."""
-        waited = 0
-        while not holds_result(to) and finalize_if_last(to, lambda _: None) is None:
-            if waited % _SAID_EVERY == 0:
-                self.notify(f"{to}: waits for the ranks that tokenize the rest")
-            time.sleep(_WAIT_SECONDS)
-            waited += 1
+            self.notify(f"{to}: the ranks that tokenize the rest go on with it")
 
 
 @contextmanager
@@ -197,6 +224,12 @@ def _folder_of(file: InputFile) -> str:
 
 def _inside(destination: Path | str, part: str) -> Path | str:
     return storage.join(destination, part) if isinstance(destination, str) else destination / part
+
+
+def _is_finished(place: Path | str) -> bool:
+    if isinstance(place, str) and storage.is_url(place):
+        return storage.is_file(storage.join(place, MANIFEST))
+    return holds_result(Path(place))
 
 
 def _begin_splits(destination: Path | str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -11,12 +11,13 @@ from packer_cli.config.options import PackConfig
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
-    Loss,
+    Untrained,
     cut_stream,
     fit,
     loss_of,
     padded,
     trained_documents,
+    without_overlong,
     without_untrained,
 )
 from packer_cli.packing.window import PlannedRows, SourceWindows, Window, gathered
@@ -102,8 +103,8 @@ class UnitRows:
             taken = padded(pieces.length, config.segment_multiple)
             self._stream_position += int(taken.sum())
         else:
-            pieces, untrained = pieces_of(batch, config, self._job.kept_whole)
-        self.counts.add_loss(untrained)
+            pieces, untrained = pieces_of(batch, config)
+        self.counts.add_untrained(batch.file, untrained)
         self.counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
         _count_documents(self.counts, batch, pieces, config.max_length)
         self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
@@ -181,26 +182,19 @@ class UnitRows:
             yield gathered(stock, pieces, ids), np.arange(len(pieces)), edges - edges[0]
 
 
-def pieces_of(
-    batch: TokenBatch, config: PackConfig, kept_whole: Sequence[int] = ()
-) -> tuple[Pieces, Loss]:
-    """The pieces that go into rows, except for "wrap"; the Loss counts only untrained documents.
-
-    `kept_whole`: the inputs whose documents "split-text" drops where they are too long.
-    """
+def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Untrained]:
+    """The pieces that go into rows, except for "wrap", and the documents left out as untrained."""
     policy = _POLICIES.get(config.overlong or "", config.overlong or "")
     pieces = fit(batch.offsets, config.max_length, policy, config.truncate_side)
-    if config.overlong == "split-text" and kept_whole:
-        dropped = (np.diff(batch.offsets) > config.max_length) & np.isin(batch.file, kept_whole)
-        if dropped.any():
-            pieces = pieces.take(~dropped[pieces.document])
+    if config.overlong == "split-text" and batch.trained is not None:
+        pieces = without_overlong(pieces, batch.offsets, batch.trained, config.max_length)
     if batch.trained is None or config.keep_untrained:
-        return pieces, Loss()
+        return pieces, Untrained()
     return without_untrained(pieces, batch.offsets, batch.trained)
 
 
-def _wrapped(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Loss]:
-    documents, untrained = None, Loss()
+def _wrapped(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Untrained]:
+    documents, untrained = None, Untrained()
     if batch.trained is not None and not config.keep_untrained:
         documents, untrained = trained_documents(batch.offsets, batch.trained)
     multiple = config.segment_multiple

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +58,6 @@ class Job:
     @property
     def tokenizer_sha256(self) -> str:
         return self.info.sha256 if self.info else ""
-
-    @cached_property
-    def kept_whole(self) -> list[int]:
-        """The inputs whose documents must not be cut, where others may be."""
-        return self.tokenized.kept_whole if self.tokenized else []
 
     def stop_if_asked(self) -> None:
         """Raise Interrupted once `stop` is set."""

@@ -20,19 +20,22 @@ import msgspec
 
 import packer_cli
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.shapes import Shape
+from packer_cli.config.shape_rules import for_member
+from packer_cli.config.shapes import Shape, joined, shape_named
 from packer_cli.errors import DataError, UsageError
+from packer_cli.inputs.formats import shapes_of
 from packer_cli.inputs.pairs import is_pair
 from packer_cli.mixing.units import work_units
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import INFO, REJECTED, STATE, UNITS
-from packer_cli.result.manifest import Input, Manifest, Result
-from packer_cli.result.manifest_check import document_config_of
+from packer_cli.result.manifest import Input, Manifest, Result, load_any
+from packer_cli.result.manifest_check import document_config_of, shape_of
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord
 from packer_cli.run.identity import differing_options, differing_packers, differing_tokenizers
 from packer_cli.run.input_times import load_identities
+from packer_cli.run.replacing import holds_result
 from packer_cli.run.unnamed import (
     Unnamed,
     find_unnamed,
@@ -58,6 +61,7 @@ class Update:
     reused   records of those that stay
     digests  of the inputs that these read
     changed  whether there is anything to do
+    shape    of the records, with what files have that are read again without being named
     kept     inputs that are not named and stay as they are
     dropped  inputs that are not named and go with their documents
     """
@@ -67,6 +71,7 @@ class Update:
     reused: list[UnitRecord]
     digests: dict[int, commits.Digest]
     changed: bool
+    shape: Shape
     kept: Unnamed
     dropped: Unnamed
 
@@ -104,7 +109,7 @@ def plan_update(
     """
     if isinstance(manifest, Manifest) and manifest.sources:
         settled = replace(config, shape=shape.kind)
-        return _of_mixture(directory, manifest, current, settled, checksum=checksum)
+        return _of_mixture(manifest, current, shape, settled)
     _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
     others = find_unnamed(manifest, current)
     if unnamed != "dropped":
@@ -116,7 +121,7 @@ def plan_update(
     same = _same_inputs(directory, manifest, current, checksum) | kept.keys()
     records = _reusable(_records(directory, manifest), directory, same)
     standing = {index for record in records for index in _inputs(record)}
-    kept_files = _kept_files(directory, manifest, kept, standing, config, checksum)
+    kept_files, shape = _kept_files(directory, manifest, kept, standing, shape, config, checksum)
     files = _numbered(manifest, [*current, *kept_files])
     if unnamed != "dropped":
         refuse_to_forget(directory, files)
@@ -131,31 +136,30 @@ def plan_update(
         index: (manifest.inputs[index].size, manifest.inputs[index].sha256)
         for index in standing - {index for record in records for index, *_ in record.inputs}
     }
-    return Update(files, units, records, digests, bool(new or dropped), kept, dropped)
+    return Update(files, units, records, digests, bool(new or dropped), shape, kept, dropped)
 
 
 def _of_mixture(
-    directory: Path,
-    manifest: Result,
-    current: list[InputFile],
-    config: DocumentConfig,
-    *,
-    checksum: bool,
+    manifest: Manifest, current: list[InputFile], shape: Shape, config: DocumentConfig
 ) -> Update:
     """Everything anew, or nothing: a change of one source changes what is taken of the others."""
-    try:
-        differ = differing_options(document_config_of(manifest), config)
-    except ValueError:
-        differ = ["damaged"]
-    paths = [file.path for file in current]
-    same = (
-        not differ
-        and manifest.packer_version == packer_cli.__version__
-        and [one.path for one in manifest.inputs] == paths
-        and len(_same_inputs(directory, manifest, current, checksum)) == len(paths)
-    )
+    changed = not is_same_mixture(manifest, current, config)
     units = work_units(current, config)
-    return Update(current, units, [], {}, not same, Unnamed(), Unnamed())
+    return Update(current, units, [], {}, changed, shape, Unnamed(), Unnamed())
+
+
+def is_same_mixture(manifest: Manifest, current: list[InputFile], config: DocumentConfig) -> bool:
+    """Whether a recipe's result is what these tokenized directories and options give."""
+    try:
+        earlier = document_config_of(manifest)
+    except ValueError:
+        return False
+    return (
+        not differing_packers(manifest.packer_version, str(packer_cli.__version__))
+        and not differing_options(earlier, config)
+        and [(one.path, one.sha256) for one in manifest.inputs]
+        == [(file.path, digest(file.path)[1]) for file in current]
+    )
 
 
 def _kept_files(
@@ -163,21 +167,53 @@ def _kept_files(
     manifest: Result,
     kept: Unnamed,
     standing: set[int],
+    shape: Shape,
     config: DocumentConfig,
     checksum: bool,
-) -> list[InputFile]:
-    """The inputs that are kept: as they were, except those whose units do not stay."""
+) -> tuple[list[InputFile], Shape]:
+    """The inputs that are kept: as they were, except those whose units do not stay. `shape` gets
+    those of these.
+    """
     if not kept:
-        return []
+        return [], shape
     anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
     if anew:
         refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
     times = _times(directory, manifest.inputs)
-    return anew + [
-        kept_file(index, one, config, times[index])
+    names = _names(manifest, kept, config)
+    if shape.members:
+        found = shapes_of(anew, config)
+        shape = joined(shape.members | {one.described(): one for one in found.values()})
+        labels = names | {index: one.described() for index, one in found.items()}
+        anew = [replace(file, shape=labels[file.index]) for file in anew]
+    standing_files = [
+        replace(
+            kept_file(index, one, config, times[index]),
+            shape=names[index] if shape.members else None,
+        )
         for index, one in kept.items()
         if index in standing
     ]
+    return anew + standing_files, shape
+
+
+def _names(manifest: Result, unnamed: Unnamed, config: DocumentConfig) -> dict[int, str]:
+    """The `Shape.name` of inputs; `config`: as it was given, or as `for_shape` gives it."""
+    then = shape_of(manifest)
+    if config.prompt_template == "chat":  # not because prompts are messages
+        then = replace(then, of_messages=False)
+    return {index: one.shape or then.name for index, one in unnamed.items()}
+
+
+def kept_shapes(
+    directory: Path, current: list[InputFile], config: DocumentConfig
+) -> dict[str, Shape]:
+    """The shapes of the inputs that an update keeps without their being named, by `Shape.name`."""
+    if not holds_result(directory):
+        return {}
+    manifest = load_any(directory, incomplete_too=True)
+    names = _names(manifest, find_unnamed(manifest, current), config).values()
+    return {name: shape_named(name) for name in names}
 
 
 def _times(directory: Path, inputs: list[Input]) -> list[int]:
@@ -197,7 +233,7 @@ def _refuse_other_options(
     side_files: dict[str, str],
 ) -> None:
     try:
-        differ = differing_options(document_config_of(manifest), replace(config, shape=shape.kind))
+        differ = _differing_options(manifest, shape, config)
     except ValueError as error:
         raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
     differ = differing_packers(manifest.packer_version, str(packer_cli.__version__)) + differ
@@ -209,6 +245,24 @@ def _refuse_other_options(
             f"{directory}: was packed with other options: {'; '.join(differ)}",
             f"give those options again; {_ANEW}",
         )
+
+
+def _differing_options(manifest: Result, shape: Shape, config: DocumentConfig) -> list[str]:
+    """The options that differ for records of the shapes that are there as before. ValueError as
+    `document_config_of`.
+    """
+    then, its_shape = document_config_of(manifest), shape_of(manifest)
+    if not (shape.members or its_shape.members):
+        return differing_options(then, replace(config, shape=shape.kind))
+    kinds = {one.kind for one in its_shape.members.values() or [its_shape]}
+    both = [one for one in shape.members.values() or [shape] if one.kind in kinds]
+    if not both:
+        return [f"--shape was {its_shape.kind}, is now {shape.kind}"]
+    differ = dict[str, None]()
+    for one in both:
+        before, now = (replace(for_member(c, one), shape=None) for c in (then, config))
+        differ |= dict.fromkeys(differing_options(before, now))
+    return list(differ)
 
 
 def _same_inputs(

@@ -36,6 +36,7 @@ class Source:
     """Where a segment came from. `position` counts `unit`s: "byte", "row" or "document".
 
     tokenized  (directory, number of the document) where it came through a tokenized directory
+    name       of the recipe's source
     """
 
     file: str
@@ -43,6 +44,7 @@ class Source:
     unit: str
     start: int
     tokenized: tuple[str, int] | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,9 @@ class Origins:
 
     def of(self, file: int, position: int, start: int) -> Source:
         """Of a segment, as the column segments has it."""
+        return replace(self._first(file, position, start), name=self._manifest.source_of(file))
+
+    def _first(self, file: int, position: int, start: int) -> Source:
         one = self._manifest.inputs[file]
         if one.format != TOKENIZED:
             return input_source(one, self._manifest.config.input_format, position, start)
@@ -280,6 +285,7 @@ def content_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any]
         )
         spans.append(content | {"trained": trained})
     return {
+        **({"source": source.name} if source and source.name is not None else {}),
         "file": source and source.file,
         "position": source and source.position,
         "position_unit": source and source.unit,

@@ -22,6 +22,11 @@ from packer_cli.stats.origin import BUILT_IN, origin_lines
 _BAR = 40
 _TITLE = len("utilization")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LOSSES = {
+    "truncated_documents": "truncated", "truncated_tokens": "(tokens)",
+    "dropped_documents": "dropped", "dropped_tokens": "(tokens)",
+    "untrained_documents": "untrained",
+}  # fmt: skip
 DOCUMENT_LENGTH = "document length in tokens (documents)"
 
 
@@ -87,12 +92,12 @@ def histogram(console: Console, title: str, buckets: list[Bucket]) -> None:
     console.print(table)
 
 
-def print_rows(console: Console, rows: list[list[str]]) -> None:
+def print_rows(console: Console, rows: list[list[str]], title: str = "") -> None:
     """Aligned columns, the first row as their titles. Names come last, where long ones stay whole
     and move no figure.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    console.print()
+    console.print(f"\n[dim]{title}[/dim]" if title else "")
     for number, row in enumerate(rows):
         cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
         console.print(Text("  ".join([*cells, one_line(row[-1])]), style="" if number else "dim"))
@@ -100,10 +105,24 @@ def print_rows(console: Console, rows: list[list[str]]) -> None:
 
 def input_rows(manifest: Result) -> list[list[str]]:
     """For `print_rows`: what each input has."""
-    rows = [["documents", "tokens", "empty", "rejected", "bytes", "input"]]
-    for one in manifest.inputs_now.values():
-        figures = (
-            one.documents, one.tokens, one.empty_documents, one.rejected_records, one.size,
-        )  # fmt: skip
-        rows.append([*(f"{figure:,}" for figure in figures), one.path])
+    names = ("documents", "tokens", "empty_documents", "rejected_records")
+    inputs = manifest.inputs_now.values()
+    shapes = any(one.shape for one in inputs)
+    titles = ["documents", "tokens", "empty", "rejected", "bytes", *["shape"] * shapes, "input"]
+    rows = [titles]
+    for one in inputs:
+        figures = (f"{figure:,}" for figure in (*(getattr(one, name) for name in names), one.size))
+        rows.append([*figures, *[one.shape or ""] * shapes, one.path])
     return rows
+
+
+def loss_rows(manifest: Result) -> list[list[str]]:
+    """For `print_rows`: what inputs have lost on the way to rows; [] for nothing."""
+    inputs = manifest.inputs_now.values()
+    names = [
+        name for name in manifest.counted_by_input
+        if name in _LOSSES and any(getattr(one, name) for one in inputs)
+    ]  # fmt: skip
+    rows = [[*(f"{getattr(one, name):,}" for name in names), one.path]
+            for one in inputs if any(getattr(one, name) for name in names)]  # fmt: skip
+    return [[*(_LOSSES[name] for name in names), "input"], *rows] if rows else []

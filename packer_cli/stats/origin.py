@@ -14,16 +14,18 @@ from msgspec import UNSET
 from packer_cli.config.columns import DEFAULT_COLUMNS, PADDED_BOUNDARIES
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import kinds_of
 from packer_cli.config.strategies import keeps_order
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import Manifest, TokenizedManifest, Tokenizer
+from packer_cli.result.manifest_check import shape_of
 from packer_cli.result.wording import directories, plural, size
 
 BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _DIGITS = 12  # of a digest: enough to tell tokenizers apart
 _ALWAYS = ("max_length", "strategy", "overlong")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
-                "columns", "fields", "turn_end", "shuffle", "window_tokens"}  # fmt: skip
+                "columns", "fields", "turn_end", "shuffle", "window_tokens", "mixture"}  # fmt: skip
 
 
 class _Template(NamedTuple):
@@ -62,9 +64,10 @@ def origin_lines(manifest: Manifest | TokenizedManifest) -> list[tuple[str, str]
 
 
 def _records(manifest: Manifest | TokenizedManifest) -> str:
-    config = manifest.config
+    config, shape = manifest.config, shape_of(manifest)
     prompts = ", prompts as alpaca" if config.prompt_template == "alpaca" else ""
-    return f"{config.shape}{prompts}; trained on: {config.train_on}"
+    trained = config.train_on or "what is default for each"
+    return f"{kinds_of(shape)}{prompts}; trained on: {trained}"
 
 
 def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[str, str]]:
@@ -91,7 +94,10 @@ def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[s
 
 def _template(manifest: Manifest | TokenizedManifest) -> _Template | None:
     config = manifest.config
-    chat = config.shape in ("messages", "conversations") or config.prompt_template == "chat"
+    shape = shape_of(manifest)
+    chat = config.prompt_template == "chat" or any(
+        one.is_chat or one.of_messages for one in shape.members.values() or [shape]
+    )
     sha256 = manifest.side_files.get(TEMPLATE)
     return None if sha256 is None or not chat else _Template(config.chat_template, sha256)
 

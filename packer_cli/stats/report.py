@@ -11,6 +11,7 @@ from msgspec import UNSET
 from packer_cli.packing.attention_cost import spread
 from packer_cli.result.manifest import TOTALS, Cost, Manifest, Result
 from packer_cli.stats.origin import origin
+from packer_cli.stats.sources import by_source, sources_as_json
 
 
 def figures(manifest: Manifest) -> dict[str, Any]:
@@ -45,6 +46,11 @@ def _spread(cost: Cost) -> dict[str, float]:
 def as_json(directory: Path | str, manifest: Manifest, *, by: str | None = None) -> str:
     """The report as JSON; what newer packers add to histograms, shards and inputs is kept."""
     content = {"directory": str(directory)} | origin(manifest) | figures(manifest)
+    if manifest.sources:
+        content["sources"] = sources_as_json(manifest.sources)
+        content["stages"] = manifest.document["stages"]
+    if by == "source":
+        content["by_source"] = by_source(manifest)
     return rendered(content, manifest, by)
 
 

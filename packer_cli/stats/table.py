@@ -16,10 +16,12 @@ from packer_cli.stats.drawing import (
     histogram,
     input_rows,
     is_plain,
+    loss_rows,
     print_rows,
     report,
 )
 from packer_cli.stats.headline import headline, losses
+from packer_cli.stats.sources import tables
 
 
 def print_report(
@@ -34,10 +36,14 @@ def print_report(
     times = "x" if is_plain() else "×"
     with report(directory, manifest) as console:
         console.print(_figures_table(manifest, times))
+        for title, rows in tables(manifest, detail=by == "source"):
+            print_rows(console, rows, title)
         if detail:
             _histograms(console, manifest)
-        if by:
+        if by in ("shard", "input"):
             print_rows(console, _shard_rows(manifest) if by == "shard" else input_rows(manifest))
+        if by == "input" and (lost := loss_rows(manifest)):
+            print_rows(console, lost)
         if deep:
             console.print("\nrecounted from the shards: all figures agree")
 

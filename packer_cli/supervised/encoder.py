@@ -52,8 +52,7 @@ class SupervisedEncoder:
                 batch, loss = shorten(batch, talks, self._render, self._tokenizer, self._config)
             except UndecidableError as error:
                 raise placed(error, file) from error
-            counts.add_loss(loss)
-            counts.encoded_tokens += loss.truncated_tokens
+            counts.add_truncated(file.index, loss)
         counts.double_bos_documents += _doubled(batch, self._tokenizer.info.bos_token_id)
         return Encoded(batch, records.bad, counts)
 

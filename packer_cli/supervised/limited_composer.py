@@ -16,36 +16,41 @@ from packer_cli.supervised.renderer import Conversation, Document
 class LimitedComposer:
     """Made in a child. `refused`: positions of records that are known to be bad, and why."""
 
-    def __init__(self, seconds: float, *composer: Any) -> None:
-        """`composer`: the arguments of `make_composer`, which renders messages of its own."""
+    def __init__(self, seconds: float, composers: dict[str | None, tuple[Any, ...]]) -> None:
+        """`composers`: by `InputFile.shape`, the arguments of `make_composer`, which renders
+        messages of its own.
+        """
         self._limits = RecordLimits(seconds)
         with self._limits.held():
             self._limits.begin(TEMPLATE)
-            self._composer = make_composer(*composer)
+            self._composers = {name: make_composer(*parts) for name, parts in composers.items()}
 
     def read(
         self, file: InputFile, part: Slice, done: int, refused: dict[int, str]
     ) -> Iterator[Records]:
         """`Composer.read` without the first `done` batches."""
-        shape, config = self._composer.shape, self._composer.config
-        for number, records in enumerate(reader_for(file.format).read(file, part, shape, config)):
+        own = self._composers[file.shape]
+        reader = reader_for(file.format)
+        for number, records in enumerate(reader.read(file, part, own.shape, own.config)):
             if number >= done:
-                yield self.compose(records, refused)
+                yield self.compose(file.shape, records, refused)
 
-    def compose(self, records: Records, refused: dict[int, str]) -> Records:
+    def compose(self, shape: str | None, records: Records, refused: dict[int, str]) -> Records:
+        """The same for records of a file of that shape."""
+
         def begin(position: int) -> None:
             if position in refused:
                 raise RefusedError(refused[position])
             self._limits.begin(position)
 
         with self._limits.held():
-            return self._composer.compose(records, begin)
+            return self._composers[shape].compose(records, begin)
 
-    def render(self, conversation: Conversation) -> Document | str:
+    def render(self, shape: str | None, conversation: Conversation) -> Document | str:
         """The document, or why the template refuses the conversation."""
         with self._limits.held():
             self._limits.begin(0)
             try:
-                return self._composer.render(conversation)
+                return self._composers[shape].render(conversation)
             except RefusedError as error:
                 return str(error)

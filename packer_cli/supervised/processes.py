@@ -33,10 +33,12 @@ class ComposingProcesses:
     when the template takes too long by itself, and Interrupted once `stop` was called.
     """
 
-    def __init__(self, seconds: float, *composer: Any) -> None:
-        """`seconds`: for each record; `composer`: the arguments of `make_composer`."""
+    def __init__(self, seconds: float, composers: dict[str | None, tuple[Any, ...]]) -> None:
+        """`seconds`: for each record; `composers`: the arguments of `make_composer`, by
+        `InputFile.shape`.
+        """
         self._seconds = seconds
-        self._composer = composer
+        self._composers = composers
         self._lock = threading.Lock()
         self._stopped = False
         self._idle: list[Child] = []
@@ -67,11 +69,11 @@ class ComposingProcesses:
                 self._release(child)
                 return
 
-    def compose(self, records: Records) -> Records:
-        """The same for records that were read in this process."""
+    def compose(self, records: Records, shape: str | None) -> Records:
+        """The same for records that were read in this process, from a file of that shape."""
         refused = dict[int, str]()
         while True:
-            child = self._begun("compose", records, refused)
+            child = self._begun("compose", shape, records, refused)
             try:
                 composed: Records = child.answer()
             except LostChildError as error:
@@ -80,11 +82,11 @@ class ComposingProcesses:
                 self._release(child)
                 return composed
 
-    def render(self, conversation: Conversation) -> Document:
-        """The document of one conversation. Raises RefusedError."""
+    def render(self, shape: str | None, conversation: Conversation) -> Document:
+        """The document of one conversation from a file of that shape. Raises RefusedError."""
         from packer_cli.supervised.chat_template import RefusedError  # noqa: PLC0415 jinja2 is slow
 
-        child = self._begun("render", conversation)
+        child = self._begun("render", shape, conversation)
         try:
             document: Document | str = child.answer()
         except LostChildError as error:
@@ -116,7 +118,7 @@ class ComposingProcesses:
             if self._idle:
                 child = self._idle.pop()
             else:
-                child = Child(_MAKE, self._seconds, *self._composer)
+                child = Child(_MAKE, self._seconds, self._composers)
                 self._all.append(child)
         child.begin(method, *arguments)
         return child

@@ -11,6 +11,7 @@ So neither is ever there twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -106,12 +107,16 @@ class Tokenizer:
         ordinary: Callable[[], OrdinaryTextEngine] | None = None,
         specials: Sequence[SpecialToken] = (),
         notify: Callable[[str], None] = lambda message: None,
+        *,
+        describe: _DescribeFramed,
     ) -> None:
         """`reference` is what the engine is checked against; `notify` hears of differences.
 
         ordinary  makes the engine for texts whose `controls` are given
+        describe  gives `info` and `frame` for another framing
         """
         self.info = info
+        self._describe = describe
         self.engine = engine
         self._frame = frame
         self._pieces = cache(pieces)
@@ -123,6 +128,14 @@ class Tokenizer:
         self._compared = None
         if reference is not None:
             self._compared = ComparedCharacters(engine, reference, notify)
+
+    def framed(self, framing: Framing) -> Tokenizer:
+        """The same with something else around documents; `finish` and `close` are of both. Raises
+        UsageError when there is no such token.
+        """
+        other = copy(self)
+        other.info, other._frame = self._describe(framing)
+        return other
 
     def encode(
         self, texts: list[str], spans: Spans | None = None,
@@ -273,12 +286,19 @@ def _framed(
     return out[:used], out_offsets, None if out_trained is None else out_trained[:used]
 
 
-_Describe = Callable[[ReferenceEngine | ReferenceProcess], tuple[TokenizerInfo, _Frame]]
+_Described = tuple[TokenizerInfo, _Frame]
+_DescribeFramed = Callable[[Framing], _Described]
 
 
 def bytes_tokenizer(framing: Framing) -> Tokenizer:
     """The built-in tokenizer: UTF-8 bytes, EOS 256, padding 257."""
     engine = BytesEngine()
+    describe = partial(_describe_bytes, engine)
+    info, frame = describe(framing)
+    return Tokenizer(info, engine, frame, plain_bytes, describe=describe)
+
+
+def _describe_bytes(engine: BytesEngine, framing: Framing) -> _Described:
     if framing.bos:
         raise UsageError("--bos: the bytes tokenizer has no BOS", "name a --tokenizer that has one")
     if framing.eos_token is not None:
@@ -291,8 +311,7 @@ def bytes_tokenizer(framing: Framing) -> Tokenizer:
     info = TokenizerInfo(
         "bytes", "", engine.VOCAB_SIZE, None, engine.EOS, engine.PAD, None, "<eos>", (), suffix
     )
-    frame = _Frame(np.array([], np.uint32), np.array(suffix, np.uint32), separator)
-    return Tokenizer(info, engine, frame, plain_bytes)
+    return info, _Frame(np.array([], np.uint32), np.array(suffix, np.uint32), separator)
 
 
 def load_tokenizer(
@@ -309,26 +328,26 @@ def load_tokenizer(
     `notify` hears why the reference is used instead, or for which texts. Raises UsageError when the
     files cannot be loaded, or when there is no EOS to append.
     """
-    describe = partial(_describe, files, framing)
     try:
         if backend == "tokenizers":
-            return _on_reference(files, describe)
-        tokenizer, problem = _on_fast(files, describe, first_documents, early, notify)
+            return _on_reference(files, framing)
+        tokenizer, problem = _on_fast(files, framing, first_documents, early, notify)
         if tokenizer is not None:
             return tokenizer
         if backend == "gigatoken":
             raise UsageError(problem, "use --tokenizer-backend tokenizers or auto")
-        tokenizer = _on_reference(files, describe)
+        tokenizer = _on_reference(files, framing)
         notify(f"using the slower tokenizers engine: {problem}")
         return tokenizer
     except UsageError as error:
         raise UsageError(f"tokenizer {files.source}: {error.message}", error.tip) from error
 
 
-def _on_reference(files: TokenizerFiles, describe: _Describe) -> Tokenizer:
+def _on_reference(files: TokenizerFiles, framing: Framing) -> Tokenizer:
     reference = ReferenceEngine(files.json)
-    info, frame = describe(reference)
-    return Tokenizer(info, reference, frame, no_bytes, None, *_special(files))
+    describe = partial(_describe, files, reference)
+    info, frame = describe(framing)
+    return Tokenizer(info, reference, frame, no_bytes, None, *_special(files), describe=describe)
 
 
 def _special(
@@ -351,7 +370,7 @@ def _runs(ids: list[int]) -> list[tuple[np.uint32, int]]:
 
 def _on_fast(
     files: TokenizerFiles,
-    describe: _Describe,
+    framing: Framing,
     documents: Iterable[str],
     early: EarlyReference | None,
     notify: Callable[[str], None],
@@ -360,12 +379,16 @@ def _on_fast(
     reference = ReferenceProcess(files.json, early)  # it loads while the fast engine does
     try:
         fast = FastEngine(files.json)
-        info, frame = describe(reference)
+        describe = partial(_describe, files, reference)
+        info, frame = describe(framing)
         difference = differs_at_start(fast, reference, files.added_tokens, documents)
         if difference is None:
             pieces = partial(token_bytes, files.json)
             special = _special(files)
-            return Tokenizer(info, fast, frame, pieces, reference, *special, notify), ""
+            tokenizer = Tokenizer(
+                info, fast, frame, pieces, reference, *special, notify, describe=describe
+            )
+            return tokenizer, ""
         problem = f"gigatoken differs from tokenizers on {difference}"
     except ValueError as error:
         problem = str(error).splitlines()[0]
@@ -377,7 +400,7 @@ def _on_fast(
 
 
 def _describe(
-    files: TokenizerFiles, framing: Framing, reference: ReferenceEngine | ReferenceProcess
+    files: TokenizerFiles, reference: ReferenceEngine | ReferenceProcess, framing: Framing
 ) -> tuple[TokenizerInfo, _Frame]:
     """The tokenizer's description, and what goes around every document."""
     eos_name = files.eos if framing.eos_token is None else framing.eos_token

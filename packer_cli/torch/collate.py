@@ -28,7 +28,13 @@ They take a `RowBatch` or a list of rows. The other parameters are for functools
              bytes to a GPU for `to_device`, which widens them there
     names    of the values to give, for a model of your own that takes fewer; None: all
 
-Labels that were stored shifted are named `shift_labels`. Each collator raises UsageError for rows
+Labels that were stored shifted are named `shift_labels`. Of rows with the column `source`, a batch
+says the source of each, a number that counts `PackedDataset.sources`, or -1 for padding:
+
+    source_ids  int32, of every token, in the shape of input_ids
+    source      int32[documents], of every document that the batch has boundaries of
+
+Each collator raises UsageError for rows
 without input_ids or cu_seqlens, for another dtype, for unknown `names`, and where a config is
 needed and none is given.
 """
@@ -46,7 +52,7 @@ from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import UsageError, one_of
 from packer_cli.records import IGNORED, Int32
 from packer_cli.torch.masks import attention_of, block_masks, dense_mask, flex_mask, text_config
-from packer_cli.torch.rows import RowBatch, row_batch
+from packer_cli.torch.rows import SOURCE, RowBatch, row_batch
 from packer_cli.torch.suitable import check_suitable
 
 _TOKENS = ("input_ids", "labels", "shift_labels")
@@ -73,8 +79,9 @@ def varlen_collate(
     boundaries, longest = batch.boundaries()
     columns = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
     columns |= {"seq_idx": _numbered(boundaries, row=int(boundaries[-1]))}
+    columns |= _source_ids(batch, boundaries)
     flat = {name: values.view(1, -1) for name, values in columns.items()}
-    return _named(flat | _boundaries(boundaries, longest), names)
+    return _named(flat | _boundaries(batch, boundaries, longest), names)
 
 
 _FLASH_ATTN_NAMES = {
@@ -111,7 +118,8 @@ def padded_collate(
     check_suitable("padded_collate", _known(config, "padded_collate"))
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
-    return _named(_padded(batch, boundaries, dtype) | _boundaries(boundaries, longest), names)
+    columns = _padded(batch, boundaries, dtype) | _boundaries(batch, boundaries, longest)
+    return _named(columns, names)
 
 
 def block_mask_collate(
@@ -149,7 +157,7 @@ def block_mask_collate(
     columns = _padded(batch, boundaries, dtype)
     documents = columns.pop("seq_idx")
     if config is not None:
-        columns |= {"seq_idx": documents} | _boundaries(boundaries, longest)
+        columns |= {"seq_idx": documents} | _boundaries(batch, boundaries, longest)
     if form == "documents":
         return _named(columns | {"document_ids": documents}, names)
     kind = _mask_dtype(config) if mask_dtype is None else mask_dtype
@@ -191,6 +199,10 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
         for name, values in _tokens(batch, dtype).items()
     }
     positions = torch.arange(longest, dtype=dtype).expand(len(edges), longest).contiguous()
+    sources = batch.sources(np.bincount(edges[:, 0] // batch.max_length, minlength=len(batch)))
+    if sources is not None:
+        columns[SOURCE] = torch.from_numpy(sources)
+        columns["source_ids"] = torch.where(inside, columns[SOURCE][:, None], -1)
     return columns | {"position_ids": positions, "use_cache": False}
 
 
@@ -216,6 +228,7 @@ def _padded(batch: RowBatch, boundaries: Int32, dtype: Any) -> dict[str, Any]:
     return _tokens(batch, dtype) | {
         "position_ids": _positions(batch, boundaries, dtype),
         "seq_idx": _numbered(boundaries, batch.max_length).view(-1, batch.max_length),
+        **_source_ids(batch, boundaries),
     }
 
 
@@ -233,9 +246,25 @@ def _numbered(boundaries: Int32, row: int) -> Any:
     return torch.from_numpy(np.repeat(numbers.astype(np.int32), np.diff(boundaries)))
 
 
-def _boundaries(boundaries: Int32, longest: int) -> dict[str, Any]:
-    edges = torch.from_numpy(boundaries)
+def _sources(batch: RowBatch, boundaries: Int32) -> Int32 | None:
+    """int32[documents] in the rows end to end, where rows say it."""
+    rows = boundaries[:-1] // batch.max_length
+    return batch.sources(np.bincount(rows, minlength=len(batch)))
+
+
+def _source_ids(batch: RowBatch, boundaries: Int32) -> dict[str, Any]:
+    """The same of every token, [b, max_length]."""
+    sources = _sources(batch, boundaries)
+    if sources is None:
+        return {}
+    of_tokens = torch.from_numpy(np.repeat(sources, np.diff(boundaries)))
+    return {"source_ids": of_tokens.view(-1, batch.max_length)}
+
+
+def _boundaries(batch: RowBatch, boundaries: Int32, longest: int) -> dict[str, Any]:
+    edges, sources = torch.from_numpy(boundaries), _sources(batch, boundaries)
     return {
+        **({} if sources is None else {SOURCE: torch.from_numpy(sources)}),
         "cu_seq_lens_q": edges,
         "cu_seq_lens_k": edges,
         "max_length_q": longest,

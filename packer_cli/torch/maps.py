@@ -3,7 +3,7 @@ those of packed directories, `MappedViewRows` those of views.
 
 Every record batch is a span of rows with a place in memory for each column, so a batch is gathered
 by kernels from addresses. An object never changes: while one thread gathers from it, others may
-make another one with more spans.
+make another one with more spans. For the column `source` they give the input of each segment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packer_cli.records import Int64
 from packer_cli.result.reader import PACK_AGAIN, ragged_of, rows_of
 from packer_cli.result.shard_writer import column_type
 from packer_cli.result.view import View
-from packer_cli.torch.rows import RAGGED, Lists
+from packer_cli.torch.rows import RAGGED, SOURCE, Lists
 
 
 class MappedRows:
@@ -28,9 +28,10 @@ class MappedRows:
     def __init__(self, columns: Sequence[str], max_length: int) -> None:
         self._max_length = max_length
         self._kinds = {
-            name: np.dtype(column_type(name, max_length).value_type.to_pandas_dtype())
+            name: np.dtype(np.int32) if name in RAGGED
+            else np.dtype(column_type(name, max_length).value_type.to_pandas_dtype())
             for name in columns
-        }
+        }  # fmt: skip
         self._firsts, self._ends = np.empty(0, np.int64), np.empty(0, np.int64)
         self._values = {name: np.empty(0, np.int64) for name in columns}  # addresses
         self._offsets = {name: np.empty(0, np.int64) for name in columns if name in RAGGED}
@@ -44,14 +45,13 @@ class MappedRows:
         more._firsts = np.insert(self._firsts, at, [first, *ends[:-1]])
         more._ends = np.insert(self._ends, at, ends)
         for name, known in self._values.items():
-            columns = [batch.column(name) for batch in batches]
             if name in RAGGED:
-                lists = [ragged_of(column) for column in columns]
+                lists = [_lists_of(batch, name) for batch in batches]
                 addresses = [values.ctypes.data for values, _ in lists]
                 offsets = [offsets.ctypes.data for _, offsets in lists]
                 more._offsets[name] = np.insert(self._offsets[name], at, offsets)
             else:
-                addresses = [rows_of(column).ctypes.data for column in columns]
+                addresses = [rows_of(batch.column(name)).ctypes.data for batch in batches]
             more._values[name] = np.insert(known, at, addresses)
         more._mapped = [*self._mapped, *batches]
         return more
@@ -79,6 +79,14 @@ class MappedRows:
         return out
 
 
+def _lists_of(batch: Any, name: str) -> tuple[Any, Any]:
+    """(int32 values, int32 offsets) of a column's lists; of `source`, the inputs of segments."""
+    if name != SOURCE:
+        return ragged_of(batch.column(name))
+    segments = batch.column("segments")
+    return segments.values.field("file").to_numpy(), segments.offsets.to_numpy()
+
+
 class MappedViewRows:
     """The same for the rows of a view, which are filled from mapped documents."""
 
@@ -99,6 +107,8 @@ class MappedViewRows:
             values, _ = self._rows.fill(rows, self._columns)
         except ValueError as error:
             raise DataError(f"{self._view.path}: {error}", PACK_AGAIN) from error
+        if SOURCE in self._columns:
+            values[SOURCE] = self._rows.files(rows)
         return {
             name: Lists(*values[name]) if name in RAGGED else values[name] for name in self._columns
         }

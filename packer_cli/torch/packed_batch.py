@@ -28,6 +28,8 @@ class PackedBatch:
                     each document's first token. None where rows have none
     attention_mask  int64[b, max_length], 1 real, 0 padding: to count tokens with. Attention that
                     gets nothing else lets documents see each other. None where rows have none
+    source_ids      int32[b, max_length], the source of every token, -1 of padding; None where rows
+                    have no column `source`
     """
 
     input_ids: Any
@@ -36,6 +38,7 @@ class PackedBatch:
     position_ids: Any
     labels: Any
     attention_mask: Any
+    source_ids: Any = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -150,4 +153,5 @@ def _of_rows(batch: RowBatch) -> PackedBatch:
         as_rows("position_ids"),
         as_rows("labels"),
         None if mask is None else mask.long(),
+        as_rows("source_ids"),
     )

@@ -15,7 +15,8 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.records import Int32, Int64
 from packer_cli.result.reader import PACK_AGAIN
 
-RAGGED = ("cu_seqlens", PADDED_BOUNDARIES)
+SOURCE = "source"
+RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE)
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,19 @@ class Lists:
         ends = np.cumsum([0, *map(len, arrays)])
         return cls(np.concatenate(arrays) if arrays else np.empty(0, np.int32), ends)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Lists], order: Int64) -> Lists:
+        """List order[0], order[1], ... of all lists of `parts`."""
+        sizes = np.concatenate([np.diff(one.ends) for one in parts])
+        begins = (np.cumsum(sizes) - sizes)[order]
+        ends = np.concatenate([[0], np.cumsum(sizes[order])])
+        places = np.arange(ends[-1]) + np.repeat(begins - ends[:-1], sizes[order])
+        return cls(np.concatenate([one.values for one in parts])[places], ends)
+
+    def mapped(self, table: Int32) -> Lists:
+        """The same lists with table[value] for each value."""
+        return Lists(table[self.values], self.ends)
+
     def __len__(self) -> int:
         return len(self.ends) - 1
 
@@ -49,7 +63,8 @@ class RowBatch:
 
     columns  name -> tensor [b, L] as stored: input_ids, labels, position_ids int32,
              attention_mask uint8
-    ragged   name -> the rows' boundaries: cu_seqlens, cu_seqlens_padded
+    ragged   name -> the rows' boundaries: cu_seqlens, cu_seqlens_padded; and `source`, a number for
+             each segment
     """
 
     columns: dict[str, Any]
@@ -93,6 +108,27 @@ class RowBatch:
                 PACK_AGAIN,
             )
         return edges[:count], longest
+
+    def sources(self, documents: Int64) -> Int32 | None:
+        """int32[k], the source of each of documents[row] documents of the rows, -1 of padding,
+        which is a row's last; None where rows do not say. Raises DataError where they say more, or
+        less.
+        """
+        own = self.ragged.get(SOURCE)
+        if own is None:
+            return None
+        sizes = np.diff(own.ends)
+        padding = documents - sizes
+        if ((padding < 0) | (padding > 1)).any():
+            row = int(((padding < 0) | (padding > 1)).argmax())
+            raise DataError(
+                f"row {row} of a batch has {documents[row]} documents, and sources of {sizes[row]}",
+                PACK_AGAIN,
+            )
+        sources = np.full(int(documents.sum()), -1, np.int32)
+        begins = np.cumsum(documents) - documents
+        sources[np.arange(len(own.values)) + np.repeat(begins - own.ends[:-1], sizes)] = own.values
+        return sources
 
 
 def row_batch(rows: Any) -> RowBatch:

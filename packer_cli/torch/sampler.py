@@ -2,29 +2,26 @@
 
 The order depends on the number of rows, the seed and the epoch, never on how many ranks there are:
 blocks of neighbouring rows are shuffled, so that a cold disk reads runs, and then the rows of a
-window of blocks, so that neighbours part. Ranks stripe it: with W ranks, rank r takes places r,
-r + W, ... A position in it is therefore one number for all ranks, the rows taken since the run
-began, and a run goes on from there on any other number of ranks.
+window of blocks, so that neighbours part. Stages of a recipe follow one another: no row leaves its
+own. Ranks stripe the order: with W ranks, rank r takes places r, r + W, ... A position in it is
+therefore one number for all ranks, the rows taken since the run began, and a run goes on from there
+on any other number of ranks.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sized
 from typing import Any
 
-import numpy as np
-
-from packer_cli._kernels import sorting
 from packer_cli.errors import DataError, UsageError
-from packer_cli.records import Int64
+from packer_cli.torch.order import Order
 from packer_cli.torch.ranks import share_of_ranks
 
 
 class PackedSampler:
     """Row numbers for a DataLoader's `sampler=`. Needs no more memory than a window of them.
 
-    rows           the data set, or how many rows it has
+    rows           the data set, whose stages are kept apart, or how many rows it has
     seed           of the order; None keeps the order of the shards
     rank, world_size   which share of the order. Where torch.distributed or WORLD_SIZE say that
                    there are several ranks, both must be given: 0 and 1 with Accelerate and the
@@ -56,7 +53,8 @@ class PackedSampler:
         self.rows = rows if isinstance(rows, int) else len(rows)
         self._data: str | None = getattr(rows, "fingerprint", None)
         self.rank, self.world_size = share_of_ranks(rank, world_size)
-        self._order = _Order(self.rows, seed, block_rows, window_blocks)
+        stages = [one.rows for one in getattr(rows, "stages", ())]
+        self._order = Order(self.rows, seed, block_rows, window_blocks, stages)
         self._even = even
         self._begin = 0  # where the next iteration begins
         self._go_to(0)
@@ -140,53 +138,3 @@ class PackedSampler:
                 )
         self._go_to(state["samples"])
         self._restored = True
-
-
-class _Order:
-    """Places 0, 1, ... of all epochs to row numbers; the window of the last place is kept."""
-
-    def __init__(self, rows: int, seed: int | None, block_rows: int, window_blocks: int) -> None:
-        self._rows, self._seed = rows, seed
-        self._block_rows, self._window_blocks = block_rows, window_blocks
-        self._epoch, self._blocks = -1, np.empty(0, np.int64)
-        self._window, self._begin, self._members = -1, 0, np.empty(0, np.int64)
-
-    def name(self) -> dict[str, Any]:
-        """What the order depends on."""
-        return {
-            "rows": self._rows,
-            "seed": self._seed,
-            "block_rows": self._block_rows,
-            "window_blocks": self._window_blocks,
-        }
-
-    def __getitem__(self, place: int) -> int:
-        epoch, within = divmod(place, self._rows)
-        if self._seed is None:
-            return within
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._blocks = self._permutation(-(-self._rows // self._block_rows), "blocks")
-            self._window, self._begin, self._members = -1, 0, np.empty(0, np.int64)
-        while not self._begin <= within < self._begin + len(self._members):
-            self._next_window(back=within < self._begin)
-        return int(self._members[within - self._begin])
-
-    def _next_window(self, *, back: bool) -> None:
-        """Windows are made in turn: the last block may be shorter, and be in any of them."""
-        self._window = 0 if back else self._window + 1
-        self._begin = 0 if back else self._begin + len(self._members)
-        first = self._window * self._window_blocks
-        blocks = self._blocks[first : first + self._window_blocks]
-        begins = blocks * self._block_rows
-        rows = (begins[:, None] + np.arange(self._block_rows)).ravel()
-        rows = rows[rows < self._rows]
-        self._members = rows[self._permutation(len(rows), self._window)]
-
-    def _permutation(self, count: int, what: object) -> Int64:
-        """A permutation by packer's own generator: numpy's may change with its version."""
-        name = f"{self._seed}/{self._epoch}/{what}"
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-        permutation = np.empty(count, np.int64)
-        sorting.permutation(permutation, seed)
-        return permutation

@@ -13,6 +13,7 @@ import numpy as np
 import packer_cli
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
+from packer_cli.config.shape_rules import by_file_shape
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import InternalError
 from packer_cli.inputs.formats import reader_for
@@ -50,7 +51,7 @@ class Comparison:
         self._shards = {some[0].unit: some for some in stored.facts.shards_of_units()}
         self._tokens = Tokens([stored]) if isinstance(stored, TokenizedDirectory) else None
         self._config = config
-        self._shape = shape
+        self._own = by_file_shape(config, shape)
         self._encode = encode
         self._files = files
         self._findings = findings
@@ -170,7 +171,7 @@ class Comparison:
                 yield records
 
     def _read(self, file: InputFile, part: Slice) -> Iterator[Records]:
-        return reader_for(file.format).read(file, part, self._shape, self._config)
+        return reader_for(file.format).read(file, part, *self._own[file.shape])
 
 
 def slices_of(about: Unit, file: int) -> list[Slice]:

@@ -112,7 +112,7 @@ def records_at(read: Read, file: InputFile, positions: Int64) -> Iterator[Record
 
 def _parts(file: InputFile, positions: Int64) -> list[Slice]:
     """The smallest slices of a file that hold the records at these positions."""
-    if _by_bytes(file):
+    if not file.compression and format_named(file.format).cut_by in ("byte", "record"):
         return [Slice(file.index, at, at + 1, 0) for at in positions.tolist()]
     if (row_groups := groups_of(file)) is not None:
         edges = np.cumsum([group.rows for group in row_groups])

@@ -20,6 +20,7 @@ from functools import partial
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
+from packer_cli.config.shapes import Shape, joined, shape_named
 from packer_cli.errors import PackerError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
@@ -28,11 +29,11 @@ from packer_cli.mixing.units import work_units
 from packer_cli.records import InputFile, Int64
 from packer_cli.result.layout import MANIFEST, REJECTED, TEMPLATE, TOOL_TEMPLATE
 from packer_cli.result.manifest import TOKENIZED, Input, Manifest, Result
-from packer_cli.result.manifest_check import document_config_of
+from packer_cli.result.manifest_check import document_config_of, shape_of
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import digest
 from packer_cli.result.tokenized import TokenizedDirectory
-from packer_cli.run.encoder import source_again
+from packer_cli.run.encoder import framed_for, source_again
 from packer_cli.threads import run_all
 from packer_cli.verify.comparison import Comparison
 from packer_cli.verify.drawing import draws, shares
@@ -125,15 +126,16 @@ def _encode_again(
     fast: bool,
 ) -> None:
     """Run `tasks` with the tokenizer of the result and the reader of its inputs."""
-    manifest = stored.facts
+    manifest, tokenizer, info = stored.facts, None, None
     try:
-        shape = detect_shape(list(files.values()), config)
+        files, shape = _with_shapes(manifest, files, config, findings)
         tokenizer, tokenizer_files = kept_tokenizer(stored, shape, config, fast=fast)
+        if tokenizer:
+            info = framed_for(tokenizer, config, shape)[1]
     except PackerError as error:
         findings.add(MANIFEST, f"config: {error.message}", remedy=DIFFERENT)
         return
-    findings.add(MANIFEST, *unshaped(config, shape), remedy=DIFFERENT)
-    findings.add(MANIFEST, *other_tokenizer(manifest, tokenizer), remedy=DIFFERENT)
+    findings.add(MANIFEST, *other_tokenizer(manifest, info), remedy=DIFFERENT)
     if findings.problems:
         if tokenizer:
             tokenizer.close()
@@ -146,6 +148,26 @@ def _encode_again(
             run_all(tasks(comparison), workers, stop, source.stop)
         if tokenizer:
             tokenizer.finish()
+
+
+def _with_shapes(
+    manifest: Result, files: dict[int, InputFile], config: DocumentConfig, findings: Findings
+) -> tuple[dict[int, InputFile], Shape]:
+    """The files with the shapes of their records, which are compared with those in the manifest."""
+    recorded = shape_of(manifest)
+    some, shape = detect_shape(list(files.values()), config)
+    if not recorded.members:
+        findings.add(MANIFEST, *unshaped(config, shape), remedy=DIFFERENT)
+        return {file.index: file for file in some}, shape
+    if not shape.members:  # all that are left of the files have one shape
+        some = [replace(file, shape=shape.described()) for file in some]
+        shape = joined({shape.described(): shape})
+    for file in some:
+        kind, then = shape.of(file.shape).kind, shape_named(manifest.inputs[file.index].shape or "")
+        if kind != then.kind:
+            text = f"its records are {kind}, {then.kind} in the manifest"
+            findings.add(file.path, text, remedy=DIFFERENT)
+    return {file.index: file for file in some}, shape
 
 
 def _trace(

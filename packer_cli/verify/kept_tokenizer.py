@@ -7,11 +7,17 @@ from collections.abc import Iterator
 import msgspec
 
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.shape_rules import by_file_shape
 from packer_cli.config.shapes import Shape
 from packer_cli.result.manifest import Result
 from packer_cli.run.encoder import framing_of
 from packer_cli.tokenization.locate import TokenizerFiles, locate
-from packer_cli.tokenization.tokenizer import Tokenizer, bytes_tokenizer, load_tokenizer
+from packer_cli.tokenization.tokenizer import (
+    Tokenizer,
+    TokenizerInfo,
+    bytes_tokenizer,
+    load_tokenizer,
+)
 from packer_cli.verify.reading import Stored
 
 
@@ -25,7 +31,8 @@ def kept_tokenizer(
     """
     if stored.facts.tokenizer is None:
         return None, None
-    framing, supervised = framing_of(config), shape.is_supervised
+    first = next(iter(by_file_shape(config, shape).values()))[1]
+    framing, supervised = framing_of(first), shape.is_supervised
     if not stored.facts.tokenizer.sha256:
         tokenizer, files = bytes_tokenizer(framing), None
     else:
@@ -35,12 +42,12 @@ def kept_tokenizer(
     return tokenizer, files
 
 
-def other_tokenizer(manifest: Result, tokenizer: Tokenizer | None) -> Iterator[str]:
+def other_tokenizer(manifest: Result, own: TokenizerInfo | None) -> Iterator[str]:
     """The errors in the manifest's description of the tokenizer."""
-    if tokenizer is None:
+    if own is None:
         return
     listed = manifest.document["tokenizer"]
-    info = msgspec.json.decode(msgspec.json.encode(tokenizer.info.as_json()))
+    info = msgspec.json.decode(msgspec.json.encode(own.as_json()))
     # the source says where it was, not what it is; older results lack some of the names
     for name in sorted(info.keys() & listed.keys() - {"source"}):
         value = info[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
@@ -9,11 +10,11 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.formats import format_named
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shape_rules import for_shape
-from packer_cli.config.shapes import Shape
+from packer_cli.config.shapes import KINDS, Shape
 from packer_cli.errors import UsageError
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
 from packer_cli.result.manifest import Manifest, Result, checksum
-from packer_cli.result.manifest_check import disagreements, why_incomplete
+from packer_cli.result.manifest_check import disagreements, shape_of, why_incomplete
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import Stored, is_file
 
@@ -49,10 +50,10 @@ def _marked(stored: Stored, config: DocumentConfig) -> list[str]:
 
 def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
     """Options that no finished run with such records, or so many bad ones, can have."""
-    wrong = []
+    wrong = list[str]()
     try:
-        # only the inputs show whether the prompts are messages
-        shape = Shape(config.shape or "text", of_messages=config.prompt_template == "chat")
+        shape = shape_of(manifest)
+        wrong += _wrong_shapes(manifest, shape)
         made = for_shape(config, shape)
         wrong += [
             f"config: {name} is {value!r}, a run would have {getattr(made, name)!r}"
@@ -72,6 +73,21 @@ def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
     return wrong
 
 
+def _wrong_shapes(manifest: Result, shape: Shape) -> Iterator[str]:
+    """Shapes of inputs that no run would give them."""
+    if not shape.members:
+        return
+    kind = manifest.document["config"]["shape"]
+    if kind != shape.kind:
+        yield f"config: shape is {kind!r}, by the inputs it is {shape.kind!r}"
+    for one in manifest.inputs_now.values():
+        if one.shape is None:
+            yield f"{one.path} has no shape, though other inputs have"
+    for name, member in shape.members.items():
+        if member.kind not in KINDS:
+            yield f"{name!r} is no shape of records"
+
+
 def uncovered(manifest: Result, config: DocumentConfig) -> list[str]:
     """Inputs that the slices of all units do not cover exactly once, from beginning to end.
 
@@ -89,6 +105,7 @@ def uncovered(manifest: Result, config: DocumentConfig) -> list[str]:
                 wrong.append(f"a unit reads {one.path}, which is marked as removed")
             continue
         cut_by = format_named(one.format_then(config.input_format) or "jsonl").cut_by or "byte"
+        cut_by = "byte" if cut_by == "record" else cut_by
         end = one.size if cut_by == "byte" else inf
         if text := _not_once(parts, end):
             wrong.append(f"the units' slices of {one.path} {text.format(cut_by)}")

@@ -20,7 +20,7 @@ from packer_cli.packing.window import trained_in
 from packer_cli.records import Int64, Slice, Stock, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import REJECTED, UNITS
-from packer_cli.result.manifest import TOTALS, Unit
+from packer_cli.result.manifest import OF_INPUTS, TOTALS, Unit
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import UnitRecord, counts_of
 from packer_cli.run.documents import tokenize_unit
@@ -169,7 +169,12 @@ def compare_packed(
             set(TOTALS) - stored.facts.document.keys()
         )  # what an earlier packer did not count
         left_out |= set() if same_plan else _OF_PLAN
-        texts = _other_counts(counts_of(record), result.counts, left_out)
+        recorded = counts_of(record)
+        for file in {*recorded.files, *result.counts.files}:
+            for name in set(OF_INPUTS) - set(stored.facts.counted_by_input):
+                setattr(recorded.file(file), name, 0)
+                setattr(result.counts.file(file), name, 0)
+        texts = _other_counts(recorded, result.counts, left_out)
         findings.add(UNITS, *(f"unit {number}: {text}" for text in texts), remedy=DIFFERENT)
         _compare_rejected(result, record, rejected_from, stored, findings)
     findings.count("units_packed_again", 1)

@@ -20,7 +20,6 @@ from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INDEX, REJECTED, UNITS, kind_of
 from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
-    OF_INPUTS,
     TOTALS,
     Manifest,
     Result,
@@ -141,8 +140,9 @@ def _figures(total: Counts, manifest: Result) -> Iterator[tuple[str, Any, Any]]:
         yield name, getattr(total, name).tolist(), listed
     if isinstance(manifest, Manifest):
         yield from _row_figures(total, manifest)
+    by_input = manifest.counted_by_input
     for index, one in enumerate(manifest.inputs):
-        for name in OF_INPUTS:
+        for name in by_input:
             yield f"{name} of {one.path}", getattr(total.file(index), name), getattr(one, name)
 
 

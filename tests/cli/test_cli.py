@@ -107,7 +107,7 @@ def test_usage_errors_of_the_parser(arguments: list[str], message: str) -> None:
         (["--strategy", "magic"], "'magic' is not one of best-fit, first-fit,"),
         (
             ["--overlong", "keep"],
-            "--overlong: 'keep' is not one of split, truncate, truncate-turns, drop, error",
+            "--overlong: 'keep' is not one of split, truncate, truncate-turns, drop, split-text, ",
         ),
         (["--on-error", "warn"], "--on-error: 'warn' is not one of fail, skip"),
         (["--sample-by", "word"], "--sample-by: 'word' is not one of line, paragraph, document"),

@@ -23,7 +23,7 @@ from packer_cli.export import FORMATS
 pytestmark = pytest.mark.usefixtures("data")
 DECLARED = options_of(PackConfig) | options_of(RunOptions)
 # the command gives these values itself
-UNDECLARED = {"window_tokens", "progress", "rank", "world_size"}
+UNDECLARED = {"window_tokens", "mixture", "progress", "rank", "world_size"}
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_what_was_meant_is_suggested(given: list[str], meant: str) -> None:
         (("tokenize", "a.jsonl", "--view"), "packer pack, packer plan"),
         (
             ("plan", "a.jsonl", "-l", "8", "--output", "x"),
-            "packer pack, packer tokenize, packer export",
+            "packer pack, packer tokenize, packer recipe, packer export",
         ),
         (("pack", "tokens", "-l", "8", "--to", "trl"), "packer export"),
         (("verify", "tokens", "--html", "page.html"), "packer plan, packer stats"),

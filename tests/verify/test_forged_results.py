@@ -14,6 +14,7 @@ from forged_changes import (
     Change,
     add,
     add_cost,
+    add_loss,
     add_side_file,
     change_column,
     double_unit,
@@ -44,7 +45,7 @@ from support import packer
 from varied_results import ALL, RESULTS
 
 from packer_cli.config.options import PackConfig
-from packer_cli.result.manifest import TOTALS
+from packer_cli.result.manifest import OF_INPUTS, TOTALS
 
 OPTIONS: dict[str, tuple[str, object]] = {  # option -> (result, another value)
     "max_length": ("mixed", 64),
@@ -82,11 +83,16 @@ FIGURES = dict.fromkeys(TOTALS, "mixed") | {
     "double_bos_documents": "chat", "dropped_documents": "lossy", "dropped_tokens": "lossy",
     "dropped_trained_tokens": "chat",
 }  # fmt: skip
+LOSSES = {name for name in OF_INPUTS if name.startswith(("trunc", "dropped", "untrained"))}
 
 CHANGES: dict[str, tuple[str, Change]] = {
     **{f"the option {name}": (result, set_config(name, value))
        for name, (result, value) in OPTIONS.items()},
-    **{f"the total {name}": (result, add(name)) for name, result in FIGURES.items()},
+    **{f"the total {name}": (result, (add_loss if name in LOSSES else add)(name))
+       for name, result in FIGURES.items()},
+    "truncated tokens moved": ("mixed", move_between_inputs("truncated_tokens")),
+    "dropped tokens of an input": (
+        "lossy", lambda r: r.manifest["inputs"][0].update(dropped_tokens=0)),
     "the strategy harmonic": ("mixed", set_config("strategy", "harmonic")),
     "the last turn only": ("chat", set_config("train_on", "last-assistant")),
     "rows": ("mixed", lambda r: r.manifest.update(rows=r.manifest["rows"] + 1)),
@@ -203,6 +209,8 @@ EXPOSED_BY = {
     "the total unshown_tools": "when packed again",
     "the cost before balancing": "attention_before differs from what packing again gives",
     "the option max_segments_per_row": "cu_seqlens has more than 1 segments",
+    "truncated tokens moved": "files differs from what packing again gives",
+    "dropped tokens of an input": "dropped_tokens is 1090, the sum over its inputs is 0",
     "losses that are not told": "dropped_tokens is 0, 1090 when packed again",
     "a unit is gone, and its slice is another's": "is packed as none of its tokens, 0-6 expected",
     "a question with a label": ", -100 expected when encoded again",
@@ -259,7 +267,7 @@ def test_every_option_and_total_is_among_the_changes() -> None:
     assert options == {
         *OPTIONS, "unit_bytes", "shard_bytes", "force_split", "chat_template", "allow_open_turns",
         "special_tokens_in_text",  # no text spells one out
-        "view",  # of tokenized directories only
+        "view", "mixture",  # of tokenized directories only
     }  # fmt: skip
     assert {*FIGURES} == {*TOTALS}
     assert len(CHANGES) >= 55

@@ -94,6 +94,7 @@ def write_arrow(path: str, texts: list[str]) -> None:
 FORMATS: dict[str, Callable[[str, list[str]], Any]] = {
     "a.jsonl": lambda path, texts: Path(path).write_bytes(jsonl(*texts)),
     "a.jsonl.gz": lambda path, texts: Path(path).write_bytes(COMPRESSORS["gz"](jsonl(*texts))),
+    "a.json": lambda path, texts: Path(path).write_text(json.dumps([{"text": t} for t in texts])),
     "a.txt": lambda path, texts: Path(path).write_text("".join(t + "\n" for t in texts)),
     "a.csv": lambda path, texts: Path(path).write_text("text\n" + "".join(t + "\n" for t in texts)),
     "a.parquet": write_parquet,

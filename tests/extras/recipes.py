@@ -1,0 +1,52 @@
+"""Recipes for tests of what reads their results, packed with the library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.mixture import Amount, Mixture
+from packer_cli.config.options import PackConfig
+from packer_cli.config.recipe import Recipe, Source
+from packer_cli.config.run_options import RunOptions
+from packer_cli.run.recipe import pack_recipe
+
+TOKENS_OF = {"letters": "abc", "digits": "0123456789", "signs": "+-*/"}  # of the sources below
+
+
+def write_sources(folder: Path, documents: int = 150, seed: int = 0) -> dict[str, Path]:
+    """A file for each source, whose texts are of characters that no other has."""
+    random, files = np.random.default_rng(seed), {}
+    for name, characters in TOKENS_OF.items():
+        texts = ["".join(random.choice(list(characters), random.integers(2, 60)))
+                 for _ in range(documents)]  # fmt: skip
+        files[name] = folder / f"{name}.jsonl"
+        files[name].write_text("".join(f'{{"text": "{text}"}}\n' for text in texts))
+    return files
+
+
+def pack_sources(
+    out: Path,
+    files: dict[str, Path],
+    amounts: dict[str, dict[str, Any]] | None = None,
+    configs: dict[str, DocumentConfig] | None = None,
+    tokenizer: str = "bytes",
+    mixture: dict[str, Any] | None = None,
+    **options: Any,
+) -> Path:
+    """Pack a recipe of a source for each file; its amounts and options by the sources' names."""
+    sources = tuple(Amount(name, **(amounts or {}).get(name, {})) for name in files)
+    recipe = Recipe(
+        str(out.parent / "mix.toml"),
+        tokenizer,
+        tuple(
+            Source(name, (str(path),), (configs or {}).get(name, DocumentConfig(shape="text")))
+            for name, path in files.items()
+        ),
+        PackConfig(mixture=Mixture(sources, **(mixture or {})), **options),
+    )
+    pack_recipe(recipe, out, RunOptions(workers=1))
+    return out

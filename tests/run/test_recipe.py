@@ -1,0 +1,205 @@
+"""Runs of recipes: killed and run again, on ranks, updated, and with nothing to tokenize."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from altered import altered, unaltered
+from support import assert_error, check_directory, contents, jsonl, packer
+from test_resume import CRASHING
+
+EACH = 1 if int(os.environ.get("PACKER_KILLS", "10")) >= 50 else 9
+
+RECIPE = """
+max_length = 256
+tokenizer = "bytes"
+{top}
+
+[[source]]
+name = "a"
+inputs = ["a-1.jsonl", "a-2.jsonl"]
+weight = {weight}
+
+[[source]]
+name = "b"
+inputs = ["b.jsonl"]
+weight = 1
+max_epochs = 10
+
+[[source]]
+name = "c"
+inputs = ["c.jsonl"]
+epochs = 0.5
+
+[validation]
+share = "10%"
+"""
+
+
+def write_recipe(weight: float = 3, top: str = "") -> None:
+    Path("mix.toml").write_text(RECIPE.format(weight=weight, top=top))
+
+
+@pytest.fixture
+def recipe(folder: Path) -> Path:
+    random_ = random.Random(0)
+    for name, documents in (("a-1", 900), ("a-2", 600), ("b", 300), ("c", 100)):
+        lengths = (random_.randrange(100) for _ in range(documents))
+        texts = (f"{name} " + "".join(random_.choices("abcdefgh ", k=k)) for k in lengths)
+        (folder / f"{name}.jsonl").write_bytes(jsonl(*texts))
+    write_recipe()
+    return folder
+
+
+def pack(*more: str, out: str = "out") -> str:
+    """What the command says on stderr. It succeeds, and every side is sound."""
+    done = packer("pack", "mix.toml", "--unit-bytes", "20k", *more, "-o", out)
+    assert done.exit_code == 0, done.stderr
+    for side in ("train", "validation"):
+        check_directory(f"{out}/{side}")
+    return done.stderr
+
+
+def files_of(out: str) -> dict[str, bytes]:
+    """The files of all sides, but for what names the directories of tokens."""
+    ours = {name: data for name, data in contents(out).items() if ".packer" not in name}
+    return {
+        name: data.replace(f"{out}-tokenized".encode(), b"TOKENS")
+        if name.endswith(".arrow")
+        else data
+        for name, data in ours.items()
+        if not name.endswith(("manifest.json", "units.jsonl", "input_times.json"))
+    }
+
+
+@pytest.mark.usefixtures("recipe")
+def test_killed_at_every_step_to_the_disk() -> None:
+    arguments = ["pack", "mix.toml", "--unit-bytes", "100k", "--workers", "1", "-q", "-o"]
+
+    def command(out: str, step: int) -> list[str]:
+        failure = "os.kill(os.getpid(), 9)"
+        return [CRASHING.format(step=step, failure=failure), *arguments, out]
+
+    counted = altered(*command("whole", -1))
+    assert counted.returncode == 0, counted.stderr
+    steps = int(counted.stderr.split()[-1])
+    whole = files_of("whole")
+    assert any(name.startswith("validation/shard-") for name in whole)
+    assert steps > 60
+    for step in range(1, steps + 1, EACH):
+        out = f"out{step}"
+        killed = altered(*command(out, step))
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        done = packer(*command(out, 0)[1:])
+        finished = "holds a finished result" in done.stderr  # it was killed while cleaning up
+        assert done.exit_code == 0 or finished, (step, done.stderr)
+        assert files_of(out) == whole, step
+
+
+def rank(number: int, size: int, out: str) -> list[str]:
+    options = ["--unit-bytes", "20k", "-q", "-o", out]
+    return ["pack", "mix.toml", *options, "--rank", str(number), "--world-size", str(size)]
+
+
+@pytest.mark.usefixtures("recipe")
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_ranks_one_after_the_other(order: tuple[int, ...]) -> None:
+    pack(out="whole")
+    for number in order:
+        assert not Path("out/train/manifest.json").exists()
+        done = packer(*rank(number, 3, "out"))
+        assert done.exit_code == 0, done.stderr
+    assert files_of("out") == files_of("whole")
+    late = packer(*rank(1, 3, "out"))
+    assert late.exit_code == 0, late.stderr
+
+
+@pytest.mark.usefixtures("recipe")
+def test_ranks_at_once() -> None:
+    pack(out="whole")
+    for attempt in range(2):
+        out = f"out{attempt}"
+        with ThreadPoolExecutor(4) as threads:
+            done = list(threads.map(lambda n, out=out: unaltered(*rank(n, 4, out)), range(4)))
+        assert [one.returncode for one in done] == [0] * 4, [one.stderr for one in done]
+        assert files_of(out) == files_of("whole")
+
+
+@pytest.mark.usefixtures("recipe")
+def test_nothing_is_tokenized_again_for_other_amounts_and_rows() -> None:
+    first = pack()
+    assert first.count("-tokenized/") == 3
+    before = {path: path.stat().st_mtime_ns for path in Path("out-tokenized").rglob("*.arrow")}
+    assert before
+    write_recipe(weight=2)
+    again = packer("pack", "mix.toml", "--unit-bytes", "20k", "-q", "-o", "out")
+    assert_error(again, 2, "out/train: holds a finished result")
+    for more in (["--overwrite"], ["--update", "--seed", "3"], ["--overwrite", "-l", "128"],
+                 ["--overwrite", "--view"]):  # fmt: skip
+        told = pack(*more)
+        assert told.count("-tokenized/a: up to date") == 1
+        now = {path: path.stat().st_mtime_ns for path in Path("out-tokenized").rglob("*.arrow")}
+        assert now == before
+
+
+@pytest.mark.usefixtures("recipe")
+def test_an_update_packs_again_what_changed_and_nothing_else() -> None:
+    pack()
+    assert pack("--update").count(": up to date") == 5
+    with Path("b.jsonl").open("ab") as file:
+        file.write(jsonl("one more", "and another"))
+    told = pack("--update")
+    assert told.count(": up to date") == 2
+    pack(out="anew")
+    assert files_of("out").keys() == files_of("anew").keys()
+
+
+@pytest.mark.usefixtures("recipe")
+def test_other_options_of_a_source_are_told_before_its_tokens_go() -> None:
+    pack()
+    write_recipe(top="eos = false")
+    again = packer("pack", "mix.toml", "-q", "--unit-bytes", "20k", "-o", "out", "--update")
+    assert_error(again, 2, "source 'a': out-tokenized/a: was packed with other options: --eos")
+    pack("--overwrite")
+    pack(out="anew")
+    assert files_of("out") == files_of("anew")
+
+
+@pytest.mark.usefixtures("recipe")
+def test_a_result_in_place_of_tokens_is_not_lost() -> None:
+    done = packer("pack", "c.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out-tokenized/a")
+    assert done.exit_code == 0
+    before = contents("out-tokenized/a")
+    failed = packer("pack", "mix.toml", "-q", "-o", "out", "--overwrite")
+    assert_error(failed, 2, "source 'a': out-tokenized/a: holds packed rows")
+    assert contents("out-tokenized/a") == before
+
+
+@pytest.mark.usefixtures("recipe")
+def test_sources_that_are_tokenized_already(folder: Path) -> None:
+    for name in ("a-1", "a-2", "b", "c"):
+        done = packer("tokenize", f"{name}.jsonl", "-t", "bytes", "-q", "-o", name)
+        assert done.exit_code == 0, done.stderr
+    pack(out="whole")
+    recipe = (folder / "mix.toml").read_text().replace(".jsonl", "")
+    (folder / "mix.toml").write_text(recipe)
+    told = pack()
+    assert "-tokenized/" not in told
+    assert not Path("out-tokenized").exists()
+
+
+@pytest.mark.usefixtures("recipe")
+def test_bad_records_of_one_source() -> None:
+    Path("b.jsonl").write_text('{"other": 1}\n' * 5)
+    failed = packer("pack", "mix.toml", "-q", "-o", "out")
+    assert_error(failed, 1, "source 'b': b.jsonl", "text")
+    assert not Path("out").exists()
+    write_recipe(top='on_error = "skip"')
+    failed = packer("pack", "mix.toml", "-q", "-o", "out")
+    assert_error(failed, 1, "source 'b': ")
+    assert not Path("out").exists()

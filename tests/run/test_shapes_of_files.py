@@ -1,0 +1,367 @@
+"""Inputs whose files have different shapes: each is packed as what it is, by the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from altered import altered
+from chats import assistant, chat, marked, user, write
+from forging import Result
+from support import assert_error, check_directory, jsonl, packer, packer_process, work_folder
+
+from packer_cli.run.identity import sealed, unsealed
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
+OPTIONS = ["-t", "bytes", "--chat-template", "chat.jinja"]
+PACK = [*OPTIONS, "-l", 256]
+QUIET = [*PACK, "-q"]
+NAMES = ["alpaca", "messages", "prompts", "sharegpt"]
+
+
+@pytest.fixture(autouse=True)
+def sft(folder: Path) -> Path:
+    Path("chat.jinja").write_text(TEMPLATE)
+    (folder / "sft").mkdir()
+    count = range(6)
+    write([{"instruction": f"do {i}", "input": "x" * i, "output": f"done {i}"} for i in count],
+          "sft/alpaca.jsonl")  # fmt: skip
+    write([chat(user(f"hi {i}"), assistant(f"yes {i}")) for i in count], "sft/messages.jsonl")
+    write([{"question": f"why {i}", "answer": f"so {i}"} for i in count], "sft/prompts.jsonl")
+    write([{"conversations": [{"from": "human", "value": f"well {i}"},
+                              {"from": "gpt", "value": "no"}]} for i in count],
+          "sft/sharegpt.jsonl")  # fmt: skip
+    return folder / "sft"
+
+
+def write_texts() -> None:
+    Path("sft/texts.jsonl").write_bytes(jsonl("a text", "another", "t" * 300))
+
+
+def run(*arguments: object) -> str:
+    """What it says on stderr, when it succeeds."""
+    done = packer(*arguments)
+    assert done.exit_code == 0, done.stderr
+    return done.stderr
+
+
+def manifest_of(directory: str = "out") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path(directory, "manifest.json").read_bytes())
+    return content
+
+
+def shapes(directory: str = "out") -> dict[str, str | None]:
+    return {Path(one["path"]).stem: one.get("shape") for one in manifest_of(directory)["inputs"]
+            if not one.get("removed")}  # fmt: skip
+
+
+def verify(directory: str = "out") -> None:
+    for sample in ("all", 5):
+        done = packer("verify", directory, "--against-inputs", "--sample", sample)
+        assert done.exit_code == 0, done.stdout
+
+
+def test_every_file_is_packed_as_what_it_is() -> None:
+    said = run("pack", "sft", *PACK, "-o", "out")
+    for line in (
+        "packer: sft/alpaca.jsonl: alpaca", "packer: sft/messages.jsonl: messages",
+        "packer: sft/prompts.jsonl: prompt-completion (prompt=question, completion=answer)",
+        "packer: sft/sharegpt.jsonl: conversations",
+        "packer: chat template: chat.jinja; trained on: completion or assistant, told by its turns",
+    ):  # fmt: skip
+        assert line in said.splitlines()
+    manifest = check_directory("out")
+    assert (manifest["documents"], manifest["rejected_records"]) == (24, 0)
+    assert manifest["config"]["shape"] == "mixed"
+    assert shapes() == {
+        "alpaca": "alpaca", "messages": "messages", "prompts": "prompt-completion",
+        "sharegpt": "conversations",
+    }  # fmt: skip
+    verify()
+
+
+def test_files_of_one_shape_are_told_together() -> None:
+    shutil.copy("sft/messages.jsonl", "sft/a.jsonl")
+    shutil.copy("sft/messages.jsonl", "sft/z.jsonl")
+    said = run("pack", "sft", *PACK, "-o", "out")
+    assert "packer: sft/a.jsonl and 2 more: messages" in said.splitlines()
+
+
+@pytest.mark.parametrize("options", [[], ["--prompt-template", "chat"], ["--train-on", "all"]])
+def test_documents_are_those_of_a_run_of_their_own(options: list[str]) -> None:
+    """Whatever shapes the other files have; as rows, and tokenized first."""
+    write_texts()
+    run("pack", "sft", *OPTIONS, *options, "-l", 512, "--overlong", "drop", "-o", "out")
+    run("tokenize", "sft", *OPTIONS, *options, "-o", "tokens")
+    verify("tokens")
+    run("pack", "tokens", "-l", 512, "--overlong", "drop", "-o", "twice")
+    together = list[str]()
+    for name in [*NAMES, "texts"]:
+        is_prompt = name in ("alpaca", "prompts")
+        given = options if is_prompt or "--train-on" in options else []
+        is_rendered = name in ("messages", "sharegpt") or "chat" in given
+        own = OPTIONS if is_rendered else OPTIONS[:2]
+        run("pack", f"sft/{name}.jsonl", *own, *given, "-l", 512, "-o", name)
+        together += marked(name)
+    assert marked("out") == together
+    assert sorted(marked("twice")) == sorted(together)
+    assert len(together) == 27
+
+
+def test_a_folder_of_one_shape_says_nothing_of_it() -> None:
+    for name in NAMES:
+        if name != "messages":
+            Path(f"sft/{name}.jsonl").unlink()
+    shutil.copy("sft/messages.jsonl", "sft/again.jsonl")
+    said = run("pack", "sft", *PACK, "-o", "out")
+    assert "packer: records: messages" in said.splitlines()
+    assert shapes() == {"messages": None, "again": None}
+    assert manifest_of()["config"]["shape"] == "messages"
+    assert manifest_of()["config"]["train_on"] == "assistant"
+
+
+def test_a_file_without_known_fields_is_named() -> None:
+    write([{"title": "x", "body": "y"}], "sft/other.jsonl")
+    for options in ([], ["--on-error", "skip"]):
+        done = packer("pack", "sft", *QUIET, *options, "-o", "out")
+        assert_error(done, 1, "sft/other.jsonl: the records' fields fit none of", "title, body")
+        assert not Path("out").exists()
+
+
+def test_a_shape_that_is_named_holds_for_all_files() -> None:
+    done = packer("pack", "sft", *QUIET, "--shape", "messages", "-o", "out")
+    assert_error(done, 1, "sft/alpaca.jsonl: the records' fields fit none of: messages")
+
+
+def test_a_shape_that_is_named_finds_its_fields_in_each_file() -> None:
+    write([{"prompt": f"if {i}", "completion": f"then {i}"} for i in range(6)], "sft/others.jsonl")
+    inputs = ["sft/prompts.jsonl", "sft/others.jsonl"]
+    run("pack", *inputs, "-t", "bytes", "-l", 64, "--shape", "prompt", "-o", "out")
+    assert manifest_of()["config"]["shape"] == "prompt-completion"
+    assert manifest_of()["documents"] == 12
+    verify()
+
+
+def test_texts_beside_what_must_stay_whole() -> None:
+    write_texts()
+    done = packer("pack", "sft", *QUIET, "-o", "out")
+    assert_error(done, 2, "some files hold alpaca, which must not be cut, others text")
+    run("pack", "sft", *PACK, "--overlong", "drop", "-o", "out")
+    manifest = check_directory("out")
+    (texts,) = (one for one in manifest["inputs"] if one["path"] == "sft/texts.jsonl")
+    assert (texts["documents"], texts["dropped_documents"], texts["dropped_tokens"]) == (2, 1, 301)
+    assert texts["shape"] == "text"
+    # all of a text is trained on, and its EOS; a chat template ends what it has rendered
+    assert "prefix" in manifest["tokenizer"]
+    assert "suffix" not in manifest["tokenizer"]
+    verify()
+
+
+def test_tokens_are_not_packed_beside_texts() -> None:
+    write([{"input_ids": [1, 2, 3]}], "sft/zz.jsonl")
+    done = packer("pack", "sft", *QUIET, "-o", "out")
+    assert_error(done, 1, "sft/zz.jsonl: holds tokens, sft/alpaca.jsonl holds alpaca")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--train-on", "completion", "--chat-template", "chat.jinja"], "completion is not for"),
+        (["--prompt-template", "alpaca", "--chat-template", "chat.jinja"], "alpaca is not for"),
+    ],
+)
+def test_an_option_is_for_one_of_the_shapes_at_least(options: list[str], message: str) -> None:
+    inputs = ["sft/messages.jsonl", "sft/sharegpt.jsonl"]
+    done = packer("pack", *inputs, "-q", "-t", "bytes", "-l", 64, *options, "-o", "out")
+    assert_error(done, 2, message, "of shape messages or conversations")
+    inputs = ["sft/alpaca.jsonl", "sft/prompts.jsonl"]
+    done = packer("pack", *inputs, *QUIET, "-o", "out")
+    assert_error(done, 2, "--chat-template: is for messages", "alpaca or prompt-completion")
+
+
+def test_turns_are_left_out_where_there_are_any() -> None:
+    turns = [user("a" * 30), assistant("b" * 30)]
+    write([chat(*turns * 5)], "sft/long.jsonl")
+    write([{"prompt": "p" * 200, "completion": "c" * 200}], "sft/long2.jsonl")
+    run("pack", "sft", *PACK, "--overlong", "truncate-turns", "-o", "out")
+    losses = {Path(one["path"]).stem: one for one in manifest_of()["inputs"]}
+    assert losses["long"]["truncated_documents"] == losses["long2"]["dropped_documents"] == 1
+    assert manifest_of()["dropped_documents"] == manifest_of()["truncated_documents"] == 1
+    verify()
+
+
+def test_from_stdin_beside_files() -> None:
+    data = Path("sft/messages.jsonl").read_bytes()
+    inputs = "-", "sft/alpaca.jsonl", "--input-format", "jsonl"
+    done = packer_process("pack", *inputs, *PACK, "-o", "out", stdin=data)
+    assert done.returncode == 0, done.stderr
+    assert [one["shape"] for one in manifest_of()["inputs"]] == ["messages", "alpaca"]
+    assert check_directory("out")["documents"] == 12
+
+
+def test_reports_know_the_shapes() -> None:
+    run("pack", "sft", *PACK, "-o", "out")
+    lines = [line.split() for line in packer("stats", "out", "--by", "input").stdout.splitlines()]
+    assert ["documents", "tokens", "empty", "rejected", "bytes", "shape", "input"] in lines
+    (line,) = (line for line in lines if line[-1:] == ["sft/sharegpt.jsonl"])
+    assert line[-2] == "conversations"
+    text = packer("stats", "out").stdout
+    assert "records      alpaca, messages, prompt-completion, conversations; trained on: " in text
+    assert "template     chat.jinja" in text
+    plan = packer("plan", "sft", *PACK)
+    assert plan.exit_code == 0, plan.stderr
+    assert "trained on: completion or assistant" in plan.stdout
+    planned = json.loads(packer("plan", "sft", *PACK, "--json").stdout)
+    assert planned["shape"] == "mixed"
+    assert planned["outcomes"][0]["rows"] == manifest_of()["rows"]
+
+
+def test_a_plan_with_texts_and_with_labels_of_some_tokens() -> None:
+    """Batches that say what is trained on, and batches that do not."""
+    write_texts()
+    options = [*PACK, "--overlong", "drop"]
+    planned = json.loads(packer("plan", "sft", *options, "--json").stdout)
+    run("pack", "sft", *options, "-o", "out")
+    assert planned["outcomes"][0]["trained_tokens"] == manifest_of()["trained_tokens"]
+    write([{"input_ids": [1, 2, 3]}], "a.jsonl")
+    write([{"input_ids": [4, 5, 6], "labels": [-100, -100, 6]}], "b.jsonl")
+    done = packer("plan", "a.jsonl", "b.jsonl", "-l", 8, "--json")
+    assert json.loads(done.stdout)["outcomes"][0]["trained_tokens"] == 3
+
+
+def test_ranks_agree() -> None:
+    run("pack", "sft", *PACK, "--unit-bytes", 200, "-o", "out")
+    for rank in (0, 1):
+        run("pack", "sft", *PACK, "--unit-bytes", 200, "-o", "ranks", "--rank", rank,
+            "--world-size", 2)  # fmt: skip
+    assert manifest_of("ranks") == manifest_of()
+
+
+def test_a_run_that_was_killed_is_continued() -> None:
+    options = [*PACK, "--unit-bytes", 200, "--workers", 1]
+    run("pack", "sft", *options, "-o", "whole")
+    kill = """
+from packer_cli.run import commits
+write, done = commits.write_unit, []
+def killing(*args, **how):
+    write(*args, **how)
+    done.append(1)
+    if len(done) == 3:
+        import os
+        os._exit(9)
+commits.write_unit = killing
+from packer_cli.__main__ import main
+main()
+"""
+    assert altered(kill, "pack", "sft", *map(str, options), "-o", "out").returncode == 9
+    run("pack", "sft", *options, "-o", "out")
+    assert manifest_of() == manifest_of("whole")
+
+
+def test_an_older_unfinished_run_is_continued() -> None:
+    """Whose run.json knows nothing of the shapes of files."""
+    options = ["-t", "bytes", "-l", 64, "--unit-bytes", 100, "--overlong", "drop", "-o", "out"]
+    Path("t.jsonl").write_bytes(jsonl(*["text"] * 50) + b"{\n")
+    done = packer("pack", "t.jsonl", *options, "--on-error", "skip", "--max-errors", 0)
+    assert done.exit_code == 1, done.stderr
+    path = work_folder() / "run.json"
+    content = json.loads(unsealed(path.read_bytes()))
+    assert content["files"][0].pop("shape") is None
+    assert content["shape"].pop("members") == {}
+    path.write_bytes(sealed(json.dumps(content).encode()))
+    said = run("pack", "t.jsonl", *options, "--on-error", "skip", "--max-errors", 1)
+    assert "continuing: " in said
+
+
+def test_what_is_named_is_updated() -> None:
+    options = [*PACK, "--unit-bytes", 1]
+    run("pack", "sft", *options, "-o", "out")
+    write([chat(user("new"), assistant("it is"))], "sft/alpaca.jsonl")
+    run("pack", "sft", *options, "--update", "-o", "out")
+    assert shapes()["alpaca"] == "messages"
+    assert manifest_of()["documents"] == 19
+    verify()
+
+
+def test_files_of_other_shapes_are_added() -> None:
+    """To a result of one shape, and one of these to a result of several."""
+    options = [*PACK, "--unit-bytes", 1]
+    run("pack", "sft/messages.jsonl", *options, "-o", "out")
+    run("pack", "sft/alpaca.jsonl", *options, "--add", "-o", "out")
+    assert shapes() == {"messages": "messages", "alpaca": "alpaca"}
+    verify()
+    run("pack", "sft/sharegpt.jsonl", "sft/prompts.jsonl", *options, "--add", "-o", "out")
+    assert manifest_of()["documents"] == 24
+    verify()
+    run("pack", "sft", *options, "-o", "whole")
+    config = manifest_of("whole")["config"]
+    assert manifest_of()["config"] == config
+    run("pack", "sft/messages.jsonl", *options, "--update", "--prune", "-o", "out")
+    assert shapes() == {"messages": None}
+    assert manifest_of()["config"]["shape"] == "messages"
+    verify()
+
+
+def test_one_more_of_the_same_shape_is_added_as_before() -> None:
+    run("pack", "sft/prompts.jsonl", "-t", "bytes", "-l", 64, "-o", "out")
+    write([{"prompt": "a", "completion": "b"}], "b.jsonl")
+    run("pack", "b.jsonl", "-t", "bytes", "-l", 64, "--add", "-o", "out")
+    assert manifest_of()["documents"] == 7
+    verify()
+
+
+def test_a_kept_file_whose_unit_is_packed_again() -> None:
+    """Its shape is found once more."""
+    run("pack", "sft/prompts.jsonl", "sft/messages.jsonl", *PACK, "-o", "out")  # one unit
+    write([{"prompt": "a", "completion": "b"}], "b.jsonl")
+    write([chat(user("new"), assistant("it is"))], "sft/messages.jsonl")
+    run("pack", "b.jsonl", "sft/messages.jsonl", *PACK, "--add", "-o", "out")
+    assert manifest_of()["documents"] == 8
+    verify()
+
+
+def test_an_option_that_no_longer_holds_for_what_stays_is_refused() -> None:
+    run("pack", "sft/messages.jsonl", *PACK, "-o", "out")
+    done = packer("pack", "sft/alpaca.jsonl", *QUIET, "--train-on", "all", "--add", "-o", "out")
+    assert_error(done, 2, "--train-on was assistant, is now all")
+    # what only the new files take changes nothing of those that stay
+    run("pack", "sft/alpaca.jsonl", *PACK, "--prompt-template", "chat", "--add", "-o", "out")
+    assert manifest_of()["documents"] == 12
+    verify()
+
+
+def swap_shapes(manifest: dict[str, Any]) -> None:
+    first, second = manifest["inputs"][:2]
+    first["shape"], second["shape"] = second["shape"], first["shape"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (swap_shapes, "sft/alpaca.jsonl: its records are alpaca, messages in the manifest"),
+        (lambda m: m["inputs"][0].pop("shape"), "sft/alpaca.jsonl has no shape"),
+        (lambda m: m["inputs"][0].update(shape="poem"), "'poem' is no shape of records"),
+        (lambda m: m["config"].update(shape="text"), "config: shape is 'text'"),
+        (lambda m: m["config"].update(train_on="all"), "-100"),
+    ],
+)  # fmt: skip
+def test_verify_notices_shapes_that_are_not_those_of_the_inputs(change: Any, problem: str) -> None:
+    run("pack", "sft", *PACK, "-o", "out")
+    result = Result("out")
+    change(result.manifest)
+    result.save()
+    done = packer("verify", "out", "--against-inputs", "--sample", "all")
+    assert done.exit_code == 1
+    assert problem in done.stdout
+
+
+def test_some_inputs_that_changed_leave_the_others_comparable() -> None:
+    run("pack", "sft", *PACK, "-o", "out")
+    for name in NAMES[1:]:
+        Path(f"sft/{name}.jsonl").write_text("{}\n")
+    done = packer("verify", "out", "--against-inputs")
+    assert done.stdout.count("when it was packed") == 3
+    assert "alpaca" not in done.stdout.replace("alpaca.jsonl", "")
