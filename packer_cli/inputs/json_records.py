@@ -85,7 +85,8 @@ class JsonReader(LinePositions):
                         raise self.refused(file, bad_one) from None
                     names = list(values)
                     fits = fits_a_shape(names, config.shape, config.renamed)
-                    if not fits and sum(map(bool, map(bytes.strip, pieces))) == 1:
+                    is_record = fits or fits_a_shape(names, None, {})
+                    if not is_record and sum(map(bool, map(bytes.strip, pieces))) == 1:
                         self.refuse_object_of_records(file, position, values)
                     if not skip or fits:
                         return names

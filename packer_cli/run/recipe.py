@@ -301,7 +301,9 @@ def _root(recipe: Recipe, destination: Path | str) -> Path:
             f"{recipe.path}: does not say where sources are tokenized, and {destination} is a URL",
             'name a local directory: tokenized = "DIR"',
         )
-    return Path(f"{os.fspath(destination).rstrip('/')}-tokenized")
+    # not by the output's name: one of another length or mixture is made of the same tokens
+    beside = os.path.dirname(os.fspath(destination).rstrip("/"))
+    return Path(beside, f"{Path(recipe.path).stem}-tokenized")
 
 
 def _folder_of(file: InputFile) -> str:

@@ -79,7 +79,7 @@ def test_options_beside_a_recipe_win_in_every_source(mix: Path) -> None:
     manifest = open_packed("out").manifest
     assert (manifest["config"]["max_length"], manifest["config"]["seed"]) == (32, 5)
     for name in ("web", "code"):
-        kept = json.loads(Path(f"out-tokenized/{name}/manifest.json").read_text())
+        kept = json.loads(Path(f"mix-tokenized/{name}/manifest.json").read_text())
         assert kept["config"]["add_eos"] is False
 
 

@@ -213,7 +213,7 @@ def test_a_segment_of_no_source(mixed: Path, tmp_path: Path) -> None:
     manifest = json.loads(path.read_text())
     manifest["sources"] = manifest["sources"][:2]
     path.write_text(json.dumps(manifest))
-    tokens = [mixed.parent / "out-tokenized" / name for name in NAMES]
+    tokens = [mixed.parent / "mix-tokenized" / name for name in NAMES]
     how = {"tokens": tokens} if manifest["config"].get("view") else {}
     dataset = PackedDataset(tmp_path / "copy", WITH_SOURCE, **how)
     with pytest.raises(DataError, match=r"a segment is of input 2, which no source in manifest"):
@@ -338,7 +338,7 @@ def test_stages_that_are_not_the_rows(staged: Path, tmp_path: Path) -> None:
     manifest = json.loads(path.read_text())
     manifest["stages"][1]["first_row"] += 1
     path.write_text(json.dumps(manifest))
-    tokens = [staged.parent / "out-tokenized" / name for name in NAMES]
+    tokens = [staged.parent / "mix-tokenized" / name for name in NAMES]
     how = {"tokens": tokens} if manifest["config"].get("view") else {}
     with pytest.raises(DataError, match=r"its stages are not its .* rows, one after another"):
         PackedSampler(PackedDataset(tmp_path / "copy", **how))

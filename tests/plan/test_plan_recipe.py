@@ -73,8 +73,7 @@ def test_what_is_planned_is_what_is_packed() -> None:
 def test_several_lengths_of_which_each_chooses_its_documents(overlong: str) -> None:
     """Where long documents are dropped, a source has less to take from."""
     _pack("-o", "kept", "-l", 64)
-    plan = planned("mix.toml", "-l", "64,128", "--overlong", overlong,
-                   "--tokenized", "kept-tokenized")  # fmt: skip
+    plan = planned("mix.toml", "-l", "64,128", "--overlong", overlong)
     assert [one["max_length"] for one in plan["outcomes"]] == [64, 128]
     for outcome in plan["outcomes"]:
         length = outcome["max_length"]
@@ -119,9 +118,9 @@ def test_the_table_has_a_line_for_each_source() -> None:
 
 def test_sources_that_are_not_tokenized_are_named_with_what_to_run() -> None:
     result = packer("plan", "mix.toml", "-q")
-    assert_error(result, 2, "source 'web'", "not tokenized yet", "mix-packed-512-tokenized/web")
+    assert_error(result, 2, "source 'web'", "not tokenized yet", "mix-tokenized/web")
     assert "packer pack mix.toml" in result.stderr
-    assert not Path("mix-packed-512-tokenized").exists()
+    assert not Path("mix-tokenized").exists()
 
 
 @pytest.mark.parametrize(

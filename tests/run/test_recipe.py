@@ -67,15 +67,13 @@ def pack(*more: str, out: str = "out") -> str:
     return done.stderr
 
 
-def files_of(out: str) -> dict[str, bytes]:
-    """The files of all sides, but for what names the directories of tokens."""
-    ours = {name: data for name, data in contents(out).items() if ".packer" not in name}
+def files_of(folder: str) -> dict[str, bytes]:
+    """The files of all sides and sources, but for those that hold times and other files' names."""
     return {
-        name: data.replace(f"{out}-tokenized".encode(), b"TOKENS")
-        if name.endswith(".arrow")
-        else data
-        for name, data in ours.items()
-        if not name.endswith(("manifest.json", "units.jsonl", "input_times.json"))
+        name: data
+        for name, data in contents(folder).items()
+        if ".packer" not in name
+        and not name.endswith(("manifest.json", "units.jsonl", "input_times.json"))
     }
 
 
@@ -83,18 +81,19 @@ def files_of(out: str) -> dict[str, bytes]:
 def test_killed_at_every_step_to_the_disk() -> None:
     arguments = ["pack", "mix.toml", "--unit-bytes", "100k", "--workers", "1", "-q", "-o"]
 
-    def command(out: str, step: int) -> list[str]:
+    def command(folder: str, step: int) -> list[str]:
         failure = "os.kill(os.getpid(), 9)"
-        return [CRASHING.format(step=step, failure=failure), *arguments, out]
+        return [CRASHING.format(step=step, failure=failure), *arguments, f"{folder}/out"]
 
     counted = altered(*command("whole", -1))
     assert counted.returncode == 0, counted.stderr
     steps = int(counted.stderr.split()[-1])
     whole = files_of("whole")
-    assert any(name.startswith("validation/shard-") for name in whole)
+    assert any(name.startswith("out/validation/shard-") for name in whole)
+    assert any(name.startswith("mix-tokenized/b/documents-") for name in whole)
     assert steps > 60
     for step in range(1, steps + 1, EACH):
-        out = f"out{step}"
+        out = f"at{step}"
         killed = altered(*command(out, step))
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         done = packer(*command(out, 0)[1:])
@@ -111,23 +110,25 @@ def rank(number: int, size: int, out: str) -> list[str]:
 @pytest.mark.usefixtures("recipe")
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_ranks_one_after_the_other(order: tuple[int, ...]) -> None:
-    pack(out="whole")
+    pack(out="whole/out")
     for number in order:
-        assert not Path("out/train/manifest.json").exists()
-        done = packer(*rank(number, 3, "out"))
+        assert not Path("ranks/out/train/manifest.json").exists()
+        done = packer(*rank(number, 3, "ranks/out"))
         assert done.exit_code == 0, done.stderr
-    assert files_of("out") == files_of("whole")
-    late = packer(*rank(1, 3, "out"))
+    assert files_of("ranks") == files_of("whole")
+    late = packer(*rank(1, 3, "ranks/out"))
     assert late.exit_code == 0, late.stderr
 
 
 @pytest.mark.usefixtures("recipe")
 def test_ranks_at_once() -> None:
-    pack(out="whole")
+    pack(out="whole/out")
     for attempt in range(2):
-        out = f"out{attempt}"
+        out = f"at{attempt}"
         with ThreadPoolExecutor(4) as threads:
-            done = list(threads.map(lambda n, out=out: unaltered(*rank(n, 4, out)), range(4)))
+            done = list(
+                threads.map(lambda n, out=out: unaltered(*rank(n, 4, f"{out}/out")), range(4))
+            )
         assert [one.returncode for one in done] == [0] * 4, [one.stderr for one in done]
         assert files_of(out) == files_of("whole")
 
@@ -136,7 +137,7 @@ def test_ranks_at_once() -> None:
 def test_nothing_is_tokenized_again_for_other_amounts_and_rows() -> None:
     first = pack()
     assert first.count("-tokenized/") == 3
-    before = {path: path.stat().st_mtime_ns for path in Path("out-tokenized").rglob("*.arrow")}
+    before = {path: path.stat().st_mtime_ns for path in Path("mix-tokenized").rglob("*.arrow")}
     assert before
     write_recipe(weight=2)
     again = packer("pack", "mix.toml", "--unit-bytes", "20k", "-q", "-o", "out")
@@ -145,7 +146,7 @@ def test_nothing_is_tokenized_again_for_other_amounts_and_rows() -> None:
                  ["--overwrite", "--view"]):  # fmt: skip
         told = pack(*more)
         assert told.count("-tokenized/a: up to date") == 1
-        now = {path: path.stat().st_mtime_ns for path in Path("out-tokenized").rglob("*.arrow")}
+        now = {path: path.stat().st_mtime_ns for path in Path("mix-tokenized").rglob("*.arrow")}
         assert now == before
 
 
@@ -157,8 +158,8 @@ def test_an_update_packs_again_what_changed_and_nothing_else() -> None:
         file.write(jsonl("one more", "and another"))
     told = pack("--update")
     assert told.count(": up to date") == 2
-    pack(out="anew")
-    assert files_of("out").keys() == files_of("anew").keys()
+    pack(out="anew/out")
+    assert files_of("out") == files_of("anew/out")
 
 
 @pytest.mark.usefixtures("recipe")
@@ -166,20 +167,20 @@ def test_other_options_of_a_source_are_told_before_its_tokens_go() -> None:
     pack()
     write_recipe(top="eos = false")
     again = packer("pack", "mix.toml", "-q", "--unit-bytes", "20k", "-o", "out", "--update")
-    assert_error(again, 2, "source 'a': out-tokenized/a: was packed with other options: --eos")
+    assert_error(again, 2, "source 'a': mix-tokenized/a: was packed with other options: --eos")
     pack("--overwrite")
-    pack(out="anew")
-    assert files_of("out") == files_of("anew")
+    pack(out="anew/out")
+    assert files_of("out") == files_of("anew/out")
 
 
 @pytest.mark.usefixtures("recipe")
 def test_a_result_in_place_of_tokens_is_not_lost() -> None:
-    done = packer("pack", "c.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out-tokenized/a")
+    done = packer("pack", "c.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "mix-tokenized/a")
     assert done.exit_code == 0
-    before = contents("out-tokenized/a")
+    before = contents("mix-tokenized/a")
     failed = packer("pack", "mix.toml", "-q", "-o", "out", "--overwrite")
-    assert_error(failed, 2, "source 'a': out-tokenized/a: holds packed rows")
-    assert contents("out-tokenized/a") == before
+    assert_error(failed, 2, "source 'a': mix-tokenized/a: holds packed rows")
+    assert contents("mix-tokenized/a") == before
 
 
 @pytest.mark.usefixtures("recipe")
@@ -187,12 +188,12 @@ def test_sources_that_are_tokenized_already(folder: Path) -> None:
     for name in ("a-1", "a-2", "b", "c"):
         done = packer("tokenize", f"{name}.jsonl", "-t", "bytes", "-q", "-o", name)
         assert done.exit_code == 0, done.stderr
-    pack(out="whole")
+    pack(out="whole/out")
     recipe = (folder / "mix.toml").read_text().replace(".jsonl", "")
     (folder / "mix.toml").write_text(recipe)
     told = pack()
     assert "-tokenized/" not in told
-    assert not Path("out-tokenized").exists()
+    assert not Path("mix-tokenized").exists()
 
 
 @pytest.mark.usefixtures("recipe")
@@ -216,12 +217,12 @@ def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:
     Path("mix.toml").write_text(text.replace("weight = 0.1", "epochs = 1").replace(
         "weight = 1\nmax_epochs = 10", "epochs = 3"))  # fmt: skip
     pack()
-    configs = {name: json.loads(Path(f"out-tokenized/{name}/manifest.json").read_text())["config"]
+    configs = {name: json.loads(Path(f"mix-tokenized/{name}/manifest.json").read_text())["config"]
                for name in "abc"}  # fmt: skip
     assert {name: one["train_on"] for name, one in configs.items()} == {
         "a": "all", "b": "last-assistant", "c": "all",
     }  # fmt: skip
     Path("mix.toml").write_text(Path("mix.toml").read_text().replace(
         'inputs = ["c.jsonl"]', 'inputs = ["c.jsonl"]\ntrain_on = "assistant"'))  # fmt: skip
-    failed = packer("pack", "mix.toml", "-q", "-o", "other")
+    failed = packer("pack", "mix.toml", "--unit-bytes", "20k", "-q", "-o", "other")
     assert_error(failed, 2, "mix.toml, source 'c': --train-on: assistant is not for records of")

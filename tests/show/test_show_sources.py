@@ -31,7 +31,7 @@ def test_segments_name_their_source() -> None:
     assert {one["source"] for one in segments} == {"web", "code", "chat"}
     for one in segments:
         assert one["source"] == _FILES[one["file"]]
-        assert one["tokenized"] == f"out-tokenized/{one['source']}"
+        assert one["tokenized"] == f"mix-tokenized/{one['source']}"
 
 
 def test_lines_of_segments_begin_with_their_source() -> None:
