@@ -51,13 +51,12 @@ def test_the_recipe() -> None:
     assert check_directory("out/validation")["documents"] == sum(held_out.values())
 
 
-def axolotl_rows(**of_web: int) -> list[Any]:
+def axolotl_rows() -> list[Any]:
     """Every dataset as axolotl loads it: chat is named twice."""
     shared = import_module("axolotl.utils.data.shared")
     default = import_module("axolotl.utils.dict").DictDefault
     each = [default({"path": f"{name}.jsonl", "ds_type": "json", "split": "train"})
             for name in (*SIZES, "chat")]  # fmt: skip
-    each[0].update(of_web)
     return [shared.load_dataset_with_config(one, False, streaming=False)
             for one in shared.datasets_with_name_generator(each)]  # fmt: skip
 
