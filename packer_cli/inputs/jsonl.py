@@ -128,8 +128,8 @@ def _decode_lines(
 ) -> tuple[list[int], list[Any]] | None:
     """(where each line begins, records) of `data`; None where a line is no record.
 
-    Lines are decoded where they are: copies of them would take a third of the time, and all of
-    it while no other thread can go on.
+    Lines are decoded where they are: with copies of lines of 8 kB it takes a quarter to a half
+    longer, and all of it while no other thread can go on.
     """
     view, begins, records = memoryview(data), list[int](), list[Any]()
     begin = 0
