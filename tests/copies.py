@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import json
 import os
 import select
@@ -24,7 +25,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from packer_cli import child_process
 
@@ -212,13 +213,38 @@ def _address_of_all(address: bytes) -> None:
     children_are_copies()
 
 
-def main(listener: int) -> None:
-    import packer_cli.export
-    import packer_cli.run.pipeline
-    import packer_cli.supervised.limited_composer
-    import packer_cli.tokenization.engines  # noqa: F401 all are for the copies
+def _import_all() -> None:
+    """What the commands import, and what Typer makes of their declarations."""
+    import numpy.ma  # noqa: F401
+    import pyarrow.compute  # noqa: F401
+    import rich.console
+    import rich.progress
+    import rich.table  # noqa: F401 all are for the copies
+    import typer.main
 
+    import packer_cli.cli.app
+    import packer_cli.export
+    import packer_cli.inputs.jsonl
+    import packer_cli.plan.run
+    import packer_cli.plan.table
+    import packer_cli.run.pipeline
+    import packer_cli.show.rows
+    import packer_cli.stats.table
+    import packer_cli.stats.tokenized
+    import packer_cli.supervised.limited_composer
+    import packer_cli.tokenization.engines
+    import packer_cli.verify
+
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    commands: Any = typer.main.get_command(packer_cli.cli.app.app)
+    # Typer imports more when it parses.
+    commands.commands["pack"].make_context("pack", ["a.jsonl", "-l", "1"])
+
+
+def main(listener: int) -> None:
+    _import_all()
     disks_are_not_waited_for()
+    gc.freeze()
     _Server(socket.socket(fileno=listener)).serve()
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,14 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from altered import altered, unaltered
+from copies import Copy
 from exporting import OF_PACKED, damage, nothing_at, table_of
 from support import (
     assert_error,
     heavy,
     packer,
     packer_process,
-    packer_script,
-    started,
     wait_for,
 )
 
@@ -130,22 +128,39 @@ def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) 
     assert result.returncode == 0, result.stderr
 
 
-def test_a_termination_leaves_nothing(large: Path, folder: Path) -> None:
-    command = [packer_script(), "export", str(large), "--to", "parquet", "-o", "out"]
-    with started(*command, stderr=subprocess.PIPE) as run:
-        assert wait_for(lambda: list(Path.cwd().glob("out.packer-partial/*/new")))
-        run.send_signal(signal.SIGTERM)
-        _, message = run.communicate(timeout=300)
-    assert run.returncode == 130, message
-    assert message.startswith(b"stopped: interrupted\ntip: ")
+# A program that is packer, but gets a signal once it has written some rows.
+SIGNALLED = """
+import os
+from packer_cli.__main__ import main
+from packer_cli.export.writing import Parts
+write = Parts.write
+def written(*arguments, **options):
+    write(*arguments, **options)
+    os.kill(os.getpid(), {number})
+Parts.write = written
+main()
+"""
+
+
+def test_a_termination_leaves_nothing(small: Path) -> None:
+    command = ["export", str(small), "--to", "parquet", "-o", "out"]
+    done = altered(SIGNALLED.format(number=int(signal.SIGTERM)), *command)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.startswith("stopped: interrupted\ntip: ")
     assert nothing_at("out")
 
 
-def test_what_a_killed_export_left_goes(large: Path, small: Path) -> None:
-    with started(packer_script(), "export", str(large), "--to", "numpy", "-o", "out") as run:
+def test_what_a_killed_export_left_goes(small: Path) -> None:
+    stopping = SIGNALLED.format(number=int(signal.SIGSTOP))
+    with open(os.devnull, "r+b") as nothing:
+        command = ["export", str(small), "--to", "trl", "-o", "out"]
+        run = Copy(stopping, [nothing.fileno()] * 3, command)
+    try:
         assert wait_for(lambda: list(Path.cwd().glob("out.packer-partial/*/new")))
-        run.send_signal(signal.SIGSTOP)  # it is not done before the other one has begun
         at_work = packer("export", small, "--to", "trl", "-o", "out")
+    finally:
+        run.kill()
+        run.wait()
     assert_error(at_work, 1, "out: another run is writing there")
     assert not Path("out").exists()
     assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0

@@ -273,5 +273,6 @@ def test_progress_on_a_terminal_only(small: Path, to: str) -> None:
     os.close(child)
     shown = os.read(terminal, 1 << 16).decode()
     os.close(terminal)
-    assert shown.count("exporting: 100%") == 1
+    bars = [line for line in shown.split("\r\n") if "exporting: 100%" in line]
+    assert len(bars) == 1  # however often it was drawn
     assert loud.stdout.decode() == silent.stdout.decode().replace("b: ", "a: ")
