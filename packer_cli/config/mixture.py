@@ -51,6 +51,10 @@ class Stage:
     weights: tuple[tuple[str, float], ...] = ()
     name: str | None = None
 
+    def weight_of(self, source: Amount) -> float:
+        """The weight that holds in this stage."""
+        return dict(self.weights).get(source.name, source.weight or 0.0)
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -95,6 +99,12 @@ class Mixture:
     def counted(self) -> str:
         """What amounts count, in words."""
         return "trained tokens" if self.count == "trained" else "tokens"
+
+    def takes(self, source: Amount) -> bool:
+        """Whether anything is asked of a source, in any stage."""
+        if self.stages:
+            return any(stage.weight_of(source) for stage in self.stages)
+        return source.weight != 0
 
     def _check_weights(self) -> None:
         weights = [one.weight for one in self.sources if one.weight is not None]

@@ -115,29 +115,28 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     sides = [np.ones(len(one), bool) for one in directories]
     held = [np.zeros(len(one), bool) for one in directories]
     duplicates = [np.zeros(len(one), bool) for one in directories]
+    amounts = [_amounts(one, config) for one in directories]
     by_content = mixture.is_split or mixture.dedup == "exact"
     hashes = [one.content_hashes for one in directories] if by_content else []
     if mixture.is_split:
         held = _held_out(hashes, mixture, places, config.seed)
-        if not any(one.any() for one in held):  # whichever side this is: before the other is packed
-            raise UsageError(
-                "the validation split is empty: none of the documents falls into its share",
-                "hold out more",
-            )
+        _refuse_empty(held, amounts, mixture, places)
         in_train = mixture.part == TRAIN
         sides = [~one if in_train else one for one in held]
-    if mixture.part != TRAIN:
-        for amount, some in zip(mixture.sources, places, strict=True):
-            if not amount.held_out:  # what is equal to held out documents of others goes
-                for place in some:
-                    sides[place][:] = False
+    for amount, some in zip(mixture.sources, places, strict=True):
+        # of the other side, what is equal to held out documents of others goes
+        if not (mixture.takes(amount) if mixture.part == TRAIN else amount.held_out):
+            for place in some:
+                sides[place][:] = False
+    # what has no tokens in any row has no place in an amount, and stands for no equal document
+    sides = [one & (counted > 0) for one, counted in zip(sides, amounts, strict=True)]
     if mixture.dedup == "exact":
         duplicates = _duplicates(hashes, sides)
         sides = [one & ~same for one, same in zip(sides, duplicates, strict=True)]
     del hashes  # 16 bytes a document
     pools = [
-        _pool(one, side, config, place)
-        for place, (one, side) in enumerate(zip(directories, sides, strict=True))
+        _pool(one, np.flatnonzero(side), counted, (config.seed + place * _OF_INPUT) % (1 << 64))
+        for place, (one, side, counted) in enumerate(zip(directories, sides, amounts, strict=True))
     ]
     sources = [
         Chosen(
@@ -193,11 +192,8 @@ def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Cho
     return Choice([one.pool for one in pools], stages, done)
 
 
-def _pool(directory: TokenizedDirectory, side: Bool, config: PackConfig, place: int) -> _Taking:
-    amounts = _amounts(directory, config)
-    # what has no tokens in any row has no place in an amount either
-    may_be = np.flatnonzero(side & (amounts > 0))
-    numbers = directory.order((config.seed + place * _OF_INPUT) % (1 << 64), may_be)
+def _pool(directory: TokenizedDirectory, may_be: Int64, amounts: Int32, seed: int) -> _Taking:
+    numbers = directory.order(seed, may_be)
     pool = Pool(numbers, amounts[numbers])
     sums = np.zeros(len(numbers) + 1, np.int64)
     np.cumsum(pool.amounts, out=sums[1:])
@@ -246,6 +242,24 @@ def _held_out(
         near = np.flatnonzero((key <= np.uint64(highest)) & ~its)
         its[near] = among(one[near], np.concatenate(contents))
     return held
+
+
+def _refuse_empty(
+    held: list[Bool], amounts: list[Int32], mixture: Mixture, places: list[range]
+) -> None:
+    """Raise UsageError for a split without validation, whichever side is packed: that is before the
+    other one is.
+    """
+    own = [place for one, some in zip(mixture.sources, places, strict=True) if one.held_out
+           for place in some]  # fmt: skip
+    if any((held[place] & (amounts[place] > 0)).any() for place in own):
+        return
+    raise UsageError(
+        "the validation split is empty: all documents that fall into its share are dropped"
+        if any(held[place].any() for place in own)
+        else "the validation split is empty: none of the documents falls into its share",
+        "hold out more",
+    )
 
 
 def _limit(keys: UInt64, mixture: Mixture) -> int:

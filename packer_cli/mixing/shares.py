@@ -17,7 +17,7 @@ def amounts_of(mixture: Mixture, available: Sequence[int]) -> list[list[float]]:
     `available`: of each source, in one epoch. Raises UsageError for a source that is too small.
     """
     for one, has in zip(mixture.sources, available, strict=True):
-        if not has and one.weight != 0:
+        if not has and mixture.takes(one):
             raise UsageError(
                 f"source {one.name!r}: has no {_counted(mixture)} to take",
                 "its documents are held out, dropped, duplicates, or there are none",
@@ -37,6 +37,13 @@ def refuse_missed(
     """Raise UsageError for shares that documents cannot come near enough to. It names the source
     that is the farthest from what is asked of it.
     """
+    for one, wanted, has in zip(mixture.sources, asked, taken, strict=True):
+        if one.weight is None and not mixture.stages and wanted and not has:
+            raise UsageError(
+                f"source {one.name!r}: {wanted:,.2f} {_counted(mixture)} are asked of it, and every "
+                "document of it has more than twice as many: nothing of it would be taken",
+                "ask for more, or leave the source out",
+            )
     whole, reached = sum(asked), max(sum(taken), 1)
     missed = max(
         abs(has / reached - wanted / whole) if one.weight is not None or mixture.stages else 0.0
@@ -58,9 +65,8 @@ def refuse_missed(
 def _without_stages(mixture: Mixture, available: Sequence[int]) -> list[float]:
     """Epochs and tokens as they are given; what they leave is shared by weight."""
     fixed = [_fixed(one, has) for one, has in zip(mixture.sources, available, strict=True)]
-    weights = [one.weight or 0.0 for one in mixture.sources]
-    total = sum(weights)
-    if not total:
+    shares = _shares([one.weight or 0.0 for one in mixture.sources])
+    if not any(shares):
         return fixed
     if mixture.tokens is not None:
         left = mixture.tokens - sum(fixed)
@@ -72,11 +78,11 @@ def _without_stages(mixture: Mixture, available: Sequence[int]) -> list[float]:
             )
     else:  # the most that needs no source more often than it may be taken
         left = min(
-            one.max_epochs * has * total / weight
-            for one, has, weight in zip(mixture.sources, available, weights, strict=True)
-            if weight
+            one.max_epochs * has / share
+            for one, has, share in zip(mixture.sources, available, shares, strict=True)
+            if share
         )
-    return [known + left * weight / total for known, weight in zip(fixed, weights, strict=True)]
+    return [known + left * share for known, share in zip(fixed, shares, strict=True)]
 
 
 def _fixed(one: Amount, available: int) -> float:
@@ -89,14 +95,22 @@ def _fixed(one: Amount, available: int) -> float:
 
 def _of_stage(mixture: Mixture, number: int) -> list[float]:
     stage = mixture.stages[number]
-    own = dict(stage.weights)
-    weights = [own.get(one.name, one.weight or 0.0) for one in mixture.sources]
-    total = sum(weights)
-    if not total:
+    shares = _shares([stage.weight_of(one) for one in mixture.sources])
+    if not any(shares):
         raise UsageError(
             f"stage {stage.name or number + 1}: all weights are 0", "give one source more than 0"
         )
-    return [stage.tokens * weight / total for weight in weights]
+    return [stage.tokens * share for share in shares]
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    """Shares of the whole by weight, all 0 where these are. However large weights are, their sum
+    is a number.
+    """
+    largest = max(weights) or 1.0
+    scaled = [weight / largest for weight in weights]
+    total = sum(scaled) or 1.0
+    return [weight / total for weight in scaled]
 
 
 def _refuse_too_much(mixture: Mixture, available: Sequence[int], amounts: Sequence[float]) -> None:

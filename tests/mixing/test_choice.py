@@ -145,6 +145,12 @@ def test_tokens_in_all_are_what_weights_share_beside_epochs() -> None:
             [Amount("a")], {"validation_share": 1e-9}, ["the validation split is empty"],
             id="nothing to validate with",
         ),
+        pytest.param([Amount("a", tokens=1)], {}, ["'a'", "1.00 tokens"], id="not a document"),
+        pytest.param([Amount("a", epochs=1e-5), Amount("b")], {}, ["'a'"], id="none of one"),
+        pytest.param(
+            [Amount("a", weight=1)], {"stages": (Stage(1),)}, ["'a'", "in stage 1"],
+            id="a stage without documents",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_before_anything_is_written(
@@ -194,6 +200,47 @@ def test_equal_documents_are_taken_once_and_counted() -> None:
     assert taken.keys() == all_of("a", "b").keys()
     assert set(taken.values()) == {1}
     assert [one.duplicate_documents for one in manifest.sources] == [30, 60]
+
+
+def test_what_is_not_taken_stands_for_no_equal_document() -> None:
+    Path("prompts.jsonl").write_bytes(
+        b"".join(b'{"prompt": "shared %d", "completion": "%s"}\n' % (number, answer)
+                 for number in range(30) for answer in (b"", b"yes"))
+    )  # fmt: skip
+    tokenize("prompts.jsonl", out="prompts")
+    Path("texts.jsonl").write_bytes(jsonl(*(f"shared {number}" for number in range(30))))
+    tokenize("texts.jsonl", out="texts")
+    every = all_of("texts")
+    assert len(every) == 30
+    untrained = recipe(Amount("prompts"), Amount("texts"), dedup="exact")
+    (manifest,) = pack(untrained).values()
+    assert every <= documents_in("out")
+    assert [one.documents for one in manifest.sources] == [30, 30]
+    assert [one.duplicate_documents for one in manifest.sources] == [0, 0]
+    Path("again.jsonl").write_bytes(Path("texts.jsonl").read_bytes())
+    tokenize("again.jsonl", out="again")
+    switched_off = recipe(Amount("again", weight=0), Amount("texts", weight=1), dedup="exact")
+    pack(switched_off)
+    assert documents_in("out") == every
+
+
+@pytest.mark.parametrize("weight", [1e308, 1e-320])
+def test_weights_of_any_size_are_shares(weight: float) -> None:
+    write_sources(count=600)
+    expected = pack(recipe(Amount("a", weight=1), Amount("b", weight=1)))["out"]
+    found = pack(recipe(Amount("a", weight=weight), Amount("b", weight=weight)))["out"]
+    assert [one.taken for one in found.sources] == [one.taken for one in expected.sources]
+
+
+def test_a_validation_split_of_nothing_but_dropped_documents_is_refused() -> None:
+    write_sources(count=50)
+    Path("long.jsonl").write_bytes(jsonl(*(f"{number}" * 100 for number in range(10, 20))))
+    tokenize("long.jsonl", out="long")
+    amounts = Amount("a", held_out=False), Amount("long", epochs=1)
+    what = recipe(*amounts, validation_documents=10)
+    with pytest.raises(PackerError, match=r"the validation split is empty: .* are dropped"):
+        pack(replace(what, config=replace(what.config, overlong="drop")))
+    assert not any(path.suffix == ".arrow" for path in Path("out").rglob("*"))
 
 
 def test_stages_come_one_after_another_with_their_own_weights() -> None:
