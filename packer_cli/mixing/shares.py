@@ -40,8 +40,8 @@ def refuse_missed(
     for one, wanted, has in zip(mixture.sources, asked, taken, strict=True):
         if one.weight is None and not mixture.stages and wanted and not has:
             raise UsageError(
-                f"source {one.name!r}: {wanted:,.2f} {_counted(mixture)} are asked of it, and every "
-                "document of it has more than twice as many: nothing of it would be taken",
+                f"source {one.name!r}: {wanted:,.2f} {_counted(mixture)} are asked of it, and "
+                "every document of it has more than twice as many: nothing of it would be taken",
                 "ask for more, or leave the source out",
             )
     whole, reached = sum(asked), max(sum(taken), 1)

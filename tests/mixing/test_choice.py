@@ -148,7 +148,7 @@ def test_tokens_in_all_are_what_weights_share_beside_epochs() -> None:
         pytest.param([Amount("a", tokens=1)], {}, ["'a'", "1.00 tokens"], id="not a document"),
         pytest.param([Amount("a", epochs=1e-5), Amount("b")], {}, ["'a'"], id="none of one"),
         pytest.param(
-            [Amount("a", weight=1)], {"stages": (Stage(1),)}, ["'a'", "in stage 1"],
+            [Amount("a", weight=1)], {"stages": (Stage(1),)}, ["'a'", "stage 1, source"],
             id="a stage without documents",
         ),
     ],
