@@ -86,8 +86,8 @@ def pack(
     _refuse_other_than_utf8(config, tokenizer_name)
     stop = threading.Event()
     begin_stdin(stop.is_set)
+    _refuse_shared_stdin(inputs, options)
     files = find_inputs(inputs, config, notify)
-    _refuse_shared_stdin(files, options)
     others = kept_shapes(Path(destination), files, config) if options.add and not url else {}
     files, config, shape, chosen = settled(files, config, tokenizer_name, notify, warn, others)
     choice_of(files, config)  # what a recipe asks of its sources is there, or nothing is written
@@ -295,9 +295,9 @@ def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) 
     return type(error)(error.message, tip)
 
 
-def _refuse_shared_stdin(files: list[InputFile], options: RunOptions) -> None:
+def _refuse_shared_stdin(inputs: list[str], options: RunOptions) -> None:
     """UsageError for stdin that several processes would share: none can read all of it."""
-    if any(file.path == STDIN for file in files):
+    if STDIN in inputs:
         for option, given in (
             ("--rank", options.as_rank is not None),
             ("--engine ray", options.engine == "ray"),
