@@ -99,7 +99,7 @@ class _Job:
                 if is_tokenized(its):
                     directories.append([_folder_of(file) for file in its])
                 else:
-                    self._tokenize(source, root / source.name, early)
+                    self._tokenize(source, its, root / source.name, early)
                     directories.append([str(root / source.name)])
                     early = None
         return directories
@@ -164,7 +164,9 @@ class _Job:
                 raise UsageError("-: a recipe reads files", "write the data to a file")
             return files
 
-    def _tokenize(self, source: Source, to: Path, early: EarlyReference | None) -> None:
+    def _tokenize(
+        self, source: Source, files: list[InputFile], to: Path, early: EarlyReference | None
+    ) -> None:
         """Bring the tokenized directory of a source up to date."""
         config, tokenizer = source.config, self.recipe.tokenizer
         options, finished = self.options, holds_result(to)
@@ -178,6 +180,8 @@ class _Job:
         except UsageError:
             if not (finished and self.options.overwrite):
                 raise
+            if self.recipe.tokenized is not None:
+                _refuse_anothers(to, files)
             done = pack(*arguments, self.options, tokenizer, self.notify, self.warn, early)
         if done is None:
             self.notify(f"{to}: the ranks that tokenize the rest go on with it")
@@ -271,6 +275,19 @@ def _refuse_shared(recipe: Recipe, files: list[list[InputFile]]) -> None:
                     f"{as_named(file.path)}: is in two sources, {owner!r} and {source.name!r}",
                     "leave it to one of them",
                 )
+
+
+def _refuse_anothers(to: Path, files: list[InputFile]) -> None:
+    """UsageError for a tokenized directory of other files: another recipe names it, too, and views
+    may refer to it.
+    """
+    theirs = {one.path for one in load_tokenized(to).inputs_now.values()}
+    if theirs.isdisjoint(file.path for file in files):
+        raise UsageError(
+            f"{to}: holds documents of other inputs, among them {as_named(min(theirs))}",
+            "name another directory: tokenized = DIR, or give the source another name; if nothing "
+            "needs those documents any more, remove the directory",
+        )
 
 
 def _root(recipe: Recipe, destination: Path | str) -> Path:
