@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -34,6 +34,7 @@ from packer_cli.result.manifest import (
     Result,
     Source,
     TokenizedManifest,
+    TrainingStage,
     to_bytes,
 )
 from packer_cli.result.manifest_check import why_incomplete
@@ -204,26 +205,30 @@ def _manifest(
     if run.is_to_tokenize:
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | _of_documents(counts) | end)
-    mixed = _mixture(run, shards)
+    tables = tables_of(run.files, run.row_config, shards)
+    mixed = {}
+    if tables:
+        sources, stages = ([asdict(one) for one in table] for table in tables)
+        mixed = {"sources": sources, "stages": stages}
     return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
 
 
-def _mixture(run: Run, shards: list[Shard]) -> dict[str, Any]:
-    """What a manifest says of the sources and stages of a recipe."""
-    choice = choice_of(run.files, run.config)
+def tables_of(
+    files: Sequence[InputFile], config: PackConfig, shards: Sequence[Shard]
+) -> tuple[list[Source], list[TrainingStage]] | None:
+    """What a manifest says of the sources and stages of a recipe; None: there is none."""
+    choice = choice_of(files, config)
     if choice is None:
-        return {}
-    first_units, rows = first_units_of(run.files, run.row_config), [0] * len(choice.stages)
+        return None
+    first_units, rows = first_units_of(files, config), [0] * len(choice.stages)
     for shard in shards:
         rows[bisect_right(first_units, shard.unit) - 1] += shard.rows
-    stages = run.row_config.mixture.stages if run.row_config.mixture else ()
-    return {
-        "sources": [asdict(one) for one in sources_of(choice)],
-        "stages": [
-            {"name": stage.name, "first_row": sum(rows[:number]), "rows": rows[number]}
-            for number, stage in enumerate(stages)
-        ],
-    }
+    named = config.mixture.stages if config.mixture else ()
+    stages = [
+        TrainingStage(stage.name, sum(rows[:number]), rows[number])
+        for number, stage in enumerate(named)
+    ]
+    return sources_of(choice), stages
 
 
 def sources_of(choice: Choice) -> list[Source]:

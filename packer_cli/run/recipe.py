@@ -199,6 +199,7 @@ class _Job:
         except UsageError:
             if not (finished and self.options.overwrite):
                 raise
+            _refuse_anothers(to, files)
             done = pack(*arguments, self.options, tokenizer, self.notify, self.warn, early)
         if done is None:
             self.notify(f"{to}: the ranks that tokenize the rest go on with it")
@@ -290,6 +291,19 @@ def _refuse_shared(recipe: Recipe, files: list[list[InputFile]]) -> None:
                     f"{as_named(file.path)}: is in two sources, {owner!r} and {source.name!r}",
                     "leave it to one of them",
                 )
+
+
+def _refuse_anothers(to: Path, files: list[InputFile]) -> None:
+    """UsageError for a tokenized directory of other files: another recipe names it, too, and views
+    may refer to it.
+    """
+    theirs = {one.path for one in load_tokenized(to).inputs_now.values()}
+    if theirs.isdisjoint(file.path for file in files):
+        raise UsageError(
+            f"{to}: holds documents of other inputs, among them {as_named(min(theirs))}",
+            "name another directory: tokenized = DIR, or give the source another name; if nothing "
+            "needs those documents any more, remove the directory",
+        )
 
 
 def _root(recipe: Recipe, destination: Path | str) -> Path:

@@ -34,6 +34,7 @@ from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import digest
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.encoder import framed_for, source_again
+from packer_cli.run.finalize import tables_of
 from packer_cli.threads import run_all
 from packer_cli.verify.comparison import Comparison
 from packer_cli.verify.drawing import draws, shares
@@ -65,10 +66,12 @@ def compare_inputs(
     findings.documents_compared, findings.inputs_compared = 0, len(files)
     if not files:
         return
-    if isinstance(manifest, Manifest) and manifest.sources:
+    if isinstance(manifest, Manifest) and isinstance(config, PackConfig) and config.mixture:
         if len(files) < len(manifest.inputs_now):
             return  # what is taken of one source depends on all of them
         _check_units(manifest, config, files, findings)
+        if findings.problems:
+            return
     else:
         _check_ends(manifest, files, findings)
     documents = sum(manifest.inputs[file].documents for file in files)
@@ -269,9 +272,9 @@ def _unchanged(
 
 
 def _check_units(
-    manifest: Result, config: DocumentConfig, files: dict[int, InputFile], findings: Findings
+    manifest: Manifest, config: PackConfig, files: dict[int, InputFile], findings: Findings
 ) -> None:
-    """Whether the units of a recipe's result take what the recipe says."""
+    """Whether the units of a recipe's result take what the recipe says, and its tables say so."""
     text = "units: are not those that the recipe gives for these tokenized directories"
     try:
         expected = [
@@ -279,7 +282,10 @@ def _check_units(
             for unit in work_units(list(files.values()), config)
         ]
         if expected == [(unit.unit, unit.slices) for unit in manifest.units]:
-            return
+            tables = tables_of(list(files.values()), config, manifest.shards)
+            if tables == (manifest.sources, manifest.stages):
+                return
+            text = "sources and stages: are not those of what the recipe takes"
     except PackerError as error:
         text = error.message
     findings.add(MANIFEST, text, remedy=DIFFERENT)

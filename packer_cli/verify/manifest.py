@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from math import inf
 
 from packer_cli.config.documents import DocumentConfig
@@ -31,6 +32,7 @@ def check_manifest(stored: Stored, config: DocumentConfig, findings: Findings) -
     findings.add(MANIFEST, *disagreements(manifest))
     findings.add(MANIFEST, *_impossible_options(manifest, config))
     findings.add(MANIFEST, *_marked(stored, config))
+    findings.add(MANIFEST, *_wrong_tables(manifest, config))
     findings.add(MANIFEST, *uncovered(manifest, config))
 
 
@@ -71,6 +73,27 @@ def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
         if bad > (limit * records if isinstance(limit, float) else limit):
             wrong.append(f"config: max_errors is {limit}, but rejected_records is {bad}")
     return wrong
+
+
+def _wrong_tables(manifest: Result, config: DocumentConfig) -> Iterator[str]:
+    """Sources and stages that are not those of the options, or leave out inputs or rows."""
+    if not (isinstance(manifest, Manifest) and isinstance(config, PackConfig)):
+        return
+    amounts = config.mixture.sources if config.mixture else ()
+    edges = list(accumulate((one.inputs for one in amounts), initial=0))
+    asked = [(one.name, inputs) for one, inputs in zip(amounts, pairwise(edges), strict=True)]
+    if [(one.name, one.inputs) for one in manifest.sources] != asked:
+        yield "sources are not those of config: mixture"
+    elif amounts and edges[-1] != len(manifest.inputs):
+        yield f"sources have {edges[-1]} inputs, there are {len(manifest.inputs)}"
+    names = [one.name for one in (config.mixture.stages if config.mixture else ())]
+    firsts = list(accumulate((one.rows for one in manifest.stages), initial=0))
+    if [one.name for one in manifest.stages] != names:
+        yield "stages are not those of config: mixture"
+    elif [one.first_row for one in manifest.stages] != firsts[:-1]:
+        yield "a stage does not begin where the one before it ends"
+    elif names and firsts[-1] != manifest.rows:
+        yield f"stages have {firsts[-1]} rows, rows is {manifest.rows}"
 
 
 def _wrong_shapes(manifest: Result, shape: Shape) -> Iterator[str]:

@@ -226,3 +226,18 @@ def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:
         'inputs = ["c.jsonl"]', 'inputs = ["c.jsonl"]\ntrain_on = "assistant"'))  # fmt: skip
     failed = packer("pack", "mix.toml", "--unit-bytes", "20k", "-q", "-o", "other")
     assert_error(failed, 2, "mix.toml, source 'c': --train-on: assistant is not for records of")
+
+
+def test_overwriting_a_result_leaves_tokenized_documents_of_another_recipe(recipe: Path) -> None:
+    one = (
+        'max_length = 256\ntokenizer = "bytes"\ntokenized = "shared"\n'
+        '[[source]]\nname = "web"\ninputs = ["{}.jsonl"]\n'
+    )
+    Path("first.toml").write_text(one.format("a-1"))
+    Path("second.toml").write_text(one.format("b"))
+    assert packer("pack", "first.toml", "-o", "first", "--view", "-q").exit_code == 0
+    before = contents(recipe / "shared")
+    done = packer("pack", "second.toml", "-o", "second", "--overwrite", "-q")
+    assert_error(done, 2, "source 'web': shared/web: holds documents of other inputs", "a-1.jsonl")
+    assert contents(recipe / "shared") == before
+    assert packer("verify", "first").exit_code == 0
