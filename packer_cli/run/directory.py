@@ -309,13 +309,16 @@ def finished(output: Path) -> UsageError:
 
 
 def _refuse_foreign(folder: Folder, may_replace: bool) -> None:
+    # looked at first: a rank that ends meanwhile puts the manifest in its place before its own
+    # folder goes
+    is_foreign = identity_of(folder, WORK) is None and not all(
+        is_leftover(n, WORK) for n in folder.names()
+    )
     if holds_result(folder.path):
         if not may_replace:
             raise finished(folder.path)
         earlier_result(folder)  # raises, when it is not known which files it has
-    elif identity_of(folder, WORK) is None and not all(
-        is_leftover(n, WORK) for n in folder.names()
-    ):
+    elif is_foreign:
         raise UsageError(
             f"{folder.path}: is not empty, and not a result of packer",
             "choose another --output; --overwrite only replaces what packer made",
