@@ -226,3 +226,15 @@ def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:
         'inputs = ["c.jsonl"]', 'inputs = ["c.jsonl"]\ntrain_on = "assistant"'))  # fmt: skip
     failed = packer("pack", "mix.toml", "--unit-bytes", "20k", "-q", "-o", "other")
     assert_error(failed, 2, "mix.toml, source 'c': --train-on: assistant is not for records of")
+
+
+@pytest.mark.usefixtures("recipe")
+def test_where_a_recipe_is_wrong_about_its_files() -> None:
+    text = Path("mix.toml").read_text()
+    Path("mix.toml").write_text(text.replace("b.jsonl", "d.jsonl"))
+    failed = packer("pack", "mix.toml", "-o", "out")
+    assert_error(failed, 2, "mix.toml, source 'b': d.jsonl: no such file or directory")
+    assert "relative paths start at the recipe's folder" in failed.stderr
+    Path("mix.toml").write_text(text.replace("b.jsonl", "c.jsonl"))
+    failed = packer("pack", "mix.toml", "-o", "out")
+    assert_error(failed, 2, "mix.toml, sources 'b' and 'c': both have c.jsonl")
