@@ -318,6 +318,8 @@ def test_progress_on_a_terminal(data: Path, columns: int) -> None:
     assert bar.startswith("packing: 100%")
     for part in ("tokens/s",) if columns < 100 else ("B/s, 2 docs, ", "tokens/s, 81.25% used]"):
         assert part in bar
+    tokenize = [packer_script(), "tokenize", "a.jsonl", "-t", "bytes", "-o", "tokens"]
+    assert "tokenizing: 100%" in on_terminal(columns, *tokenize)[1]
     assert bar.split("|")[1].count("█") >= 8
     assert re.search(r"packer: out: done in \d+\.\d s\n", "\r".join(shown).replace("\r\n", "\n"))
 
@@ -332,8 +334,6 @@ def test_notes_are_lines_of_their_own_beside_a_bar(data: Path) -> None:
 
 def test_a_full_bar_of_verify_is_not_its_end(data: Path) -> None:
     pack("a.jsonl", "-l", 16, "-t", "bytes", "-o", "out")
-    tokenize = [packer_script(), "tokenize", "a.jsonl", "-t", "bytes", "-o", "tokens"]
-    assert "tokenizing: 100%" in on_terminal(columns, *tokenize)[1]
     verify = [packer_script(), "verify", "out"]
     done, shown = on_terminal(80, *verify, "--against-inputs")
     assert done.returncode == 0
