@@ -179,8 +179,9 @@ def _directory(name: str, config: DocumentConfig, notify: Callable[[str], None])
         documents = replace(config, sample_by="document")
         if not config.whole_files and any(_files_below(name, documents, lambda message: None, ())):
             raise UsageError(
-                f"{name}: no input files in this directory, only texts such as sources",
-                "to pack each of these as one document, add --sample-by document",
+                f"{name}: no data files in this directory, only prose or source code",
+                "to pack each file as one document, add --sample-by document; in a recipe, "
+                'sample_by = "document" to this source',
             )
         within = (storage.join(name, one) for one, is_folder in _listing(name) if is_folder)
         raise UsageError(

@@ -118,7 +118,10 @@ class JsonArrayReader(JsonReader):
         what = "the file ends before its array does, expected a record or ]"
         if elements.begin >= 0:
             where = elements.begin
-            what = f"the record that begins here does not end before the file, of {end} bytes, does"
+            what = (
+                "the record that begins here, or the array, is not closed where the file ends, "
+                f"byte {end}"
+            )
         tip = "fetch or write the file again: it was cut short, or a quote or bracket is missing"
         return self.refused(file, BadRecord(where, what, tip))
 

@@ -55,10 +55,11 @@ def refuse_missed(
     cause = far.index(max(far))
     where = f"stage {mixture.stages[stage].name or stage + 1}, " if mixture.stages else ""
     raise UsageError(
-        f"{where}source {mixture.sources[cause].name!r}: too small: of {asked[cause]:,.0f} "
-        f"{_counted(mixture)}, whole documents come to {taken[cause]:,}, so that shares are up to "
-        f"{missed:.2%} off",
-        "take more of it, or give amounts as epochs or tokens, which are rounded to a document",
+        f"{where}source {mixture.sources[cause].name!r}: its documents are too long for its share: "
+        f"{asked[cause]:,.0f} {_counted(mixture)} are asked of it, whole documents come to "
+        f"{taken[cause]:,}, so shares are up to {missed:.2%} off, expected at most {_CLOSE:.1%}",
+        "take more in all, or give this source tokens or epochs instead of a weight: these are "
+        "rounded to a document",
     )
 
 
@@ -117,9 +118,10 @@ def _refuse_too_much(mixture: Mixture, available: Sequence[int], amounts: Sequen
     """Raise UsageError for a source of which more is asked than it may give."""
     for one, has, amount in zip(mixture.sources, available, amounts, strict=True):
         if one.epochs is None and amount > one.max_epochs * has * (1 + _ROUNDING):
+            epochs = "1 epoch has" if one.max_epochs == 1 else f"{one.max_epochs:g} epochs have"
             raise UsageError(
                 f"source {one.name!r}: too small: {amount:,.0f} {_counted(mixture)} are asked of "
-                f"it, {one.max_epochs:g} epochs of it have {one.max_epochs * has:,.0f}",
+                f"it, {epochs} {one.max_epochs * has:,.0f}",
                 f"ask for less, or let it be taken more often: max_epochs = {amount / has:.2f}",
             )
 

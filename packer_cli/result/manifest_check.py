@@ -39,8 +39,14 @@ def shape_of(manifest: Result) -> Shape:
     names = dict.fromkeys(one.shape for one in manifest.inputs_now.values() if one.shape)
     if names:
         return joined({name: shape_named(name) for name in names})
-    # only the inputs show whether the prompts are messages
-    return Shape(config["shape"], of_messages=config.get("prompt_template") == "chat")
+    # only the inputs show whether the prompts are messages, and tokens those of both kinds
+    both = config["shape"] == "tokens" and config.get("overlong") == "split-text"
+    return Shape(
+        config["shape"],
+        of_messages=config.get("prompt_template") == "chat",
+        of_supervised=both,
+        of_text=both,
+    )
 
 
 def config_of(manifest: Manifest) -> PackConfig:

@@ -274,7 +274,8 @@ def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
     """Progress that counts what is packed already as read."""
     weight = {unit.index: sum(part.weight for part in unit.slices) for unit in run.units}
     size = sum(weight.values() if run.is_tokenized else (file.size for file in run.files))
-    progress = Progress(size, show=options.progress)
+    doing = "tokenizing" if run.is_to_tokenize else "packing"
+    progress = Progress(size, show=options.progress, doing=doing)
     left = sum(weight[unit.index] for unit in units)
     if len(units) < len(run.units):
         progress.skip(1 - left / sum(weight.values()))

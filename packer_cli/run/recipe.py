@@ -181,7 +181,10 @@ class _Job:
             yield
         except PackerError as error:
             place = f"{self.recipe.path}, source {source.name!r}"
-            raise type(error)(f"{place}: {error.message}", error.tip) from error
+            tip = error.tip
+            if not any(one.startswith("@") for one in source.inputs):  # lists are as anywhere else
+                tip = tip.replace("start at the current directory", "start at the recipe's folder")
+            raise type(error)(f"{place}: {error.message}", tip) from error
 
     def _tokenize(
         self, source: Source, files: list[InputFile], to: Path, early: EarlyReference | None
@@ -208,7 +211,7 @@ class _Job:
         """UsageError where a tokenized directory is not what a run would make of a source now."""
         again = f"packer pack {self.recipe.path}"
         if not holds_result(to):
-            raise UsageError(f"is not tokenized yet: there is no {to}", f"run {again} first")
+            raise UsageError(f"not tokenized yet: there is no {to}", f"run {again} first")
         files, config, shape, chosen = settled(
             files, _options_of(source, files), self.recipe.tokenizer, self.notify, self.warn
         )
@@ -288,7 +291,8 @@ def _refuse_shared(recipe: Recipe, files: list[list[InputFile]]) -> None:
             owner = owners.setdefault(storage.identity(file.path), source.name)
             if owner != source.name:
                 raise UsageError(
-                    f"{as_named(file.path)}: is in two sources, {owner!r} and {source.name!r}",
+                    f"{recipe.path}, sources {owner!r} and {source.name!r}: "
+                    f"both have {as_named(file.path)}",
                     "leave it to one of them",
                 )
 

@@ -318,6 +318,8 @@ def test_progress_on_a_terminal(data: Path, columns: int) -> None:
     assert bar.startswith("packing: 100%")
     for part in ("tokens/s",) if columns < 100 else ("B/s, 2 docs, ", "tokens/s, 81.25% used]"):
         assert part in bar
+    tokenize = [packer_script(), "tokenize", "a.jsonl", "-t", "bytes", "-o", "tokens"]
+    assert "tokenizing: 100%" in on_terminal(columns, *tokenize)[1]
     assert bar.split("|")[1].count("█") >= 8
     assert re.search(r"packer: out: done in \d+\.\d s\n", "\r".join(shown).replace("\r\n", "\n"))
 

@@ -71,7 +71,7 @@ def test_named_sources(folder: Path, name: str) -> None:
 def test_a_folder_of_nothing_but_sources_says_how_to_pack_it(folder: Path) -> None:
     save(SOURCES)
     result = packer("pack", "src", *QUIET)
-    assert_error(result, 2, "src: no input files in this directory, only texts such as sources")
+    assert_error(result, 2, "src: no data files in this directory, only prose or source code")
     assert "add --sample-by document" in result.stderr
 
 

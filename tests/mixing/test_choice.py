@@ -131,7 +131,10 @@ def test_tokens_in_all_are_what_weights_share_beside_epochs() -> None:
 @pytest.mark.parametrize(
     ("amounts", "mixture", "parts"),
     [
-        pytest.param([Amount("a", weight=1)], {"tokens": 10**6}, ["'a'", "too small"], id="tokens"),
+        pytest.param(
+            [Amount("a", weight=1)], {"tokens": 10**6}, ["'a'", "too small", ", 1 epoch has "],
+            id="tokens",
+        ),
         pytest.param([Amount("a", tokens=10**6)], {}, ["'a'", "max_epochs = "], id="own tokens"),
         pytest.param(
             [Amount("a", weight=1), Amount("b", epochs=1)], {"tokens": 10}, ["nothing is left"],
@@ -139,7 +142,8 @@ def test_tokens_in_all_are_what_weights_share_beside_epochs() -> None:
         ),
         pytest.param(
             [Amount("a", weight=1), Amount("b", weight=1)], {"tokens": 150},
-            ["too small: of 75 tokens", "% off"], id="whole documents are too coarse",
+            ["too long for its share: 75 tokens are asked", "% off, expected at most 0.1%"],
+            id="whole documents are too coarse",
         ),
         pytest.param(
             [Amount("a")], {"validation_share": 1e-9}, ["the validation split is empty"],

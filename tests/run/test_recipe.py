@@ -241,3 +241,15 @@ def test_overwriting_a_result_leaves_tokenized_documents_of_another_recipe(recip
     assert_error(done, 2, "source 'web': shared/web: holds documents of other inputs", "a-1.jsonl")
     assert contents(recipe / "shared") == before
     assert packer("verify", "first").exit_code == 0
+
+
+@pytest.mark.usefixtures("recipe")
+def test_where_a_recipe_is_wrong_about_its_files() -> None:
+    text = Path("mix.toml").read_text()
+    Path("mix.toml").write_text(text.replace("b.jsonl", "d.jsonl"))
+    failed = packer("pack", "mix.toml", "-o", "out")
+    assert_error(failed, 2, "mix.toml, source 'b': d.jsonl: no such file or directory")
+    assert "relative paths start at the recipe's folder" in failed.stderr
+    Path("mix.toml").write_text(text.replace("b.jsonl", "c.jsonl"))
+    failed = packer("pack", "mix.toml", "-o", "out")
+    assert_error(failed, 2, "mix.toml, sources 'b' and 'c': both have c.jsonl")
