@@ -143,7 +143,7 @@ class Source(Struct, frozen=True):
     inputs               first and last + 1 of its inputs
     documents, available  in one epoch: without those held out, dropped or equal to others
     asked, taken         how much was asked for, and chosen
-    held_out_documents   which are on the other side of the split
+    held_out_documents   which are held out for validation
     duplicate_documents  left out: an equal one is there
     """
 
