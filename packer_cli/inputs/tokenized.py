@@ -65,14 +65,14 @@ class Pool:
         return len(self.numbers)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)  # a recipe may have hundreds
 def opened(file: InputFile) -> TokenizedDirectory:
     """The tokenized directory that an input is."""
     _manifest_read(file)  # before: if it is replaced now, what was read of it is not what is there
     return open_tokenized(file.path.removesuffix(MANIFEST) or ".")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)  # a recipe may have hundreds
 def _manifest_read(file: InputFile) -> Stretch:
     """The manifest, which names all shards by their content, as it is when it is opened."""
     return Stretch(0, *digest(file.path))
