@@ -72,6 +72,28 @@ def test_documents_and_what_is_packed_from_them(cluster: str, inputs: Path, kind
     assert contents("out") == contents("local" if kind == "pack" else "tokenized")
 
 
+def test_a_recipe(cluster: str, inputs: Path) -> None:
+    Path("mix.toml").write_text(
+        'max_length = 256\ntokenizer = "bytes"\nunit_bytes = "60k"\n'
+        '[[source]]\nname = "a"\ninputs = ["a.jsonl"]\nepochs = 1.5\n'
+        '[[source]]\nname = "b"\ninputs = ["b.jsonl"]\n'
+        '[validation]\nshare = "10%"\n'
+    )
+    assert packer("pack", "mix.toml", "-q", "-o", "here/out").exit_code == 0
+    on_ray = ["--engine", "ray", "--ray-address", cluster, "-o", "there/out"]
+    done = subprocess.run(
+        [packer_script(), "pack", "mix.toml", "-q", *on_ray],
+        capture_output=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    here, there = (
+        {name: data for name, data in contents(one).items() if name.endswith(".arrow")}
+        for one in ("here", "there")
+    )
+    assert len(here) > 6
+    assert there == here
+
+
 def packing_processes() -> list[int]:
     """The Ray workers that pack units."""
     found = []
