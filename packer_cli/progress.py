@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 _EVERY_SECONDS = 30.0
 _NARROW_COLUMNS = 100  # with fewer, a bar has no room beside all figures
-_NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+_NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt}B [{elapsed}<{remaining}{postfix}]"
 
 
 bars: list[tqdm[None]] = []  # on the screen: what is printed must not continue their line

@@ -58,8 +58,8 @@ def refuse_missed(
         f"{where}source {mixture.sources[cause].name!r}: its documents are too long for its share: "
         f"{asked[cause]:,.0f} {_counted(mixture)} are asked of it, whole documents come to "
         f"{taken[cause]:,}, so shares are up to {missed:.2%} off, expected at most {_CLOSE:.1%}",
-        "take more in all, or give this source tokens or epochs instead of a weight: these are "
-        "rounded to a document",
+        "take more in all, choose other weights, or give every source epochs or tokens, which may "
+        "be off by a document",
     )
 
 

@@ -197,13 +197,18 @@ class _Job:
         if finished and not options.as_rank:
             options = replace(options, update=True, add=False, overwrite=False)
         arguments = list(source.inputs), to, config
+
+        def notify(message: str) -> None:  # what does not name the directory names the source
+            named = message.startswith(f"{to}: ")
+            self.notify(message if named else f"source {source.name!r}: {message}")
+
         try:
-            done = pack(*arguments, options, tokenizer, self.notify, self.warn, early)
+            done = pack(*arguments, options, tokenizer, notify, self.warn, early)
         except UsageError:
             if not (finished and self.options.overwrite):
                 raise
             _refuse_anothers(to, files)
-            done = pack(*arguments, self.options, tokenizer, self.notify, self.warn, early)
+            done = pack(*arguments, self.options, tokenizer, notify, self.warn, early)
         if done is None:
             self.notify(f"{to}: the ranks that tokenize the rest go on with it")
 

@@ -53,7 +53,9 @@ def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateC
             raise UsageError(f"--chat-template: {path} is not UTF-8: {error}") from error
     if _DEFAULT in own:
         tool_use = own.get(_TOOL_USE)
-        origin = "the tokenizer" if tool_use is None else "the tokenizer, tool_use for tools"
+        origin = "the tokenizer's own"
+        if tool_use is not None:
+            origin += ", tool_use for tools"
         return TemplateChoice(own[_DEFAULT], origin, tool_use)
     if own:
         raise UsageError(

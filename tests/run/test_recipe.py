@@ -216,7 +216,8 @@ def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:
     text = Path("mix.toml").read_text().replace('tokenizer = "bytes"\n', "")
     Path("mix.toml").write_text(text.replace("weight = 0.1", "epochs = 1").replace(
         "weight = 1\nmax_epochs = 10", "epochs = 3"))  # fmt: skip
-    pack()
+    said = pack().splitlines()
+    assert "packer: source 'b': records: messages" in said
     configs = {name: json.loads(Path(f"mix-tokenized/{name}/manifest.json").read_text())["config"]
                for name in "abc"}  # fmt: skip
     assert {name: one["train_on"] for name, one in configs.items()} == {

@@ -72,7 +72,7 @@ def test_a_template_that_is_named_is_for_all(folder: Path) -> None:
     result = packer(
         "pack", write([with_tools()]), "-l", 512, "-t", how["tokenizer"], "-o", "out", "--overwrite"
     )
-    assert "chat template: the tokenizer, tool_use for tools; trained on" in result.stderr
+    assert "chat template: the tokenizer's own, tool_use for tools; trained on" in result.stderr
 
 
 # Tokens
