@@ -83,7 +83,8 @@ def pack(
     )
     refuse_no_tokenizer(order.tokenizer)
     length = order.config.max_length
-    place = place_of(order.output or default_output(inputs, f"packed-{length}"), order.staging)
+    output = default_output(inputs, f"packed-{length}") if order.output is None else order.output
+    place = place_of(output, order.staging)
     run = options_of_run(order.options, rank=rank, world_size=world_size, quiet=quiet)
     results = list(_results(order, place, run, ctx.obj, quiet=quiet))
     if not quiet:

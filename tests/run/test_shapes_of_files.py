@@ -149,8 +149,11 @@ def test_a_shape_that_is_named_finds_its_fields_in_each_file() -> None:
 
 def test_texts_beside_what_must_stay_whole() -> None:
     write_texts()
-    done = packer("pack", "sft", *QUIET, "-o", "out")
-    assert_error(done, 2, "some files hold alpaca, which must not be cut, others text")
+    run("pack", "sft", *PACK, "-o", "split")
+    split = check_directory("split")
+    assert split["config"]["overlong"] == "split-text"
+    (texts,) = (one for one in split["inputs"] if one["path"] == "sft/texts.jsonl")
+    assert (texts["documents"], texts["dropped_documents"]) == (3, 0)
     run("pack", "sft", *PACK, "--overlong", "drop", "-o", "out")
     manifest = check_directory("out")
     (texts,) = (one for one in manifest["inputs"] if one["path"] == "sft/texts.jsonl")
