@@ -144,10 +144,11 @@ class _Stdin(io.RawIOBase):
 
     def read(self, size: int = -1, /) -> bytes:
         data = self._seen.read(size)
-        if not data:
-            data = self._fresh(size)
+        if not data or 0 < len(data) < size:
+            fresh = self._fresh(size - len(data) if size > 0 else size)
             if self.remember:
-                self._seen.write(data)
+                self._seen.write(fresh)
+            data += fresh
         self._position += len(data)
         if not self.remember:
             self._sha.update(data)
