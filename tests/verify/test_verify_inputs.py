@@ -214,7 +214,7 @@ def test_a_label_that_was_untrained(folder: Path) -> None:
     forge(shard, changed(shard, "labels", 1, -100))
 
     result = Result("out")
-    result.add("trained_tokens", -1)
+    result.add_to_input("trained_tokens", -1)
     result.manifest["shards"][0]["trained_tokens"] -= 1
     result.save()
     assert_sound()
