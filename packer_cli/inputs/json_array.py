@@ -85,9 +85,13 @@ class JsonArrayReader(JsonReader):
         last = elements.closed_at
         return sorted({edge for edge in edges if last is None or edge <= last})
 
+    def goes_on_after(self, piece: bytes) -> bool:
+        """Whether strings and brackets of a record match."""
+        return is_closed(piece)
+
     def refuse(self, file: InputFile, piece: bytes, bad: BadRecord) -> None:
-        """Raises DataError where strings or brackets of a record do not match."""
-        if not is_closed(piece):
+        """Raises DataError where they do not."""
+        if not self.goes_on_after(piece):
             tip = "mend it: where the next record begins is unknown, so that none can be skipped"
             raise self.refused(file, replace(bad, tip=tip))
 

@@ -56,8 +56,12 @@ class JsonReader(LinePositions):
         """Where reading must begin for the slice that begins at `start`."""
         raise NotImplementedError
 
+    def goes_on_after(self, piece: bytes) -> bool:
+        """Whether the records after a bad one are found."""
+        return True
+
     def refuse(self, file: InputFile, piece: bytes, bad: BadRecord) -> None:
-        """Raises DataError where a bad record says that those after it are not found."""
+        """Raises DataError where they are not."""
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         """The field names of the first record, or None when there is none.
@@ -78,10 +82,10 @@ class JsonReader(LinePositions):
                     try:
                         values = _names_decoder(piece)
                     except DECODE_ERRORS:
+                        if skip and self.goes_on_after(piece):
+                            continue
                         bad_one = explain(piece, position, _any_decoder, self.what)
                         self.refuse(file, piece, bad_one)
-                        if skip:
-                            continue
                         raise self.refused(file, bad_one) from None
                     names = list(values)
                     fits = fits_a_shape(names, config.shape, config.renamed)

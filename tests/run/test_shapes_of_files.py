@@ -293,7 +293,7 @@ def test_an_older_unfinished_run_is_continued() -> None:
 
 
 def test_what_is_named_is_updated() -> None:
-    options = [*PACK, "--unit-bytes", 1]
+    options = [*PACK, "--unit-bytes", 40]
     run("pack", "sft", *options, "-o", "out")
     write([chat(user("new"), assistant("it is"))], "sft/alpaca.jsonl")
     run("pack", "sft", *options, "--update", "-o", "out")
@@ -304,7 +304,7 @@ def test_what_is_named_is_updated() -> None:
 
 def test_files_of_other_shapes_are_added() -> None:
     """To a result of one shape, and one of these to a result of several."""
-    options = [*PACK, "--unit-bytes", 1]
+    options = [*PACK, "--unit-bytes", 40]
     run("pack", "sft/messages.jsonl", *options, "-o", "out")
     run("pack", "sft/alpaca.jsonl", *options, "--add", "-o", "out")
     assert shapes() == {"messages": "messages", "alpaca": "alpaca"}
