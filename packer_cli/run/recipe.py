@@ -24,7 +24,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.recipe import Recipe, Source
 from packer_cli.config.run_options import RunOptions
 from packer_cli.config.shape_rules import without_idle
-from packer_cli.durable import make_folders, put_file
+from packer_cli.durable import put_file
 from packer_cli.early import EarlyReference
 from packer_cli.errors import InternalError, PackerError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
@@ -46,6 +46,7 @@ from packer_cli.run.pipeline import Notify, pack, settled
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.update import is_same_mixture, plan_update
 
+_SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
 _OF_RUN = {"unit_bytes", "shard_bytes"}  # options of documents that rows have, too
 
 
@@ -64,21 +65,26 @@ def pack_recipe(
     """
     if options.add:
         raise UsageError("--add: a recipe names all of its inputs", "add them there, and --update")
+    mixture = recipe.config.mixture
+    is_local_split = mixture and mixture.is_split and not storage.is_url(str(destination))
+    if is_local_split:
+        _refuse_in_the_way(destination)
     job = _Job(recipe, destination, options, notify, warn)
     directories = job.tokenized(early)
     mixture = job.mixture(directories)
     parts = [TRAIN, VALIDATION] if mixture.is_split else [None]
-    if mixture.is_split:
-        _begin_splits(destination)
     places = [_inside(destination, part) if part else destination for part in parts]
     if options.as_rank and not all(holds_result(Path(one)) for its in directories for one in its):
         return [(place, None) for place in places]
     finished = [_is_finished(place) for place in places]
+    is_complete = all(finished) and not (is_local_split and not _joined(destination).exists())
     results: list[tuple[Path | str, Manifest | None]] = []
     for part, place, is_done in zip(parts, places, finished, strict=True):
         config = _of_rows(recipe.config, replace(mixture, part=part or TRAIN))
-        goes_on = is_done and not all(finished) and not (options.overwrite or options.update)
+        goes_on = is_done and not is_complete and not (options.overwrite or options.update)
         results.append((place, job.packed(directories, place, config, staging, goes_on=goes_on)))
+    if is_local_split and all(map(_is_finished, places)):
+        _join_sides(destination)
     return results
 
 
@@ -343,23 +349,31 @@ def _is_finished(place: Path | str) -> bool:
     return holds_result(Path(place))
 
 
-def _begin_splits(destination: Path | str) -> None:
-    """Make the directory of both sides, which opens as a datasets.DatasetDict."""
-    if isinstance(destination, str) and storage.is_url(destination):
-        return
+def _refuse_in_the_way(destination: Path | str) -> None:
+    """UsageError where the directory of both sides cannot be."""
     folder = Path(destination)
     if holds_result(folder):
         raise UsageError(
             f"{folder}: holds a result, and the recipe makes one for each side of its split",
             "choose another --output",
         )
-    content = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()
-    file = folder / DATASET_DICT
+    file = _joined(destination)
     try:
-        make_folders(folder)
-        if file.exists() and file.read_bytes() != content:
-            raise UsageError(f"{file}: is of another dataset", "choose another --output")
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return
     except OSError as error:
-        raise from_os_error(error, folder, "write") from error
-    if not file.exists():
-        put_file(file, content)
+        raise from_os_error(error, file, "read") from error
+    if content != _SPLITS:
+        raise UsageError(f"{file}: is of another dataset", "choose another --output")
+
+
+def _joined(destination: Path | str) -> Path:
+    """What makes one dataset of both sides."""
+    return Path(destination) / DATASET_DICT
+
+
+def _join_sides(destination: Path | str) -> None:
+    """Have the directory of both sides, which are finished, open as a datasets.DatasetDict."""
+    if not _joined(destination).exists():
+        put_file(_joined(destination), _SPLITS)
