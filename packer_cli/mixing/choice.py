@@ -38,11 +38,11 @@ class Chosen:
     """What is taken of a source.
 
     places      of its directories among all
-    pool        documents that may be taken, and their amount, counted as amounts are
+    documents   that may be taken, in one epoch; `available`: what they count for
+    held_out    documents that are held out for validation
+    duplicates  documents left out because an equal one is taken
     asked       how much is to be taken
     taken       how much is, exact to half a document
-    held_out    documents on the other side of the split
-    duplicates  documents left out because an equal one is taken
     """
 
     amount: Amount
@@ -53,11 +53,6 @@ class Chosen:
     duplicates: int
     asked: float = 0.0
     taken: int = 0
-
-    @property
-    def epochs(self) -> float:
-        """How often it is taken."""
-        return self.taken / self.available if self.available else 0.0
 
 
 @dataclass(frozen=True)

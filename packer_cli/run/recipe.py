@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -72,12 +72,12 @@ def pack_recipe(
     job = _Job(recipe, destination, options, notify, warn)
     directories = job.tokenized(early)
     mixture = job.mixture(directories)
-    parts = [TRAIN, VALIDATION] if mixture.is_split else [None]
+    parts = _sides(mixture)
     places = [_inside(destination, part) if part else destination for part in parts]
     if options.as_rank and not all(holds_result(Path(one)) for its in directories for one in its):
         return [(place, None) for place in places]
     finished = [_is_finished(place) for place in places]
-    is_complete = all(finished) and not (is_local_split and not _joined(destination).exists())
+    is_complete = all(finished) and (not is_local_split or _joined(destination).exists())
     results: list[tuple[Path | str, Manifest | None]] = []
     for part, place, is_done in zip(parts, places, finished, strict=True):
         config = _of_rows(recipe.config, replace(mixture, part=part or TRAIN))
@@ -105,19 +105,30 @@ class _Job:
             self.warn_user(message)
 
     def tokenized(self, early: EarlyReference | None) -> list[list[str]]:
-        """For every source, the tokenized directories that it consists of."""
+        """For every source, the tokenized directories that it consists of, brought up to date."""
+        begun = [early]  # for the first source that is tokenized
+
+        def tokenize(source: Source, files: list[InputFile], to: Path) -> None:
+            self._tokenize(source, files, to, begun.pop() if begun else None)
+
+        return self.directories(_root(self.recipe, self.destination), tokenize)
+
+    def directories(
+        self, root: Path, prepare: Callable[[Source, list[InputFile], Path], None]
+    ) -> list[list[str]]:
+        """For every source, the tokenized directories that it consists of. `prepare`: one below
+        `root`, of a source whose inputs are no such directories themselves.
+        """
         files = [self.found(source) for source in self.recipe.sources]
         _refuse_shared(self.recipe, files)
-        root = _root(self.recipe, self.destination)
         directories = []
         for source, its in zip(self.recipe.sources, files, strict=True):
             with self.naming(source):
                 if is_tokenized(its):
                     directories.append([_folder_of(file) for file in its])
                 else:
-                    self._tokenize(source, its, root / source.name, early)
+                    prepare(source, its, root / source.name)
                     directories.append([str(root / source.name)])
-                    early = None
         return directories
 
     def mixture(self, directories: list[list[str]]) -> Mixture:
@@ -218,7 +229,7 @@ class _Job:
         if done is None:
             self.notify(f"{to}: the ranks that tokenize the rest go on with it")
 
-    def refuse_stale(self, to: Path, files: list[InputFile], source: Source) -> None:
+    def refuse_stale(self, source: Source, files: list[InputFile], to: Path) -> None:
         """UsageError where a tokenized directory is not what a run would make of a source now."""
         again = f"packer pack {self.recipe.path}"
         if not holds_result(to):
@@ -249,10 +260,9 @@ def rows_of(
     """
     mixture = _Job(recipe, "", RunOptions(), print, print).mixture(directories)
     inputs = [one for its in directories for one in its]
-    parts = [TRAIN, VALIDATION] if mixture.is_split else [None]
     return [
         (part, inputs, [_of_rows(one, replace(mixture, part=part or TRAIN)) for one in configs])
-        for part in parts
+        for part in _sides(mixture)
     ]
 
 
@@ -266,17 +276,7 @@ def tokenized_before(
     roots = [_root(recipe, one) for one in destinations]
     job = _Job(recipe, destinations[0], RunOptions(), notify, warn)
     root = next((one for one in roots if one.exists()), roots[0])
-    files = [job.found(source) for source in recipe.sources]
-    _refuse_shared(recipe, files)
-    directories = []
-    for source, its in zip(recipe.sources, files, strict=True):
-        with job.naming(source):
-            if is_tokenized(its):
-                directories.append([_folder_of(file) for file in its])
-            else:
-                job.refuse_stale(root / source.name, its, source)
-                directories.append([str(root / source.name)])
-    return directories
+    return job.directories(root, job.refuse_stale)
 
 
 def _options_of(source: Source, files: list[InputFile]) -> DocumentConfig:
@@ -284,6 +284,11 @@ def _options_of(source: Source, files: list[InputFile]) -> DocumentConfig:
     if not source.inherited:
         return source.config
     return without_idle(source.config, detect_shape(files, source.config)[1], source.inherited)
+
+
+def _sides(mixture: Mixture) -> list[str | None]:
+    """Of the split, or None alone without one."""
+    return [TRAIN, VALIDATION] if mixture.is_split else [None]
 
 
 def _of_rows(config: PackConfig, mixture: Mixture) -> PackConfig:
