@@ -52,10 +52,14 @@ class Source:
 
 
 class _Hashed(io.RawIOBase):
-    """A file whose bytes are hashed as they are read, so that the digest is of what is packed."""
+    """A file whose bytes are hashed as they are read, so that the digest is of what is packed.
 
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
+    `size`: that it had when it was found. Room for a block is only made where there may be one:
+    for a small file that takes longer than to read it.
+    """
+
+    def __init__(self, raw: IO[bytes], size: int) -> None:
+        self._raw, self._size = raw, size
         self._begin = self._position = raw.tell()
         self._sha = hashlib.sha256()
 
@@ -63,7 +67,8 @@ class _Hashed(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        data = self._raw.read(size)
+        most = max(self._size - self._position, 0) + _OVERRUN_BYTES
+        data = self._raw.read(min(size, most))
         self._sha.update(data)
         self._position += len(data)
         return data
@@ -206,7 +211,7 @@ def open_source(file: InputFile, start: int = 0, *, peek: bool = False) -> Itera
             if file.compression and not file.size:
                 raise EOFError  # not even an empty file compresses to no bytes
             raw.seek(start)
-            hashed = _Hashed(raw)
+            hashed = _Hashed(raw, file.size)
             yield Source(hashed, _decompressed(file.compression, hashed))
     except EOFError as error:
         raise _cut_short(file) from error

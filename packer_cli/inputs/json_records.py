@@ -7,6 +7,7 @@ when a block holds a blank or bad record is it read one by one to find the place
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -177,20 +178,30 @@ class JsonReader(LinePositions):
 
 def _decoder(shape: Shape) -> _Decode:
     """Of records as structs that have the shape's own names."""
+    # values of other fields contain each other, as in messages, so the garbage collector
+    # may track them
+    gc = shape.kind != "text"
+    return _decoder_of((*shape.required,), (*shape.optional,), (*shape.columns.items(),), gc)
+
+
+@lru_cache  # a class takes longer to make than a small file to read
+def _decoder_of(
+    required: tuple[str, ...],
+    optional: tuple[str, ...],
+    columns: tuple[tuple[str, str], ...],
+    gc: bool,
+) -> _Decode:
     numbers = list[int] | None
     kinds: dict[str, Any] = {
         "text": str, "input_ids": list[int], "labels": numbers, "attention_mask": numbers,
     }  # fmt: skip
-    required = [(own, kinds.get(own, Any)) for own in shape.required]
-    optional = [(own, kinds.get(own, Any), None) for own in shape.optional]
-    # values of other fields contain each other, as in messages, so the garbage collector
-    # may track them
-    gc = shape.kind != "text"
+    always = [(own, kinds.get(own, Any)) for own in required]
+    perhaps = [(own, kinds.get(own, Any), None) for own in optional]
     try:
-        record = msgspec.defstruct("Record", [*required, *optional], rename=shape.columns, gc=gc)
+        record = msgspec.defstruct("Record", [*always, *perhaps], rename=dict(columns), gc=gc)
     except ValueError as error:
         raise UsageError(
-            f"a field among {', '.join(map(repr, shape.columns.values()))} cannot be read from "
+            f"a field among {', '.join(repr(name) for _, name in columns)} cannot be read from "
             "JSON: its name holds a quote, a backslash or a control character",
             "rename the field",
         ) from error
