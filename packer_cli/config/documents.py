@@ -34,6 +34,7 @@ def _of_messages(shape: Shape, config: DocumentConfig) -> bool:
 
 _MESSAGES = Need("messages, which a chat template renders", _of_messages)
 _TEXT = Need("records with text", lambda shape, config: shape.kind != "tokens")
+_PLAIN = Need("plain text", lambda shape, config: shape.kind == "text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +192,38 @@ class DocumentConfig:
             needs=_TEXT,
         ),
     ] = "keep"
+    fim_rate: Annotated[
+        float,
+        Option(
+            "Share of texts rearranged to fill in the middle: 0.5 or 50%.",
+            DOCUMENTS,
+            value="share",
+            least=0,
+            most=1,
+            needs=_PLAIN,
+        ),
+    ] = 0.0
+    fim_spm_rate: Annotated[
+        float,
+        Option(
+            "Share of these that have the suffix first.",
+            DOCUMENTS,
+            value="share",
+            least=0,
+            most=1,
+            needs=_PLAIN,
+        ),
+    ] = 0.5
+    fim_tokens: Annotated[
+        tuple[str, ...],
+        Option(
+            "Tokens before the beginning, the end and the middle. Default: the tokenizer's own.",
+            DOCUMENTS,
+            metavar="PRE,SUF,MID",
+            value="list",
+            needs=_PLAIN,
+        ),
+    ] = ()
     on_error: Annotated[
         str,
         Option(
@@ -228,6 +261,7 @@ class DocumentConfig:
     def __post_init__(self) -> None:
         settle(self)
         check_fields(self.renamed)
+        self._check_fill_in_middle()
         if self.max_errors is not None:
             if self.on_error != "skip":
                 raise UsageError(
@@ -238,6 +272,17 @@ class DocumentConfig:
                     f"--max-errors: {self.max_errors} is neither a number nor a share of records",
                     "for example 100, or 0.01 for 1% of all records",
                 )
+
+    def _check_fill_in_middle(self) -> None:
+        if self.fim_tokens and len(set(self.fim_tokens)) != 3:
+            raise UsageError(
+                f"--fim-tokens: {','.join(self.fim_tokens)} are not three different tokens",
+                "name those before the beginning, the end and the middle of a text",
+            )
+        idle = self.fim_tokens or self.fim_spm_rate != 0.5
+        if idle and not self.fim_rate:
+            option = "--fim-tokens" if self.fim_tokens else "--fim-spm-rate"
+            raise UsageError(f"{option}: is for --fim-rate", "give --fim-rate 0.5 besides")
 
     @property
     def renamed(self) -> dict[str, str]:

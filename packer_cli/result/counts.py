@@ -112,6 +112,7 @@ class Counts:
     double_bos_documents: int = 0
     unshown_tools: int = 0
     special_tokens_in_text: int = 0
+    fim_documents: int = 0
     document_length: Int64 = field(default_factory=_powers)
     row_fill: Int64 = field(default_factory=lambda: np.zeros(ROW_FILL_BUCKETS, np.int64))
     segments_per_row: Int64 = field(default_factory=_powers)

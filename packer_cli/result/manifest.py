@@ -208,6 +208,7 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     double_bos_documents: Count
     unshown_tools: Count
     special_tokens_in_text: Count = 0
+    fim_documents: Count = 0
     histograms: DocumentHistograms
     inputs: list[Input]
     units: list[Unit]
@@ -307,7 +308,7 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
 _OF_RESULTS = (
     "documents", "tokens", "trained_tokens", "rejected_records", "empty_documents",
     "trained_turns", "turns_without_end", "double_bos_documents", "unshown_tools",
-    "special_tokens_in_text",
+    "special_tokens_in_text", "fim_documents",
 )  # fmt: skip
 _OF_ROWS = (
     "segments", "unpacked_rows", "truncated_documents", "truncated_tokens",

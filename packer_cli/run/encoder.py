@@ -29,6 +29,7 @@ from packer_cli.result.layout import TEMPLATE, TOKENIZER, TOOL_TEMPLATE
 from packer_cli.run.identity import Run
 from packer_cli.tokenization.agreement import FIRST_DOCUMENTS_CHARACTERS
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
+from packer_cli.tokenization.fill_in_middle import fill_in_middle
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles, choose, highest_id, locate
 from packer_cli.tokenization.rebuilt import rebuilt_otherwise
 from packer_cli.tokenization.specials import Specials
@@ -158,6 +159,7 @@ def choose_encoding(
                 f"warning: --turn-end: {end!r} is not a token of its own, but text for tokenizer "
                 f"{chosen}"
             )
+    fill_in_middle(config, files)  # raises before the work what it would raise within it
     if files is not None and (warning := rebuilt_otherwise(files)):
         notify(f"warning: {warning}; see packer tokenizer --check")
     if not shape.is_supervised:
@@ -203,7 +205,7 @@ def prepare(
     if shape.kind == "tokens":
         files = chosen.files
         highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
-    encode = plain_encoder(tokenizer, highest, _specials(chosen.files, config))
+    encode = _plain_encoder(tokenizer, chosen.files, config, highest)
     return Source(plain_read, encode, tokenizer)
 
 
@@ -288,7 +290,7 @@ def _encoders(
     return {
         name: SupervisedEncoder(renders[name], config, tokenizers[name])
         if name in renders
-        else plain_encoder(tokenizers[name], None, _specials(files, config))
+        else _plain_encoder(tokenizers[name], files, config)
         for name, (_, config) in own.items()
     }
 
@@ -353,6 +355,16 @@ def _composer_parts(
     return shape, config, used, special_tokens(files), end_tokens, _specials(files, config)
 
 
+def _plain_encoder(
+    tokenizer: Tokenizer | None,
+    files: TokenizerFiles | None,
+    config: DocumentConfig,
+    highest: int | None = None,
+) -> Encode:
+    fim = fill_in_middle(config, files)
+    return plain_encoder(tokenizer, highest, _specials(files, config), fim)
+
+
 def _specials(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:
     return Specials(files.specials if files else (), config.special_tokens_in_text)
 
@@ -397,7 +409,7 @@ def source_again(
     """
     if not shape.is_supervised or tokenizer is None:
         read = partial(_plain_read, shape, config)
-        return Source(read, plain_encoder(tokenizer, None, _specials(files, config)))
+        return Source(read, _plain_encoder(tokenizer, files, config))
     from packer_cli.supervised.templates import find_template  # noqa: PLC0415
 
     template = find_template(config.chat_template, files)

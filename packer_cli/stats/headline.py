@@ -77,7 +77,7 @@ def losses(manifest: Manifest, *, always: tuple[str, ...] = ()) -> list[Line]:
 
 
 def unusual(f: dict[str, Any]) -> list[tuple[str, int, str]]:
-    """(title, figure, meaning) of what may be wrong with records."""
+    """(title, figure, meaning) of what is out of the ordinary, and may be wrong."""
     return [
         ("empty", f["empty_documents"], "documents without a token, not packed"),
         ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
@@ -87,5 +87,6 @@ def unusual(f: dict[str, Any]) -> list[tuple[str, int, str]]:
          "template leaves out"),
         ("special", f["special_tokens_in_text"], "special tokens that the content of "
          "records spells out, see --special-tokens-in-text"),
+        ("rearranged", f["fim_documents"], "texts put into another order, see --fim-rate"),
         ("double BOS", f["double_bos_documents"], "documents begin with BOS twice"),
     ]  # fmt: skip

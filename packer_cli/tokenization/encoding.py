@@ -15,6 +15,7 @@ from packer_cli.errors import DataError, InternalError
 from packer_cli.inputs.formats import reader_for
 from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch
 from packer_cli.result.counts import Counts
+from packer_cli.tokenization.fill_in_middle import FillInMiddle
 from packer_cli.tokenization.specials import NO_SPECIALS, SPELLED_OUT_TIP, Specials, spelled_out
 from packer_cli.tokenization.tokenizer import Tokenizer
 
@@ -38,16 +39,24 @@ Encode = Callable[[Records, InputFile], Encoded]
 
 
 def plain_encoder(
-    tokenizer: Tokenizer | None, highest_id: int | None = None, specials: Specials = NO_SPECIALS
+    tokenizer: Tokenizer | None,
+    highest_id: int | None = None,
+    specials: Specials = NO_SPECIALS,
+    fim: FillInMiddle | None = None,
 ) -> Encode:
     """The encoder of texts, and of token ids of a tokenizer whose `highest_id` is known."""
 
     def encode(records: Records, file: InputFile) -> Encoded:
-        records = _without_specials(records, specials)
+        records, rearranged = _without_specials(records, specials), 0
+        if fim is not None and records.texts:
+            records, rearranged = fim.rearranged(records, specials)
         batch, special = token_batch(records, file, tokenizer)
+        if fim is not None and records.specials is None:
+            special -= rearranged * fim.written(specials)
         if highest_id is not None:
             _refuse_ids_above(highest_id, batch, file)
-        return Encoded(batch, records.bad, Counts(special_tokens_in_text=special))
+        counts = Counts(special_tokens_in_text=special, fim_documents=rearranged)
+        return Encoded(batch, records.bad, counts)
 
     return encode
 

@@ -1,0 +1,119 @@
+"""Fill in the middle: texts put into another order, so that a model learns to write what belongs
+between two parts.
+
+    prefix first    PREFIX beginning SUFFIX end MIDDLE middle
+    suffix first    PREFIX SUFFIX end MIDDLE beginning middle
+
+As in Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2022). A text
+is cut at two characters before it becomes tokens. Its own content decides whether, how and where:
+the same text is the same document in every run, unit and epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import blake2b
+from struct import unpack
+from typing import NamedTuple
+
+from packer_cli.config.documents import DocumentConfig
+from packer_cli.errors import UsageError
+from packer_cli.records import Records
+from packer_cli.tokenization.locate import BYTES, TokenizerFiles
+from packer_cli.tokenization.specials import Span, Specials
+
+# As written before the beginning, the end and the middle of a text, by which tokenizers.
+_KNOWN = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    # DeepSeek, whose bars and blanks are no ASCII characters
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+)
+_WHOLE = 1 << 64
+
+
+class FillInMiddle(NamedTuple):
+    """How texts are rearranged.
+
+    rate      the share of texts that are
+    spm_rate  the share of these that have the suffix first
+    tokens    what is written before the beginning, the end and the middle
+    """
+
+    rate: float
+    spm_rate: float
+    tokens: tuple[str, str, str]
+
+    def parts(self, text: str) -> list[tuple[str, str]] | None:
+        """(token, what follows it) of a text in its new order; None where it stays as it is."""
+        content = text.encode("utf-8", "surrogatepass")
+        digest = blake2b(content, digest_size=32, person=b"packer fim").digest()
+        whether, which, *cuts = unpack("<4Q", digest)
+        if not text or whether >= self.rate * _WHOLE:
+            return None
+        first, last = sorted(cut % (len(text) + 1) for cut in cuts)
+        beginning, middle, end = text[:first], text[first:last], text[last:]
+        if which < self.spm_rate * _WHOLE:
+            beginning, middle = "", beginning + middle
+        return list(zip(self.tokens, (beginning, end, middle), strict=True))
+
+    def rearranged(self, records: Records, specials: Specials) -> tuple[Records, int]:
+        """Texts with some of them rearranged, and how many. The tokens written into them are no
+        special tokens of their own content.
+        """
+        texts, controls = list(records.texts or ()), dict(records.controls or {})
+        ours, number = self._among(specials), 0
+        for i, text in enumerate(texts):
+            if (parts := self.parts(text)) is None:
+                continue
+            texts[i], number = "".join(token + after for token, after in parts), number + 1
+            if i in controls:
+                controls[i] = _places(parts, ours)
+        return replace(records, texts=texts, controls=controls or None), number
+
+    def written(self, specials: Specials) -> int:
+        """How many special tokens are written into each text that is rearranged."""
+        return len(self._among(specials))
+
+    def _among(self, specials: Specials) -> set[str]:
+        return {token.content for token in specials.tokens}.intersection(self.tokens)
+
+
+def _places(parts: list[tuple[str, str]], tokens: set[str]) -> list[Span]:
+    """Where these tokens are in the text that the parts make."""
+    places, at = [], 0
+    for token, after in parts:
+        if token in tokens:
+            places.append((at, at + len(token)))
+        at += len(token) + len(after)
+    return places
+
+
+def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> FillInMiddle | None:
+    """What the options ask for; None for nothing. Raises UsageError where the tokenizer has no
+    tokens for it.
+    """
+    if not config.fim_rate:
+        return None
+    added = set(files.added_tokens) if files else set()
+    name = files.source if files else BYTES
+    if config.fim_tokens:
+        absent = [token for token in config.fim_tokens if token not in added]
+        if absent:
+            raise UsageError(
+                f"--fim-tokens: {absent[0]!r} is not a token of its own for tokenizer {name}",
+                "name added tokens that its tokenizer.json has",
+            )
+        prefix, suffix, middle = config.fim_tokens
+        return FillInMiddle(config.fim_rate, config.fim_spm_rate, (prefix, suffix, middle))
+    known = [tokens for tokens in _KNOWN if added.issuperset(tokens)]
+    if len(known) != 1:
+        found = " and ".join(", ".join(tokens) for tokens in known) or "none that packer knows"
+        raise UsageError(
+            f"--fim-rate: needs three tokens of tokenizer {name}, for the beginning, the end and "
+            f"the middle of a text; found {found}",
+            "name them with --fim-tokens BEGINNING,END,MIDDLE, or use a tokenizer for code",
+        )
+    return FillInMiddle(config.fim_rate, config.fim_spm_rate, known[0])

@@ -1,0 +1,205 @@
+"""--fim-rate: texts put into another order, of which nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_tokenizers as tiny
+from support import assert_error, check_directory, contents, packer, recover_documents
+from test_real_data import SHARED
+from tokenizers import Tokenizer
+
+QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+TEXTS = [
+    f"def f{number}(x):\n    return {{'a': [{number}, 2]}}  # naïve café, Привет 👍🏽\n"
+    * (number % 7)
+    for number in range(300)
+]
+_Tokens = Callable[..., Path]
+
+
+@pytest.fixture
+def tokenizer(folder: Path) -> _Tokens:
+    """Makes a byte-level tokenizer with three more tokens, and the input `texts.jsonl`."""
+    lines = [json.dumps({"text": text}) for text in TEXTS]
+    (folder / "texts.jsonl").write_text("\n".join(lines) + "\n")
+
+    def make(tokens: tuple[str, ...] = QWEN, **flags: bool) -> Path:
+        document = tiny.byte_level()
+        for number, content in enumerate(tokens):
+            tiny.with_added_token(document, content, 1000 + number, **flags)
+        return tiny.save(folder / "tok", document, tokenizer_config={"eos_token": tiny.EOS})
+
+    return make
+
+
+@cache
+def loaded(path: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(path / "tokenizer.json"))
+
+
+def parts_of(ids: list[int], path: Path, tokens: tuple[str, ...] = QWEN) -> list[str] | None:
+    """Beginning, middle and end of a document; None for one in its own order. `[middle, end]` of
+    one whose suffix is first.
+    """
+    known = loaded(path)
+    prefix, suffix, middle = (known.token_to_id(token) for token in tokens)
+    if prefix not in ids:
+        assert suffix not in ids
+        assert middle not in ids
+        return None
+    assert [one for one in ids if one in (prefix, suffix, middle)] == [prefix, suffix, middle]
+    first, second = ids.index(suffix), ids.index(middle)
+    assert ids[0] == prefix
+    cut = ids[1:first], ids[second + 1 :], ids[first + 1 : second]
+    return [known.decode(part, skip_special_tokens=False) for part in cut]
+
+
+def pack(*arguments: object, out: str = "out") -> dict[str, Any]:
+    """Pack, check the result, give its manifest."""
+    result = packer("pack", *arguments, "-q", "--overwrite", "-o", out)
+    assert result.exit_code == 0, result.stderr
+    return check_directory(out)
+
+
+def documents(directory: str = "out") -> dict[int, list[int]]:
+    """Tokens by the number of their line, without EOS."""
+    return {position: ids.tolist()[:-1] for (_, position), ids in
+            recover_documents(directory).items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("backend", ["auto", "tokenizers"])
+def test_every_text_is_whole_and_some_are_rearranged(
+    tokenizer: _Tokens, special: bool, backend: str
+) -> None:
+    path = tokenizer(special=special)
+    options = ["-l", 4096, "-t", path, "--tokenizer-backend", backend, "--overlong", "drop"]
+    manifest = pack("texts.jsonl", *options, "--fim-rate", "50%")
+    known = loaded(path)
+    lines = Path("texts.jsonl").read_bytes().splitlines(keepends=True)
+    begins = [sum(map(len, lines[:number])) for number in range(len(lines))]
+    rearranged = 0
+    for position, ids in documents().items():
+        text = TEXTS[begins.index(position)]
+        parts = parts_of(ids, path)
+        rearranged += parts is not None
+        whole = known.decode(ids, skip_special_tokens=False) if parts is None else "".join(parts)
+        assert whole == text
+    filled = sum(map(bool, TEXTS))
+    assert manifest["fim_documents"] == rearranged
+    assert 0.4 * filled < rearranged < 0.6 * filled
+    assert manifest["special_tokens_in_text"] == 0
+    assert manifest["empty_documents"] == len(TEXTS) - filled
+    assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
+
+
+def test_the_share_that_has_the_suffix_first(tokenizer: _Tokens) -> None:
+    path = tokenizer()
+    options = ["-l", 4096, "-t", path, "--fim-rate", 1, "--overlong", "drop"]
+    for share in (0, 0.3, 1):
+        pack("texts.jsonl", *options, "--fim-spm-rate", share)
+        cut = [parts_of(ids, path) for ids in documents().values()]
+        assert all(parts is not None for parts in cut)
+        beginning_first = sum(1 for parts in cut if parts and parts[0])
+        # of a text that is cut at its very beginning nothing tells
+        assert (
+            beginning_first == 0
+            if share == 1
+            else abs(beginning_first / len(cut) - 1 + share) < 0.1
+        )
+
+
+def test_a_text_is_the_same_document_wherever_it_is(tokenizer: _Tokens) -> None:
+    path = tokenizer()
+    options = ["-l", 4096, "-t", path, "--fim-rate", 0.5, "--overlong", "drop"]
+    pack("texts.jsonl", *options)
+    lines = Path("texts.jsonl").read_text().splitlines()
+    Path("turned.jsonl").write_text("\n".join(reversed(lines)))
+    pack("turned.jsonl", *options, "--unit-bytes", "2k", "--workers", 1, out="turned")
+    assert sorted(documents().values()) == sorted(documents("turned").values())
+
+
+def test_tokenized_once_and_packed(tokenizer: _Tokens) -> None:
+    options = ["-t", tokenizer(), "--fim-rate", 0.5]
+    assert packer("tokenize", "texts.jsonl", *options, "-o", "tokens").exit_code == 0
+    manifest = json.loads(Path("tokens/manifest.json").read_text())
+    raw = pack("texts.jsonl", "-l", 512, *options)
+    assert manifest["fim_documents"] == raw["fim_documents"] > 0
+    pack("tokens", "-l", 512, out="rows")
+    assert sorted(documents("rows").values()) == sorted(documents().values())
+    assert "put into another order" in packer("stats", "out").stdout
+
+
+@pytest.mark.parametrize("policy", ["keep", "text"])
+def test_special_tokens_that_a_text_spells_out(tokenizer: _Tokens, policy: str) -> None:
+    path = tokenizer()
+    Path("texts.jsonl").write_text(json.dumps({"text": "a</s>b" * 20}) + "\n")
+    options = ["-l", 4096, "-t", path, "--fim-rate", 1, "--special-tokens-in-text", policy]
+    manifest = pack("texts.jsonl", *options)
+    (ids,) = documents().values()
+    # one may be cut in two
+    least = 18 if policy == "keep" else 0
+    assert least <= ids.count(tiny.EOS_ID) <= (20 if policy == "keep" else 0)
+    parts = parts_of(ids, path)
+    assert parts is not None
+    assert "".join(parts) == "a</s>b" * 20
+    assert manifest["special_tokens_in_text"] == (ids.count(tiny.EOS_ID) or 20)
+
+
+def test_other_tokens_can_be_named(tokenizer: _Tokens) -> None:
+    mine = ("[P]", "[S]", "[M]")
+    path = tokenizer(mine)
+    named = ["-l", 4096, "-t", path, "--fim-rate", 1, "--fim-tokens", "[P],[S],[M]"]
+    pack("texts.jsonl", *named)
+    assert all(parts_of(ids, path, mine) for ids in documents().values())
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--fim-rate", 2], ["--fim-rate", "between 0 and 1"]),
+        (["--fim-spm-rate", 0.1], ["--fim-spm-rate: is for --fim-rate"]),
+        (["--fim-rate", 1, "--fim-tokens", "[P],[S]"], ["[P],[S] are not three different"]),
+        (["--fim-rate", 1, "--fim-tokens", "[P],[S],[M]"], ["'[P]' is not a token of its own"]),
+        (["--fim-rate", 1, "-t", "bytes"], ["tokenizer bytes", "found none that packer knows"]),
+    ],
+)
+def test_refused(tokenizer: _Tokens, options: list[Any], parts: list[str]) -> None:
+    which = [] if "-t" in options else ["-t", tokenizer()]
+    result = packer("pack", "texts.jsonl", "-l", 512, "-o", "out", *which, *options)
+    assert_error(result, 2, *parts)
+    assert not Path("out").exists()
+
+
+def test_refused_for_conversations(tokenizer: _Tokens) -> None:
+    Path("texts.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    result = packer("pack", "texts.jsonl", "-l", 512, "-t", tokenizer(), "--fim-rate", 1)
+    assert_error(result, 2, "--fim-rate: is for plain text", "prompt-completion")
+
+
+def test_nothing_changes_without_it(tokenizer: _Tokens) -> None:
+    path = tokenizer()
+    pack("texts.jsonl", "-l", 512, "-t", path)
+    pack("texts.jsonl", "-l", 512, "-t", path, "--fim-rate", 0, out="again")
+    shards = [{name: data for name, data in contents(one).items() if name.endswith("arrow")}
+              for one in ("out", "again")]  # fmt: skip
+    assert shards[0] == shards[1]
+
+
+@pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"needs the real data in {SHARED}")
+def test_code_with_the_tokens_of_qwen3(folder: Path) -> None:
+    source = SHARED / "data" / "code_python.jsonl.zst"
+    path = SHARED / "tokenizers" / "qwen3"
+    options = ["-l", 4096, "-t", path, "--fim-rate", 0.5, "--overlong", "drop"]
+    manifest = pack(source, *options)
+    cut = [parts_of(ids, path) for ids in documents().values()]
+    rearranged = [parts for parts in cut if parts is not None]
+    lost = manifest["dropped_documents"]
+    assert manifest["fim_documents"] - lost <= len(rearranged) <= manifest["fim_documents"]
+    assert 0.4 < manifest["fim_documents"] / (manifest["documents"] + lost) < 0.6
