@@ -21,7 +21,7 @@ import numpy as np
 from packer_cli.errors import UsageError, one_of
 from packer_cli.records import Int64
 from packer_cli.steps.costs import Float64
-from packer_cli.steps.dealing import dealt_steps, dealt_window
+from packer_cli.steps.dealing import Unbalanced, WithinSteps, WithinWindows
 from packer_cli.steps.eras import Deal, Era
 from packer_cli.steps.grid import Grid, Sizes, Stretch
 from packer_cli.steps.order import Order
@@ -44,7 +44,8 @@ class Schedule:
     begin            where the run goes on
     dealt            which sizes dealt rows before that: as `history` gave it
 
-    Raises UsageError for sizes below 1 and for balance without a cost for each row.
+    Raises UsageError for sizes below 1 and for balance without a cost for each row, and DataError
+    for more ranks than rows.
     """
 
     def __init__(
@@ -140,14 +141,10 @@ def _with_now(dealt: Sequence[Sequence[int]], begin: int, sizes: Sizes) -> list[
 def _dealing(balance: Balance | None, rows: int, seed: int | None, costs: Float64 | None) -> Deal:
     """How the rows of a block are dealt."""
     if balance is None:
-        return lambda rows, _begin, _sizes: rows
+        return Unbalanced()
     if balance not in BALANCES:
         raise one_of("balance", balance, BALANCES)
     if costs is None or len(costs) != rows:
         found = "no costs" if costs is None else f"{len(costs)} costs"
         raise UsageError(f"balance: {balance!r} of {rows} rows, and {found}")
-    if balance == "step":
-        return lambda rows, _begin, sizes: dealt_steps(rows, costs, sizes)
-    return lambda rows, begin, sizes: dealt_window(
-        rows, costs, sizes, f"{seed}/micro-steps from {begin}"
-    )
+    return WithinSteps(costs) if balance == "step" else WithinWindows(costs, seed)
