@@ -521,3 +521,66 @@ def find_elements(data):
         if depth == 0:
             return found, at
     return found, None
+
+
+def costliest_first(costs, size):
+    """Row numbers, those of each `size` rows sorted."""
+    blocks = [range(begin, min(begin + size, len(costs))) for begin in range(0, len(costs), size)]
+    return [row for block in blocks for row in sorted(block, key=lambda row: -costs[row])]
+
+
+def deal(costs, world_size, batch_size, micro_batches, exchange):
+    """Row numbers by places: each step's rows i of all ranks, one i after another."""
+    size, places = world_size * batch_size * micro_batches, []
+    for begin in range(0, len(costs), size):
+        step = range(begin, min(begin + size, len(costs)))
+        groups = [step[i : i + world_size] for i in range(0, len(step), world_size)]
+        tuples = [_largest_first([(costs[row], [row]) for row in group]) for group in groups]
+        micro_steps = [
+            _differenced(tuples[i : i + batch_size]) for i in range(0, len(tuples), batch_size)
+        ]
+        ranks = [sorted(rows) for _, rows in _differenced(micro_steps)]
+        if exchange:
+            _even_out(ranks, costs)
+        places += [row for rows in zip(*ranks, strict=True) for row in rows]
+    return places
+
+
+def _even_out(ranks, costs):
+    """Exchanges between the costliest rank and the cheapest, the best one each time."""
+    sums = [sum(costs[row] for row in rank) for rank in ranks]
+    total = sum(sums)
+    for _ in ranks:
+        most, least = sums.index(max(sums)), sums.index(min(sums))
+        gap = sums[most] - sums[least]
+        if sums[most] * len(ranks) <= total + total / 1024:
+            return
+        pairs = [(a, b) for a in ranks[most] for b in ranks[least]]
+        a, b = max(pairs, key=lambda pair: _moved(costs, gap, *pair))  # of equal ones, the first
+        if _moved(costs, gap, a, b) <= gap / 1024:
+            return
+        d = costs[a] - costs[b]
+        sums[most], sums[least] = sums[most] - d, sums[least] + d
+        ranks[most] = sorted({*ranks[most], b} - {a})
+        ranks[least] = sorted({*ranks[least], a} - {b})
+
+
+def _moved(costs, gap, a, b):
+    """By how much the lesser of both sums comes nearer to the other's."""
+    d = costs[a] - costs[b]
+    return min(d, gap - d)
+
+
+def _differenced(tuples):
+    """Of tuples of (sum, rows) the two whose sums differ most are added, until one is left."""
+    tuples = list(tuples)
+    while len(tuples) > 1:
+        a, b = sorted(range(len(tuples)), key=lambda i: tuples[i][-1][0] - tuples[i][0][0])[:2]
+        both = zip(tuples[a], reversed(tuples[b]), strict=True)
+        tuples[a] = _largest_first([(x + y, rows + more) for (x, rows), (y, more) in both])
+        del tuples[b]
+    return tuples[0]
+
+
+def _largest_first(sums):
+    return sorted(sums, key=lambda one: -one[0])
