@@ -25,7 +25,7 @@ from packer_cli.steps.schedule import Balance, Schedule
 
 _SEED, _BLOCK_ROWS, _WINDOW_BLOCKS = 0, 256, 64  # the defaults of PackedSampler
 _STRETCH = 64  # steps that are looked at together: as many as a window has
-_MOST_ROWS = 1 << 20  # that are looked at
+_MOST_ROWS = 1 << 22  # that are looked at
 _MEANING: dict[Balance | None, str] = {
     None: "random order",
     "step": 'balance="step": the rows of each step, dealt evenly to ranks',
