@@ -105,7 +105,8 @@ class Prediction(NamedTuple):
         """A line for each order, after the titles; names come last."""
         lines = [["costliest / mean", "time saved", "rows"]]
         for balance, waiting in self.orders.items():
-            saved = percent(self.saved(balance)) if balance else ""
+            # which may be less than nothing by a hair
+            saved = percent(round(self.saved(balance), 4) + 0.0) if balance else ""
             lines.append([f"{waiting.max_over_mean:.3f}", saved, _MEANING[balance]])
         return lines
 
