@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from forging import Result
-from support import jsonl, pack, packer, shard_of
+from support import jsonl, pack, packer, shard_of, squared_lengths_by_hand
 from varied_results import texts
 
 from packer_cli import open_packed
@@ -25,16 +24,6 @@ OPTIONS: dict[str, list[object]] = {
     "few columns": ["-l", 64, "--columns", "input_ids,cu_seqlens"],
     "long": ["-l", 5000],
 }
-
-
-def by_hand(directory: str = "out") -> list[int]:
-    """From every boundary of every row."""
-    packed, sums = open_packed(directory), list[int]()
-    for shard in packed.facts.shards:
-        for batch in packed.batches(shard):
-            for boundaries in batch.column("cu_seqlens").to_pylist():
-                sums.append(sum((end - begin) ** 2 for begin, end in pairwise(boundaries)))
-    return sums
 
 
 def without_side_file(directory: str = "out") -> Path:
@@ -62,7 +51,7 @@ def with_side_file(content: Any) -> Path:
 def some_rows(*options: object) -> list[int]:
     Path("a.jsonl").write_bytes(jsonl(*texts(0, 60)))
     pack("a.jsonl", *(options or ("-l", 64)))
-    return by_hand()
+    return squared_lengths_by_hand("out")
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -84,7 +73,7 @@ def test_they_are_made_from_the_shards_of_a_view(folder: Path) -> None:
         result = packer(*command, "-q")
         assert result.exit_code == 0, result.stderr
     without_side_file()
-    assert squared_lengths(open_packed("out")).tolist() == by_hand()
+    assert squared_lengths(open_packed("out")).tolist() == squared_lengths_by_hand("out")
 
 
 def test_the_file_is_mapped(folder: Path) -> None:
