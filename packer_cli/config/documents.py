@@ -23,6 +23,7 @@ from packer_cli.config.option import (
 )
 from packer_cli.config.shapes import KINDS, Shape, check_fields
 from packer_cli.config.shapes import OTHER_NAMES as SHAPE_NAMES
+from packer_cli.config.values import arguments_of
 from packer_cli.errors import UsageError
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -47,6 +48,7 @@ class DocumentConfig:
     max_errors        a number of records, or a share of them (float)
     fields            (a shape's own name of a field, its name in the input), where they differ
     chat_template     its source
+    template_args     (name, value as JSON text), by name
     turn_end          also written after the last turn
     add_bos, add_eos  None: as the tokenizer does, with EOS; not around what a chat template
                       rendered
@@ -107,6 +109,20 @@ class DocumentConfig:
             needs=_MESSAGES,
         ),
     ] = None
+    template_args: Annotated[
+        tuple[tuple[str, str], ...],
+        Option(
+            "Sets a variable of the chat template: enable_thinking=false. JSON, or else text. May "
+            "be repeated.",
+            SUPERVISED,
+            flag="--template-arg",
+            key="template_args",
+            metavar="NAME=VALUE",
+            value="arguments",
+            needs=_MESSAGES,
+            elsewhere=("--chat-template-kwargs", "--template-kwargs"),
+        ),
+    ] = ()
     prompt_template: Annotated[
         str | None,
         Option(
@@ -228,6 +244,7 @@ class DocumentConfig:
     def __post_init__(self) -> None:
         settle(self)
         check_fields(self.renamed)
+        arguments_of(self.template_args)
         if self.max_errors is not None:
             if self.on_error != "skip":
                 raise UsageError(
@@ -243,6 +260,11 @@ class DocumentConfig:
     def renamed(self) -> dict[str, str]:
         """`fields` as a dict."""
         return dict(self.fields)
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """`template_args` as a dict of values."""
+        return arguments_of(self.template_args)
 
     @property
     def whole_files(self) -> bool:

@@ -314,6 +314,7 @@ def _refuse_other_than_utf8(config: DocumentConfig, tokenizer: str | None) -> No
     """UsageError for an option that no manifest can hold, before all the work rather than after."""
     options = config.as_json() | {"tokenizer": choose(tokenizer)[0]}
     options["field"] = options.pop("fields")
+    options["template_arg"] = options.pop("template_args")
     for name, value in options.items():
         try:
             json.dumps(value, ensure_ascii=False).encode()

@@ -40,10 +40,12 @@ def _marked(message: _Message, number: int, marks: list[list[str]]) -> _Message:
     def words(text: str, mark: str) -> str:
         if not text.strip():
             return text
-        used.add(mark)
         if _THOUGHT in text:
-            used.add(reasoning)
-            return f"<think>\n{reasoning}\n{_THOUGHT}\n\n{mark}"
+            lead, opened, thought, answer = thought_in(text)
+            used.update([mark] * (lead or answer) + [reasoning] * thought)
+            opening = f"{mark}\n" * lead + "<think>" * opened
+            return f"{opening}\n{reasoning * thought}\n{_THOUGHT}\n\n{mark * answer}"
+        used.add(mark)
         return f"{_RESULT}{mark}</tool_response>" if text.lstrip().startswith(_RESULT) else mark
 
     for key in REASONING:
@@ -58,6 +60,20 @@ def _marked(message: _Message, number: int, marks: list[list[str]]) -> _Message:
         marked["tool_calls"] = [_call(item, call, used) for item in calls]
     marks.append(sorted(used))
     return marked
+
+
+def thought_in(content: str) -> tuple[bool, bool, bool, bool]:
+    """How content with `</think>` looks, split as templates do: (whether words come before the
+    thought, `<think>` opens it, it has words, and words follow it).
+    """
+    before, _, rest = content.partition(_THOUGHT)
+    lead, opening, thought = before.rpartition("<think>")
+    answer = rest.rpartition(_THOUGHT)[2]
+    return _has_words(lead), bool(opening), _has_words(thought), _has_words(answer)
+
+
+def _has_words(text: str) -> bool:
+    return bool(text) and not text.isspace()
 
 
 def _part(part: Any, words: Any, mark: str) -> Any:
@@ -136,7 +152,7 @@ def _kind(message: _Message) -> tuple[Any, ...]:
         if not content or content.isspace():
             look = "blank"
         elif role == ASSISTANT and _THOUGHT in content:
-            look = "thought"
+            look = thought_in(content)
         elif role == "user" and _RESULT in content and content.lstrip().startswith(_RESULT):
             look = "result"
     if role != ASSISTANT:

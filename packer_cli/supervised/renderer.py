@@ -5,22 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.shapes import ARGUMENTS
 from packer_cli.errors import UsageError
+from packer_cli.supervised.arguments import reads_of
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.edges import Span
 from packer_cli.supervised.messages import ASSISTANT
 from packer_cli.supervised.turns import PROBE, AssistantSpans, UndecidableError
 
+_MOST_KEPT = 256  # renderers, by arguments of records
 _PARTS_PROBE = "\ue000part\ue001"
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A record as messages."""
+    """A record as messages. `arguments`: its own ones for the chat template."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
+    arguments: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,36 @@ class Renderer:
         Raises UndecidableError for a template that renders no question and answer, UsageError for
         one whose turns have no end.
         """
-        self._template, self._config = template, config
+        self._template, self._config, self._ends_matter = template, config, ends_matter
+        self._others: dict[bytes, Renderer] = {}  # by arguments
         self._assistant = AssistantSpans(template) if config.train_on != "all" else None
         self.keep_parts = _shows_parts(template)
         if self._assistant is not None and ends_matter and not config.allow_open_turns:
             _refuse_open_turns(template, self._assistant, config.turn_end)
+
+    def with_arguments(self, arguments: dict[str, Any]) -> Renderer:
+        """That of the same template with a record's own arguments. Raises RefusedError and
+        UndecidableError.
+        """
+        try:
+            key = msgspec.json.encode(arguments)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RefusedError(f"{ARGUMENTS}: {error}") from None
+        if key not in self._others:
+            made = self._made_with(arguments)
+            if len(self._others) >= _MOST_KEPT:
+                self._others.clear()
+            self._others[key] = made
+        return self._others[key]
+
+    def _made_with(self, arguments: dict[str, Any]) -> Renderer:
+        try:
+            if wrong := reads_of(self._template.source).wrong_flag(arguments):
+                raise RefusedError(f"{ARGUMENTS}.{wrong}")
+            template = self._template.with_arguments(arguments)
+            return Renderer(template, self._config, ends_matter=self._ends_matter)
+        except UsageError as error:
+            raise RefusedError(f"with its {ARGUMENTS}: {error.message}") from error
 
     def render(self, conversation: Conversation) -> Document:
         """Raises RefusedError and UndecidableError."""
