@@ -170,6 +170,16 @@ class DocumentConfig:
         bool,
         Option("Train on turns that the chat template does not end.", SUPERVISED, needs=_MESSAGES),
     ] = False
+    on_unshown: Annotated[
+        str,
+        Option(
+            "What becomes of records of which the chat template leaves something out:",
+            SUPERVISED,
+            metavar="POLICY",
+            choices={"warn": "counted", "error": "a bad record"},
+            needs=_MESSAGES,
+        ),
+    ] = "warn"
     add_bos: Annotated[
         bool | None,
         Option(

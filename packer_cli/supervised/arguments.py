@@ -101,7 +101,7 @@ def parse_arguments(value: Any, field: str) -> dict[str, Any] | None:
 @lru_cache(maxsize=8)
 def reads_of(source: str) -> Reads:
     """What a template reads, without running any of it. UsageError when it does not compile."""
-    parser = environment(optimized=False)  # what is constant may be as large as it likes
+    parser = environment(computes=False)
     try:
         tree = parser.parse(source)
         read = meta.find_undeclared_variables(tree)
@@ -115,6 +115,16 @@ def reads_of(source: str) -> Reads:
     for name, is_asked in _uses(tree, asked=False):
         (asked if is_asked else used).add(name)
     return Reads(names, names & (asked - used))
+
+
+@lru_cache(maxsize=8)
+def mentions_of(source: str) -> frozenset[str]:
+    """All names of attributes and all texts in a template: it reads no key but these."""
+    tree = environment(computes=False).parse(source)
+    names = {node.attr for node in tree.find_all(nodes.Getattr)}
+    return frozenset(names.union(
+        node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
+    ))  # fmt: skip
 
 
 def _uses(node: nodes.Node, *, asked: bool) -> Iterator[tuple[str, bool]]:

@@ -233,12 +233,21 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
     )
 
 
-def environment(*, optimized: bool = True) -> ImmutableSandboxedEnvironment:
-    """What templates are compiled in. `optimized`: whether constant parts are computed then."""
+@jinja2.pass_context
+def _in_context(context: Any, value: Any) -> Any:
+    """As it is, but only known when it is rendered."""
+    return value
+
+
+def environment(*, computes: bool = True) -> ImmutableSandboxedEnvironment:
+    """What templates are compiled in. `computes`: whether constant parts are computed then, which
+    may take all memory.
+    """
     made = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
-        optimized=optimized,
+        optimized=computes,
+        finalize=None if computes else _in_context,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
     made.filters["tojson"] = _tojson

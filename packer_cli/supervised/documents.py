@@ -13,7 +13,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import ARGUMENTS, Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import reader_for
-from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Spans
+from packer_cli.records import BadRecord, InputFile, Int64, LeftOut, Records, Slice, Spans
 from packer_cli.supervised.arguments import parse_arguments
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.messages import (
@@ -25,6 +25,7 @@ from packer_cli.supervised.messages import (
     parse_tools,
 )
 from packer_cli.supervised.renderer import Conversation, Document, Renderer
+from packer_cli.supervised.shown import kind_of_piece, summed, words_of
 from packer_cli.supervised.templates import TemplateChoice
 from packer_cli.supervised.turns import UndecidableError
 from packer_cli.tokenization.specials import (
@@ -37,7 +38,9 @@ from packer_cli.tokenization.specials import (
     unmarked,
 )
 
+UNSHOWN_TIP = "use a --chat-template that shows it, or --on-unshown warn"
 _SKIP = "mend the record, or use --on-error skip"
+_MOST_SHOWN = 60  # characters
 _Message = dict[str, Any]
 
 # Taori et al. 2023, Stanford Alpaca: the prompts that the data were made for.
@@ -54,6 +57,10 @@ ALPACA = (
 
 class SpelledOutError(ValueError):
     """The content of a record spells out a special token."""
+
+
+class UnshownError(ValueError):
+    """The chat template leaves out something of a record."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ class Composer:
         `begin` hears the position of each record before it is composed; it may raise RefusedError.
         """
         documents: list[Document] = []
-        bad, specials = list(records.bad), 0
+        bad, specials, unread = list(records.bad), 0, dict[str, int]()
         kept = np.ones(len(records.positions), bool)
         for i, fields in enumerate(records.fields or []):
             try:
@@ -94,10 +101,16 @@ class Composer:
                 specials += len(spelled)
                 if spelled and self.specials.policy == "error":
                     raise SpelledOutError(spelled_out(spelled[0]))
-                documents.append(render())
+                document = render()
+                if document.left_out and self.config.on_unshown == "error":
+                    raise UnshownError(unshown_text(document))
+                documents.append(document)
+                self._count_unread(fields, document, unread)
             except SpelledOutError as error:
                 kept[i] = False
                 bad.append(BadRecord(int(records.positions[i]), str(error), SPELLED_OUT_TIP))
+            except UnshownError as error:
+                bad.append(BadRecord(int(records.positions[i]), str(error), UNSHOWN_TIP))
             except (MalformedError, RefusedError) as error:
                 bad.append(BadRecord(int(records.positions[i]), str(error), _SKIP))
             except UndecidableError as error:
@@ -114,7 +127,14 @@ class Composer:
             turns=turn_counts(documents, self.end_tokens),
             specials=specials,
             controls=controls_of(documents),
-            unshown=sum(map(self._leaves_out_tools, documents)),
+            unshown=[
+                part
+                for number, document in enumerate(documents)
+                if document.left_out
+                for part in left_out_of(number, document)
+            ],
+            empty_turns=sum(document.empty_turns for document in documents),
+            unread=unread,
             conversations=[document.conversation for document in documents] if again else None,
             bad=bad,
             consumed=records.consumed,
@@ -189,11 +209,17 @@ class Composer:
         renderer = self.renderers[-1 if tools else 0]
         return renderer.with_arguments(arguments) if arguments else renderer
 
-    def _leaves_out_tools(self, document: Document) -> bool:
+    def _count_unread(
+        self, fields: dict[str, Any], document: Document, unread: dict[str, int]
+    ) -> None:
+        """Count fields of the record that nobody reads. INOUT unread."""
         conversation = document.conversation
-        if conversation is None:
-            return False
-        return self._renderer_of(conversation).leaves_out_tools(conversation)
+        if conversation is not None:
+            names = self._renderer_of(conversation).unread(document.text, conversation)
+        else:
+            names = [ARGUMENTS] if fields.get(ARGUMENTS) else []
+        for name in names:
+            unread[name] = unread.get(name, 0) + 1
 
     def _conversation(self, fields: dict[str, Any]) -> Conversation | None:
         kind, columns = self.shape.kind, self.shape.columns
@@ -240,6 +266,25 @@ def placed(error: UndecidableError, file: InputFile) -> DataError:
     """The same error, with the place of its record."""
     place = reader_for(file.format).describe(file, error.position)
     return DataError(f"{file.path}, {place}: {error.message}", error.tip)
+
+
+def left_out_of(number: int, document: Document) -> list[LeftOut]:
+    """What the text of the document, the batch's `number`-th, does not show."""
+    conversation = document.conversation
+    if conversation is None:
+        return []
+    return summed(number, document.left_out, conversation.messages, conversation.tools)
+
+
+def unshown_text(document: Document) -> str:
+    """The first thing that the text does not show, for people."""
+    conversation, piece = document.conversation, document.left_out[0]
+    if conversation is None or piece.message < 0:
+        return "the chat template does not show its tools"
+    what = kind_of_piece(piece, conversation.messages).replace("_", " ")
+    words = " ".join(words_of(piece, conversation.messages, conversation.tools).split())
+    shown = words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}…"
+    return f"the chat template does not show the {what} of message {piece.message}: {shown!r}"
 
 
 def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple[int, int]:
