@@ -19,6 +19,8 @@ UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
 
 HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
+# What a chat template may leave out of a conversation.
+UNSHOWN = ("reasoning", "content", "tool_calls", "tool_results", "tools", "system")
 IGNORED = -100  # the label of a token that is not trained on
 
 
@@ -159,6 +161,21 @@ class Spans:
     end: Int64
 
 
+class LeftOut(NamedTuple):
+    """What a chat template does not show of a record, of one kind.
+
+    record  its index in the batch
+    what    one of UNSHOWN
+    turns   how many messages it is of; 0 for tools, which are none
+    text    all of it
+    """
+
+    record: int
+    what: str
+    turns: int
+    text: str
+
+
 @dataclass(frozen=True)
 class Records:
     """A batch of records of one file, before encoding: texts, tokens already, or fields.
@@ -170,7 +187,9 @@ class Records:
     turns      the assistant's trained turns in the texts, and those without an end token
     specials   special tokens in the records' own content; None: not looked for yet
     controls   of some texts, the characters where special tokens are; others there are just text
-    unshown    texts whose tool calls or tools the chat template left out
+    unshown    what the chat template left out of the records
+    empty_turns    turns of the assistant that it left empty
+    unread     fields of records that nothing reads, and how many times they are there
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
     bad        records that could not be read; they are not among the n
@@ -183,7 +202,9 @@ class Records:
     tokens: tuple[UInt32, Int64, UInt8 | None] | None = None
     spans: Spans | None = None
     turns: tuple[int, int] = (0, 0)
-    unshown: int = 0
+    unshown: list[LeftOut] = field(default_factory=list)
+    empty_turns: int = 0
+    unread: dict[str, int] = field(default_factory=dict)
     specials: int | None = None
     controls: dict[int, list[tuple[int, int]]] | None = None
     conversations: list[Any] | None = None

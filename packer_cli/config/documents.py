@@ -23,6 +23,7 @@ from packer_cli.config.option import (
 )
 from packer_cli.config.shapes import KINDS, Shape, check_fields
 from packer_cli.config.shapes import OTHER_NAMES as SHAPE_NAMES
+from packer_cli.config.values import arguments_of
 from packer_cli.errors import UsageError
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -48,6 +49,7 @@ class DocumentConfig:
     max_errors        a number of records, or a share of them (float)
     fields            (a shape's own name of a field, its name in the input), where they differ
     chat_template     its source
+    template_args     (name, value as JSON text), by name
     turn_end          also written after the last turn
     add_bos, add_eos  None: as the tokenizer does, with EOS; not around what a chat template
                       rendered
@@ -108,6 +110,20 @@ class DocumentConfig:
             needs=_MESSAGES,
         ),
     ] = None
+    template_args: Annotated[
+        tuple[tuple[str, str], ...],
+        Option(
+            "Sets a variable of the chat template: enable_thinking=false. JSON, or else text. May "
+            "be repeated.",
+            SUPERVISED,
+            flag="--template-arg",
+            key="template_args",
+            metavar="NAME=VALUE",
+            value="arguments",
+            needs=_MESSAGES,
+            elsewhere=("--chat-template-kwargs", "--template-kwargs"),
+        ),
+    ] = ()
     prompt_template: Annotated[
         str | None,
         Option(
@@ -155,6 +171,16 @@ class DocumentConfig:
         bool,
         Option("Train on turns that the chat template does not end.", SUPERVISED, needs=_MESSAGES),
     ] = False
+    on_unshown: Annotated[
+        str,
+        Option(
+            "What becomes of records of which the chat template leaves something out:",
+            SUPERVISED,
+            metavar="POLICY",
+            choices={"warn": "counted", "error": "a bad record"},
+            needs=_MESSAGES,
+        ),
+    ] = "warn"
     add_bos: Annotated[
         bool | None,
         Option(
@@ -262,6 +288,7 @@ class DocumentConfig:
         settle(self)
         check_fields(self.renamed)
         self._check_fill_in_middle()
+        arguments_of(self.template_args)
         if self.max_errors is not None:
             if self.on_error != "skip":
                 raise UsageError(
@@ -288,6 +315,11 @@ class DocumentConfig:
     def renamed(self) -> dict[str, str]:
         """`fields` as a dict."""
         return dict(self.fields)
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """`template_args` as a dict of values."""
+        return arguments_of(self.template_args)
 
     @property
     def whole_files(self) -> bool:

@@ -40,7 +40,8 @@ class Option:
     unset       what None means, where the help does not say
     value       how a number is written: "count" (4096, 4k), "size" (64M), "share" (0.01, 1%), or
                 "count or share"; or "counts": some with commas, "list": names with commas,
-                "fields": NAME=COLUMN
+                "fields": NAME=COLUMN, "arguments": NAME=VALUE
+    key         its name in recipes; "": as on the command line
     least, most  limits of a number, both allowed
     needs       what the records must be for the option to mean anything; see `Need`
     elsewhere   names of the option in other tools, to suggest this one
@@ -56,6 +57,7 @@ class Option:
     aliases: Mapping[str, str] = field(default_factory=dict)
     unset: str = ""
     value: str = ""
+    key: str = ""
     least: float | None = None
     most: float | None = None
     needs: Need | None = None

@@ -6,13 +6,14 @@ import glob
 import os
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.option import options_of, refuse_missing
 from packer_cli.config.options import PackConfig
 from packer_cli.config.recipe import Recipe, Source
 from packer_cli.config.recipe_file import RecipeFile, read_recipe
+from packer_cli.config.recipe_keys import key_name
 from packer_cli.config.recipe_tables import Given, Values, merged
 from packer_cli.config.run_options import EncodingOptions
 from packer_cli.errors import UsageError
@@ -112,19 +113,17 @@ def _made(kind: type[_Kind], values: Values, given: Values, place: str) -> _Kind
     try:
         return kind(**values)
     except UsageError as error:
-        names = {option.name(name): name for name, option in options_of(kind).items()}
+        options = options_of(kind)
+        names = {option.name(name): name for name, option in options.items()}
         blamed = names.get(error.message.split(":")[0].split(" ")[0])
         if not place or blamed in given:
             raise
+        keys = {option.name(name): key_name(option, name) for name, option in options.items()}
         raise UsageError(
-            f"{place}: {_as_keys(error.message, names)}", _as_keys(error.tip, names)
+            f"{place}: {_as_keys(error.message, keys)}", _as_keys(error.tip, keys)
         ) from None
 
 
-def _as_keys(message: str, names: dict[str, Any]) -> str:
+def _as_keys(message: str, keys: dict[str, str]) -> str:
     """A message with the names that options have in a recipe: max_length for --max-length."""
-    return re.sub(
-        r"--[a-z][a-z-]*",
-        lambda found: found[0][2:].replace("-", "_") if found[0] in names else found[0],
-        message,
-    )
+    return re.sub(r"--[a-z][a-z-]*", lambda found: keys.get(found[0], found[0]), message)

@@ -162,10 +162,15 @@ def keys_of(*owners: type) -> dict[str, Key]:
         defaults = {one.name: one.default for one in fields(owner)}
         for name, hint in declarations_of(owner).items():
             option = declared_in(hint)
-            spelled = normal(option.name(name))
+            spelled = key_name(option, name)
             kinds = _members(get_args(hint)[0])
             keys[spelled] = Key(spelled, name, owner, option, kinds, defaults[name])
     return keys
+
+
+def key_name(option: Option, field: str) -> str:
+    """What the key of a declared field is called."""
+    return option.key or normal(option.name(field))
 
 
 def normal(name: str) -> str:

@@ -90,7 +90,7 @@ def _property(key: Key) -> _Schema:
     made = {"description": _description(option)} | _type(key)
     if key.default not in (None, ()) and not is_required(key) and not option.unset:
         default: Any = list(key.default) if isinstance(key.default, tuple) else key.default
-        if option.value not in ("fields", "weights") and "efault" not in option.help:
+        if option.value not in ("fields", "weights", "arguments") and "efault" not in option.help:
             made["default"] = default
     return made
 
@@ -111,6 +111,8 @@ def _type(key: Key) -> _Schema:
         one = {"enum": list(dict.fromkeys(names))}
     if option.value == "fields":
         return _OF_TEXTS
+    if option.value == "arguments":
+        return {"type": "object"}
     if option.value == "weights":
         number = {"anyOf": [{"type": "number", "minimum": 0}, _written("share")]}
         return {"type": "object", "additionalProperties": number}

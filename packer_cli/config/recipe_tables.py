@@ -118,11 +118,13 @@ def with_text(config: Values, text_field: str | None) -> Values:
 
 
 def merged(before: Values, after: Values) -> Values:
-    """Values of a configuration where `after` wins; names of fields that it lacks are kept."""
+    """Values of a configuration where `after` wins; names of fields, and arguments of the template,
+    that it lacks are kept.
+    """
     values = before | after
-    if "fields" in before and "fields" in after:
-        renamed = dict(before["fields"]) | dict(after["fields"])
-        values["fields"] = tuple(sorted(renamed.items()))
+    for name in ("fields", "template_args"):
+        if name in before and name in after:
+            values[name] = tuple(sorted((dict(before[name]) | dict(after[name])).items()))
     return values
 
 

@@ -93,7 +93,7 @@ def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
         other["prompt_template"] = None
     template = other.get("prompt_template", config.prompt_template) or member.prompt_templates[0]
     if not member.is_chat and template != "chat":
-        other["turn_end"] = ()
+        other["turn_end"] = other["template_args"] = ()
     if isinstance(config, PackConfig) and config.overlong == _TURNS and not member.is_chat:
         other["overlong"] = "drop"
     if member.kind == "tokens":

@@ -13,6 +13,7 @@ from packer_cli.errors import DataError, named, one_of
 
 CHAT = ("messages", "conversations")
 MIXED = "mixed"  # the kind of several shapes that have different ones
+ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
 _OF_MESSAGES = " of messages"
 
 
@@ -115,16 +116,16 @@ class _Kind:
 
 # In the order in which they are tried: the most specific shape comes first.
 KINDS = {
-    "messages": _Kind((("messages",),), ("tools",)),
-    "conversations": _Kind((("conversations", "conversation"),), ("tools", "system")),
+    "messages": _Kind((("messages",),), ("tools", ARGUMENTS)),
+    "conversations": _Kind((("conversations", "conversation"),), ("tools", "system", ARGUMENTS)),
     "prompt-completion": _Kind(
         (
             ("prompt", "question", "query", "input"),
             ("completion", "answer", "response", "output"),
         ),
-        ("tools",),
+        ("tools", ARGUMENTS),
     ),
-    "alpaca": _Kind((("instruction",), ("output", "response")), ("input", "system")),
+    "alpaca": _Kind((("instruction",), ("output", "response")), ("input", "system", ARGUMENTS)),
     "text": _Kind((("text",),)),
     "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
 }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from packer_cli.config.recipe_keys import Key
-from packer_cli.config.values import read
+from packer_cli.config.values import as_arguments, read
 from packer_cli.errors import UsageError
 
 # how a value is written: see `Option.value`
@@ -19,6 +19,7 @@ _EXPECTED = {
     "count or share": 'a number like 100 or 0.01, or "1%"',
     "list": "a list of names",
     "fields": 'a table like {messages = "chosen"}',
+    "arguments": "a table like {enable_thinking = false}",
     "weights": "a table like {web = 0.7, code = 0.3}",
 }
 _WHOLE = ("count", "tokens", "size")
@@ -45,6 +46,10 @@ def _typed(key: Key, given: Any) -> Any:
         return _fields(key, given)
     if kind == "weights":
         return _weights(key, given)
+    if kind == "arguments":
+        if not isinstance(given, Mapping):
+            _refuse(key, given, _EXPECTED[kind])
+        return as_arguments(key.name, given)
     if kind == "list" or key.is_list:
         return _texts(key, given)
     if kind:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from packer_cli.errors import UsageError
 
@@ -15,7 +16,7 @@ _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12
 
 def read(kind: str, option: str, given: Any) -> Any:
     """The value of an option declared to be of this kind; without a kind, as given."""
-    if isinstance(given, list) and kind != "fields":
+    if isinstance(given, list) and kind not in ("fields", "arguments"):
         return tuple(given)
     return _READERS[kind](option, given) if kind else given
 
@@ -115,6 +116,67 @@ def parse_fields(option: str, mapped: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(pairs.items()))
 
 
+def parse_arguments(option: str, given: list[str]) -> tuple[tuple[str, str], ...]:
+    """NAME=VALUE options as pairs of a name and JSON text, sorted by name; of a name given twice,
+    the last. A value that is no JSON is a text.
+    """
+    values: dict[str, object] = {}
+    for item in given:
+        name, separator, text = item.partition("=")
+        if not (name and separator):
+            raise UsageError(
+                f"{option}: {item!r} is not NAME=VALUE", "for example enable_thinking=false"
+            )
+        values[name] = _json_or_text(f"{option}: {name}", text)
+    return as_arguments(option, values)
+
+
+def _json_or_text(place: str, text: str) -> object:
+    try:
+        return json.loads(text, parse_constant=_no_json)
+    except RecursionError:
+        raise UsageError(f"{place}: is nested too deeply", "put it into the template") from None
+    except ValueError:
+        spelled = text.lower().replace("none", "null")
+        if spelled in ("true", "false", "null"):
+            raise UsageError(
+                f"{place}: found {text}, expected {spelled} as JSON writes it",
+                f'write {spelled}, or "{text}" in double quotes for a text',
+            ) from None
+        return text
+
+
+def _no_json(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def as_arguments(option: str, values: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Values by name as a configuration holds them: JSON text, which tells true from 1. UsageError
+    for what JSON cannot hold.
+    """
+    pairs = []
+    for name, value in sorted(values.items()):
+        try:
+            pairs.append((name, json.dumps(value, ensure_ascii=False, allow_nan=False)))
+        except (TypeError, ValueError, RecursionError):
+            raise UsageError(
+                f"{option}: {name} = {value} is no JSON value",
+                "expected true, false, a number, a text, null, a list or an object of these",
+            ) from None
+    return tuple(pairs)
+
+
+def arguments_of(pairs: tuple[tuple[str, str], ...]) -> dict[str, object]:
+    """The values that `as_arguments` wrote. UsageError for anything else."""
+    values: dict[str, object] = {}
+    for name, text in pairs:
+        try:
+            values[name] = json.loads(text)
+        except (ValueError, RecursionError):
+            raise UsageError(f"--template-arg: {name}: {text!r} is not JSON") from None
+    return values
+
+
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     "count": parse_count,
     "tokens": parse_tokens,
@@ -124,6 +186,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "count or share": parse_count_or_share,
     "list": parse_list,
     "fields": parse_fields,
+    "arguments": parse_arguments,
 }
 
 

@@ -118,13 +118,18 @@ def beginning(file: InputFile, size: int) -> Slice:
 
 
 def detect_shape(
-    files: list[InputFile], config: DocumentConfig, others: dict[str, Shape] | None = None
+    files: list[InputFile],
+    config: DocumentConfig,
+    others: dict[str, Shape] | None = None,
+    unused: dict[str, list[str]] | None = None,
 ) -> tuple[list[InputFile], Shape]:
     """What the records are, from the first one of each file: the files, which say which of several
     shapes they have, and their shape. `others`: those of files that are not read. DataError when
     the shape of a file is unknown, or where files cannot be packed together.
+
+    OUT unused: by path, the fields of supervised records that no field of their shape is.
     """
-    shapes = shapes_of(files, config)
+    shapes = shapes_of(files, config, unused)
     if not shapes:
         raise _nothing_in(files, config)
     found = {shape.described(): shape for shape in shapes.values()}
@@ -138,11 +143,16 @@ def detect_shape(
     return named, joined((others or {}) | found)
 
 
-def shapes_of(files: list[InputFile], config: DocumentConfig) -> dict[int, Shape]:
-    """The shape of each file that has a record, by its index. DataError as `detect_shape`."""
+def shapes_of(
+    files: list[InputFile], config: DocumentConfig, unused: dict[str, list[str]] | None = None
+) -> dict[int, Shape]:
+    """The shape of each file that has a record, by its index. DataError and `unused` as
+    `detect_shape`.
+    """
+    unused = {} if unused is None else unused
     left = iter(files)
     for file in left:
-        if (shape := _shape_of(file, config)) is not None:
+        if (shape := _shape_of(file, config, unused)) is not None:
             break
     else:
         return {}
@@ -150,9 +160,9 @@ def shapes_of(files: list[InputFile], config: DocumentConfig) -> dict[int, Shape
     shapes, rest = {file.index: shape}, list(left)
     if any(storage.is_url(file.path) for file in rest):
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            more = list(pool.map(partial(_shape_of, config=config), rest))
+            more = list(pool.map(partial(_shape_of, config=config, unused=unused), rest))
     else:
-        more = [_shape_of(file, config) for file in rest]
+        more = [_shape_of(file, config, unused) for file in rest]
     for other, one in zip(rest, more, strict=True):
         if one is not None:
             if "tokens" in (one.kind, shape.kind) and one.kind != shape.kind:
@@ -161,13 +171,18 @@ def shapes_of(files: list[InputFile], config: DocumentConfig) -> dict[int, Shape
     return shapes
 
 
-def _shape_of(file: InputFile, config: DocumentConfig) -> Shape | None:
-    """Of the first record of a file; None when it has none."""
+def _shape_of(
+    file: InputFile, config: DocumentConfig, unused: dict[str, list[str]]
+) -> Shape | None:
+    """Of the first record of a file; None when it has none. OUT unused."""
     reader = reader_for(file.format)
     fields = reader.fields(file, config)
     if fields is None:
         return None
     shape = find_shape(fields, config.shape, config.renamed, file.path, tokens=reader.holds_tokens)
+    if shape.is_supervised:
+        used = shape.columns.values()
+        unused[file.path] = [name for name in fields if name not in used]
     if shape.kind == "prompt-completion" and reader.holds_tokens:
         return replace(shape, of_messages=_pairs_messages(file, shape, config))
     return shape

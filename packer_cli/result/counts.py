@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -15,9 +16,10 @@ import numpy as np
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import Loss, Untrained
-from packer_cli.records import Int32, Int64
+from packer_cli.records import Int32, Int64, LeftOut
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
+_MOST_UNREAD, _OTHERS = 50, "…"
 _POWER_BUCKETS = 32  # bucket i: 2**i <= value < 2**(i+1)
 
 
@@ -74,6 +76,8 @@ class FileCounts:
     dropped_tokens: int = 0
     untrained_documents: int = 0
     untrained_tokens: int = 0
+    unshown_documents: int = 0
+    unshown_tokens: int = 0
 
     def as_json(self) -> list[int]:
         """The figures in their order, without zeros at the end."""
@@ -110,7 +114,26 @@ class Counts:
     trained_turns: int = 0
     turns_without_end: int = 0
     double_bos_documents: int = 0
+    empty_turns: int = 0
+    unshown_documents: int = 0
+    unshown_tokens: int = 0
+    unshown_reasoning: int = 0
+    unshown_reasoning_turns: int = 0
+    unshown_reasoning_tokens: int = 0
+    unshown_content: int = 0
+    unshown_content_turns: int = 0
+    unshown_content_tokens: int = 0
+    unshown_tool_calls: int = 0
+    unshown_tool_calls_turns: int = 0
+    unshown_tool_calls_tokens: int = 0
+    unshown_tool_results: int = 0
+    unshown_tool_results_turns: int = 0
+    unshown_tool_results_tokens: int = 0
     unshown_tools: int = 0
+    unshown_tools_tokens: int = 0
+    unshown_system: int = 0
+    unshown_system_turns: int = 0
+    unshown_system_tokens: int = 0
     special_tokens_in_text: int = 0
     fim_documents: int = 0
     document_length: Int64 = field(default_factory=_powers)
@@ -120,6 +143,7 @@ class Counts:
     attention_before: AttentionCost = field(default_factory=AttentionCost)
     attention_after: AttentionCost = field(default_factory=AttentionCost)
     files: dict[int, FileCounts] = field(default_factory=dict)
+    unread: dict[str, int] = field(default_factory=dict)
 
     def file(self, index: int) -> FileCounts:
         return self.files.setdefault(index, FileCounts())
@@ -169,6 +193,26 @@ class Counts:
         self.file(file).truncated_documents += loss.truncated_documents
         self.file(file).truncated_tokens += loss.truncated_tokens
 
+    def add_unshown(self, file: int, parts: Sequence[LeftOut], tokens: Sequence[int]) -> None:
+        """Count what a chat template left out of records of one input; `tokens` of each part."""
+        for part, length in zip(parts, tokens, strict=True):
+            name = f"unshown_{part.what}"
+            counted = {name: 1, f"{name}_tokens": length, "unshown_tokens": length}
+            if part.what != "tools":
+                counted[f"{name}_turns"] = part.turns
+            for total, more in counted.items():
+                setattr(self, total, getattr(self, total) + more)
+        documents = len({part.record for part in parts})
+        self.unshown_documents += documents
+        self.file(file).unshown_documents += documents
+        self.file(file).unshown_tokens += sum(tokens)
+
+    def add_unread(self, names: Mapping[str, int]) -> None:
+        """Count fields that nobody reads. Of many different ones, the rest is counted as one."""
+        for name, number in sorted(names.items()):
+            one = name if name in self.unread or len(self.unread) < _MOST_UNREAD else _OTHERS
+            self.unread[one] = self.unread.get(one, 0) + number
+
     def add_loss(self, loss: Loss) -> None:
         for item in fields(loss):
             setattr(self, item.name, getattr(self, item.name) + getattr(loss, item.name))
@@ -181,6 +225,8 @@ class Counts:
                     total = self.file(index)
                     for name, value in vars(counts).items():
                         setattr(total, name, getattr(total, name) + value)
+            elif item.name == "unread":
+                self.add_unread(theirs)
             elif isinstance(theirs, np.ndarray):
                 if len(mine) < len(theirs):
                     mine = np.concatenate([mine, np.zeros(len(theirs) - len(mine), np.int64)])
@@ -224,6 +270,9 @@ class Counts:
                     raise ValueError(f"{name} has {value.size} figures, not {mine.size}")
             elif isinstance(mine, AttentionCost):
                 value = AttentionCost(*value)  # noqa: PLW2901
+            elif name == "unread":
+                if not all(isinstance(number, int) for number in value.values()):
+                    raise TypeError(f"unread is {value!r}")
             elif not isinstance(value, int):
                 raise TypeError(f"{name} is {value!r}")
             setattr(counts, name, value)

@@ -24,6 +24,7 @@ from packer_cli.config.formats import format_of
 from packer_cli.config.mixture import TRAIN, VALIDATION
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from_os_error
+from packer_cli.records import UNSHOWN
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, SIDE_FILE_PATTERN, WORK
 from packer_cli.result.shards import FORMAT_VERSION, AtLeastOne, Count, Shard
 
@@ -131,6 +132,8 @@ class Input(Struct, frozen=True):
     untrained_documents: Count | UnsetType = UNSET
     untrained_tokens: Count | UnsetType = UNSET
     trained_tokens: Count | UnsetType = UNSET
+    unshown_documents: Count | UnsetType = UNSET
+    unshown_tokens: Count | UnsetType = UNSET
 
     def format_then(self, input_format: str | None) -> str | None:
         """What it was read as, with the run's --input-format; None for stdin without one."""
@@ -206,7 +209,27 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     trained_turns: Count
     turns_without_end: Count
     double_bos_documents: Count
-    unshown_tools: Count
+    empty_turns: Count = 0
+    unshown_documents: Count = 0
+    unshown_tokens: Count = 0
+    unshown_reasoning: Count = 0
+    unshown_reasoning_turns: Count = 0
+    unshown_reasoning_tokens: Count = 0
+    unshown_content: Count = 0
+    unshown_content_turns: Count = 0
+    unshown_content_tokens: Count = 0
+    unshown_tool_calls: Count = 0
+    unshown_tool_calls_turns: Count = 0
+    unshown_tool_calls_tokens: Count = 0
+    unshown_tool_results: Count = 0
+    unshown_tool_results_turns: Count = 0
+    unshown_tool_results_tokens: Count = 0
+    unshown_tools: Count = 0
+    unshown_tools_tokens: Count = 0
+    unshown_system: Count = 0
+    unshown_system_turns: Count = 0
+    unshown_system_tokens: Count = 0
+    unread: dict[str, Count] = {}
     special_tokens_in_text: Count = 0
     fim_documents: Count = 0
     histograms: DocumentHistograms
@@ -305,10 +328,16 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
     config: DocumentsConfig
 
 
+# Of each kind of thing that chat templates leave out: documents, messages and tokens.
+OF_UNSHOWN = tuple(
+    f"unshown_{what}{of}" for what in UNSHOWN for of in ("", "_turns", "_tokens")
+    if (what, of) != ("tools", "_turns")
+)  # fmt: skip
 _OF_RESULTS = (
     "documents", "tokens", "trained_tokens", "rejected_records", "empty_documents",
-    "trained_turns", "turns_without_end", "double_bos_documents", "unshown_tools",
-    "special_tokens_in_text", "fim_documents",
+    "trained_turns", "turns_without_end", "empty_turns", "double_bos_documents",
+    "unshown_documents", "unshown_tokens", *OF_UNSHOWN, "special_tokens_in_text",
+    "fim_documents",
 )  # fmt: skip
 _OF_ROWS = (
     "segments", "unpacked_rows", "truncated_documents", "truncated_tokens",

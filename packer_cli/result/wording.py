@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from packer_cli.errors import one_line
+from packer_cli.records import UNSHOWN
 
 _BINARY = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "k"))
 _DECIMAL = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -37,6 +38,20 @@ def plural(number: int, noun: str, nouns: str = "") -> str:
 def directories(number: int) -> str:
     """1 tokenized directory, 2 tokenized directories."""
     return plural(number, "tokenized directory", "tokenized directories")
+
+
+def unshown(figures: Mapping[str, Any]) -> str:
+    """What chat templates left out, by the totals: "reasoning (40 turns, 600 tokens), tools (30
+    tokens)".
+    """
+    parts = []
+    for what in UNSHOWN:
+        name = f"unshown_{what}"
+        tokens, turns = plural(figures[f"{name}_tokens"], "token"), figures.get(f"{name}_turns")
+        if figures[name]:
+            counted = f"{plural(turns, 'turn')}, {tokens}" if turns else tokens
+            parts.append(f"{what.replace('_', ' ')} ({counted})")
+    return ", ".join(parts)
 
 
 def size(number: int) -> str:

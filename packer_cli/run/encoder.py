@@ -176,11 +176,25 @@ def choose_encoding(
             "give one with --chat-template FILE",
         )
     if renders and template:
+        _check_arguments(config, template, files)
         how = "its {% generation %} tags" if _GENERATION.search(template.source) else "its turns"
         trained = trained_on(config, shape)
         told = "" if trained == "all" else f", told by {how}"
         notify(f"chat template: {template.origin}; trained on: {trained}{told}")
     return Chosen(chosen, files, template)
+
+
+def _check_arguments(
+    config: DocumentConfig, template: TemplateChoice, files: TokenizerFiles | None
+) -> None:
+    """UsageError for arguments that the templates do not read."""
+    if not config.template_args:
+        return
+    from packer_cli.supervised.arguments import check_arguments  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
+
+    sources = [template.source, *([template.tool_use] if template.tool_use else [])]
+    check_arguments(config.arguments, sources, special_tokens(files))
 
 
 def prepare(

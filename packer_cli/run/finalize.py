@@ -260,6 +260,7 @@ def sources_of(choice: Choice) -> list[Source]:
 def _of_documents(counts: Counts) -> dict[str, Any]:
     return {
         **{name: getattr(counts, name) for name in DOCUMENT_TOTALS},
+        **_unread(counts),
         "histograms": {
             name: getattr(counts, name).tolist() for name in DocumentHistograms.__struct_fields__
         },
@@ -274,6 +275,7 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
     return {
         "rows": counts.rows,
         **{name: getattr(counts, name) for name in TOTALS},
+        **_unread(counts),
         "padding_tokens": slots - counts.tokens,
         "utilization": counts.tokens / slots if slots else 0.0,
         "lower_bound_rows": lower_bound_rows(
@@ -288,6 +290,10 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
         **_attention_cost(config, counts),
         **({"incomplete": incomplete} if incomplete else {}),
     }
+
+
+def _unread(counts: Counts) -> dict[str, Any]:
+    return {"unread": dict(sorted(counts.unread.items()))} if counts.unread else {}
 
 
 def _common(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:

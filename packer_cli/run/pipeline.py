@@ -48,6 +48,7 @@ from packer_cli.run.ranks import finalize_if_last
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.tokenized_source import choose_tokenized, refuse_view
 from packer_cli.run.unnamed import described, refuse_to_forget
+from packer_cli.run.unused import name_columns, warn_of_losses
 from packer_cli.run.update import Update, kept_shapes, plan_update
 from packer_cli.run.upload import check_options, publish
 from packer_cli.run.worker import Worker, commit_input, left_to_do
@@ -93,6 +94,8 @@ def pack(
     choice_of(files, config)  # what a recipe asks of its sources is there, or nothing is written
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
+    if done is not None:
+        warn_of_losses(str(destination), done, notify, warn)
     what = "done" if done else "this rank is done"
     notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
     return done
@@ -114,7 +117,9 @@ def settled(
         shape, chosen = choose_tokenized(files, config, tokenizer_name, notify)
         return files, for_shape(config, shape), shape, chosen
     refuse_view(config)
-    files, shape = detect_shape(files, config, others)
+    unused = dict[str, list[str]]()
+    files, shape = detect_shape(files, config, others, unused)
+    name_columns(unused, notify)
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
         if some:
@@ -314,6 +319,7 @@ def _refuse_other_than_utf8(config: DocumentConfig, tokenizer: str | None) -> No
     """UsageError for an option that no manifest can hold, before all the work rather than after."""
     options = config.as_json() | {"tokenizer": choose(tokenizer)[0]}
     options["field"] = options.pop("fields")
+    options["template_arg"] = options.pop("template_args")
     for name, value in options.items():
         try:
             json.dumps(value, ensure_ascii=False).encode()

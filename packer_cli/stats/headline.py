@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.wording import above_bound, count, percent, plural, size
+from packer_cli.result.wording import above_bound, count, percent, plural, size, unshown
 from packer_cli.stats.report import figures
 
 
@@ -83,8 +83,10 @@ def unusual(f: dict[str, Any]) -> list[tuple[str, int, str]]:
         ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
         ("no end", f["turns_without_end"], f"of {f['trained_turns']:,} trained turns end in no "
          "special token: the model may not learn to stop"),
-        ("not shown", f["unshown_tools"], "conversations have tool calls or tools, which the chat "
-         "template leaves out"),
+        ("empty turns", f["empty_turns"], "of the assistant, of which the chat template shows "
+         "nothing: not trained on"),
+        ("not shown", f["unshown_documents"], "documents, of which the chat template leaves out "
+         f"{unshown(f)}"),
         ("special", f["special_tokens_in_text"], "special tokens that the content of "
          "records spells out, see --special-tokens-in-text"),
         ("rearranged", f["fim_documents"], "texts put into another order, see --fim-rate"),

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from types import MethodType
@@ -232,34 +233,64 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
     )
 
 
+@jinja2.pass_context
+def _in_context(context: Any, value: Any) -> Any:
+    """As it is, but only known when it is rendered."""
+    return value
+
+
+def environment(*, computes: bool = True) -> ImmutableSandboxedEnvironment:
+    """What templates are compiled in. `computes`: whether constant parts are computed then, which
+    may take all memory.
+    """
+    made = _Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        optimized=computes,
+        finalize=None if computes else _in_context,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+    )
+    made.filters["tojson"] = _tojson
+    made.globals |= {
+        "raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": _Dict(),
+    }  # fmt: skip
+    # random: other text every time, and as much of it as the template asks for
+    del made.globals["lipsum"], made.filters["random"]
+    return made
+
+
 class ChatTemplate:
-    """A compiled template. `special_tokens`: bos_token and the like, as templates know them.
+    """A compiled template. `special_tokens`: bos_token and the like, as templates know them;
+    `arguments`: further variables, as `chat_template_kwargs` of transformers, which win over these.
 
     Raises UsageError for a template that does not compile. Safe to share between threads.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, Any]) -> None:
-        environment = _Environment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals |= {
-            "raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": _Dict(),
-        }  # fmt: skip
-        # random: other text every time, and as much of it as the template asks for
-        del environment.globals["lipsum"], environment.filters["random"]
+    def __init__(
+        self,
+        source: str,
+        special_tokens: dict[str, Any],
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        compiler = environment()
         self.source = source
-        self._special_tokens = special_tokens
+        self._variables = {**special_tokens, "documents": None, **(arguments or {})}
         try:
-            self._template = environment.from_string(source)
+            self._template = compiler.from_string(source)
         except jinja2.TemplateError as error:
             raise UsageError(
                 f"the chat template does not compile: {error}",
                 "mend it, or name another one with --chat-template",
             ) from error
         self.marks_generation = any(
-            call.node.name == _BEGIN for call in _named_calls(environment.parse(source))
+            call.node.name == _BEGIN for call in _named_calls(compiler.parse(source))
         )
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:
+        """The same template with other values of some variables."""
+        other = copy(self)
+        other._variables = {**self._variables, **arguments}
+        return other
 
     def render(
         self,
@@ -274,10 +305,9 @@ class ChatTemplate:
         tracker = _Tracker()
         context = self._template.new_context(
             {
-                **self._special_tokens,
+                **self._variables,
                 "messages": messages,
                 "tools": tools,
-                "documents": None,
                 "add_generation_prompt": add_generation_prompt,
                 _MARK: tracker.turn,
                 _CLOSE: tracker.loop_end,

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.shapes import Shape
+from packer_cli.config.shapes import ARGUMENTS, Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import reader_for
-from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Spans
+from packer_cli.records import BadRecord, InputFile, Int64, LeftOut, Records, Slice, Spans
+from packer_cli.supervised.arguments import parse_arguments
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.messages import (
     ASSISTANT,
@@ -24,6 +25,7 @@ from packer_cli.supervised.messages import (
     parse_tools,
 )
 from packer_cli.supervised.renderer import Conversation, Document, Renderer
+from packer_cli.supervised.shown import kind_of_piece, summed, words_of
 from packer_cli.supervised.templates import TemplateChoice
 from packer_cli.supervised.turns import UndecidableError
 from packer_cli.tokenization.specials import (
@@ -36,7 +38,9 @@ from packer_cli.tokenization.specials import (
     unmarked,
 )
 
+UNSHOWN_TIP = "use a --chat-template that shows it, or --on-unshown warn"
 _SKIP = "mend the record, or use --on-error skip"
+_MOST_SHOWN = 60  # characters
 _Message = dict[str, Any]
 
 # Taori et al. 2023, Stanford Alpaca: the prompts that the data were made for.
@@ -53,6 +57,10 @@ ALPACA = (
 
 class SpelledOutError(ValueError):
     """The content of a record spells out a special token."""
+
+
+class UnshownError(ValueError):
+    """The chat template leaves out something of a record."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Composer:
         `begin` hears the position of each record before it is composed; it may raise RefusedError.
         """
         documents: list[Document] = []
-        bad, specials = list(records.bad), 0
+        bad, specials, unread = list(records.bad), 0, dict[str, int]()
         kept = np.ones(len(records.positions), bool)
         for i, fields in enumerate(records.fields or []):
             try:
@@ -93,10 +101,16 @@ class Composer:
                 specials += len(spelled)
                 if spelled and self.specials.policy == "error":
                     raise SpelledOutError(spelled_out(spelled[0]))
-                documents.append(render())
+                document = render()
+                if document.left_out and self.config.on_unshown == "error":
+                    raise UnshownError(unshown_text(document))
+                documents.append(document)
+                self._count_unread(fields, document, unread)
             except SpelledOutError as error:
                 kept[i] = False
                 bad.append(BadRecord(int(records.positions[i]), str(error), SPELLED_OUT_TIP))
+            except UnshownError as error:
+                bad.append(BadRecord(int(records.positions[i]), str(error), UNSHOWN_TIP))
             except (MalformedError, RefusedError) as error:
                 bad.append(BadRecord(int(records.positions[i]), str(error), _SKIP))
             except UndecidableError as error:
@@ -113,7 +127,14 @@ class Composer:
             turns=turn_counts(documents, self.end_tokens),
             specials=specials,
             controls=controls_of(documents),
-            unshown=sum(map(self._leaves_out_tools, documents)),
+            unshown=[
+                part
+                for number, document in enumerate(documents)
+                if document.left_out
+                for part in left_out_of(number, document)
+            ],
+            empty_turns=sum(document.empty_turns for document in documents),
+            unread=unread,
             conversations=[document.conversation for document in documents] if again else None,
             bad=bad,
             consumed=records.consumed,
@@ -153,18 +174,20 @@ class Composer:
 
         Raises RefusedError and UndecidableError.
         """
-        renderer = self._renderer(conversation.tools)
+        renderer = self._renderer_of(conversation)
         document = renderer.render(conversation)
         if self.specials.policy != "text":
             return document
-        messages, tools = map(self.specials.marked, (conversation.messages, conversation.tools))
+        given = conversation.messages, conversation.tools, conversation.arguments
+        messages, tools, arguments = map(self.specials.marked, given)
         if any(self.specials.in_text(_joined(message.get("content"))) for message in messages):
             raise RefusedError("parts of its content spell out a special token together")
-        if (messages, tools) == (conversation.messages, conversation.tools):
+        if (messages, tools, arguments) == given:
             return document
-        if is_marked(conversation.messages) or is_marked(conversation.tools):
+        if any(map(is_marked, given)):
             raise RefusedError("its content has U+FDD0, which no text should have")
-        marked = renderer.render(Conversation(messages, tools))
+        conversation = Conversation(messages, tools, arguments)
+        marked = self._renderer_of(conversation).render(conversation)
         if unmarked(marked.text, marked.spans) != (document.text, document.spans):
             raise RefusedError(
                 "the chat template looks for special tokens in the record's content, or escapes "
@@ -173,49 +196,63 @@ class Composer:
         _, controls = unmarked(marked.text, self.specials.controls(marked.text))
         return replace(document, controls=controls)
 
-    def _renderer(self, tools: list[Any] | None) -> Renderer:
+    def _renderer_of(self, conversation: Conversation) -> Renderer:
+        return self._renderer(conversation.tools, conversation.arguments)
+
+    def _renderer(self, tools: list[Any] | None, arguments: dict[str, Any] | None) -> Renderer:
         """As transformers chooses it: another template may be for conversations with tools."""
         if not self.renderers:
             raise UsageError(
                 "messages need a chat template, and the tokenizer has none",
                 "give one with --chat-template FILE",
             )
-        return self.renderers[-1 if tools else 0]
+        renderer = self.renderers[-1 if tools else 0]
+        return renderer.with_arguments(arguments) if arguments else renderer
 
-    def _leaves_out_tools(self, document: Document) -> bool:
+    def _count_unread(
+        self, fields: dict[str, Any], document: Document, unread: dict[str, int]
+    ) -> None:
+        """Count fields of the record that nobody reads. INOUT unread."""
         conversation = document.conversation
-        if conversation is None:
-            return False
-        return self._renderer(conversation.tools).leaves_out_tools(conversation)
+        if conversation is not None:
+            names = self._renderer_of(conversation).unread(document.text, conversation)
+        else:
+            names = [ARGUMENTS] if fields.get(ARGUMENTS) else []
+        for name in names:
+            unread[name] = unread.get(name, 0) + 1
 
     def _conversation(self, fields: dict[str, Any]) -> Conversation | None:
         kind, columns = self.shape.kind, self.shape.columns
+        arguments = parse_arguments(fields.get(ARGUMENTS), columns.get(ARGUMENTS, ARGUMENTS))
         if kind == "alpaca" and self.config.prompt_template == "chat":
             question = "\n".join(filter(None, _instruction(fields, self.shape)))
-            exchange = _exchange(question, self._text(fields, "output"))
+            exchange = _exchange(question, self._text(fields, "output"), arguments)
             return _with_system(exchange, fields.get("system"))
         if self.shape.is_chat:
             own, tools = self.shape.required[0], self._tools(fields)
-            keep_parts = self._renderer(tools).keep_parts
+            keep_parts = self._renderer(tools, arguments).keep_parts
             messages = parse_messages(fields[own], columns[own], keep_parts=keep_parts)
-            return _with_system(Conversation(messages, tools), fields.get("system"))
+            return _with_system(Conversation(messages, tools, arguments), fields.get("system"))
         if kind != "prompt-completion":
             return None
         if self.shape.of_messages:
-            prompt = self._side(fields, "prompt", "user")
-            completion = self._side(fields, "completion", ASSISTANT)
+            prompt = self._side(fields, "prompt", "user", arguments)
+            completion = self._side(fields, "completion", ASSISTANT, arguments)
             # the assistant's turns in the prompt are context
             silent = [m | {"train": 0} if m["role"] == ASSISTANT else m for m in prompt]
-            return Conversation([*silent, *completion], self._tools(fields))
+            return Conversation([*silent, *completion], self._tools(fields), arguments)
         if self.config.prompt_template == "chat":
-            return _exchange(self._text(fields, "prompt"), self._text(fields, "completion"))
+            answer = self._text(fields, "completion")
+            return _exchange(self._text(fields, "prompt"), answer, arguments)
         return None
 
-    def _side(self, fields: dict[str, Any], own: str, role: str) -> list[_Message]:
+    def _side(
+        self, fields: dict[str, Any], own: str, role: str, arguments: dict[str, Any] | None
+    ) -> list[_Message]:
         if isinstance(fields[own], str):
             return [{"role": role, "content": fields[own]}]
         name = self.shape.columns[own]
-        keep_parts = self._renderer(self._tools(fields)).keep_parts
+        keep_parts = self._renderer(self._tools(fields), arguments).keep_parts
         return parse_messages(fields[own], name, keep_parts=keep_parts)
 
     def _tools(self, fields: dict[str, Any]) -> list[Any] | None:
@@ -229,6 +266,25 @@ def placed(error: UndecidableError, file: InputFile) -> DataError:
     """The same error, with the place of its record."""
     place = reader_for(file.format).describe(file, error.position)
     return DataError(f"{file.path}, {place}: {error.message}", error.tip)
+
+
+def left_out_of(number: int, document: Document) -> list[LeftOut]:
+    """What the text of the document, the batch's `number`-th, does not show."""
+    conversation = document.conversation
+    if conversation is None:
+        return []
+    return summed(number, document.left_out, conversation.messages, conversation.tools)
+
+
+def unshown_text(document: Document) -> str:
+    """The first thing that the text does not show, for people."""
+    conversation, piece = document.conversation, document.left_out[0]
+    if conversation is None or piece.message < 0:
+        return "the chat template does not show its tools"
+    what = kind_of_piece(piece, conversation.messages).replace("_", " ")
+    words = " ".join(words_of(piece, conversation.messages, conversation.tools).split())
+    shown = words if len(words) <= _MOST_SHOWN else f"{words[:_MOST_SHOWN]}…"
+    return f"the chat template does not show the {what} of message {piece.message}: {shown!r}"
 
 
 def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple[int, int]:
@@ -256,7 +312,11 @@ def make_composer(
     sources = [] if template is None else [template.source, template.tool_use]
     renders = shape.is_chat or config.prompt_template == "chat"
     renderers = tuple(
-        Renderer(ChatTemplate(source, special_tokens), config, ends_matter=bool(end_tokens))
+        Renderer(
+            ChatTemplate(source, special_tokens, config.arguments),
+            config,
+            ends_matter=bool(end_tokens),
+        )
         for source in sources
         if source is not None and renders
     )
@@ -265,7 +325,8 @@ def make_composer(
 
 def _content(conversation: Conversation) -> list[Any]:
     """The record's own content, without the second names that parsing gives to parts of it."""
-    return [*map(_without_second_names, conversation.messages), conversation.tools]
+    messages = map(_without_second_names, conversation.messages)
+    return [*messages, conversation.tools, conversation.arguments]
 
 
 def _without_second_names(message: _Message) -> _Message:
@@ -295,11 +356,11 @@ def _with_system(conversation: Conversation, system: Any) -> Conversation:
     return conversation
 
 
-def _exchange(question: str, answer: str) -> Conversation:
+def _exchange(question: str, answer: str, arguments: dict[str, Any] | None) -> Conversation:
     messages: list[_Message] = [
         {"role": "user", "content": question}, {"role": ASSISTANT, "content": answer},
     ]  # fmt: skip
-    return Conversation(messages, None)
+    return Conversation(messages, None, arguments)
 
 
 def _text(fields: dict[str, Any], own: str, shape: Shape) -> str:

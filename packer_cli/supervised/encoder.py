@@ -9,7 +9,7 @@ import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
-from packer_cli.records import InputFile, Records, TokenBatch
+from packer_cli.records import InputFile, LeftOut, Records, TokenBatch
 from packer_cli.result.counts import Counts
 from packer_cli.tokenization.encoding import Encoded, token_batch
 from packer_cli.tokenization.tokenizer import Tokenizer
@@ -39,8 +39,11 @@ class SupervisedEncoder:
             special_tokens_in_text=special,
             trained_turns=turns,
             turns_without_end=without_end,
-            unshown_tools=records.unshown,
+            empty_turns=records.empty_turns,
+            unread=dict(records.unread),
         )
+        if records.unshown:
+            counts.add_unshown(file.index, records.unshown, self._lengths(records.unshown))
         if records.conversations is not None and isinstance(self._config, PackConfig):
             # jinja2 is slow to import
             from packer_cli.supervised.documents import placed  # noqa: PLC0415
@@ -55,6 +58,11 @@ class SupervisedEncoder:
             counts.add_truncated(file.index, loss)
         counts.double_bos_documents += _doubled(batch, self._tokenizer.info.bos_token_id)
         return Encoded(batch, records.bad, counts)
+
+    def _lengths(self, parts: list[LeftOut]) -> list[int]:
+        """How many tokens the parts have, each encoded by itself."""
+        offsets = self._tokenizer.encode_bare([part.text for part in parts], None, None)[1]
+        return np.diff(offsets).tolist()  # type: ignore[no-any-return]
 
 
 def _doubled(batch: TokenBatch, bos: int | None) -> int:

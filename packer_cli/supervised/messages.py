@@ -28,6 +28,12 @@ _ELSEWHERE = ("text", "message", "parts")  # other names for content, which no t
 ASSISTANT = "assistant"
 REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
 
+# What packer reads of a message, and names that tie calls to results.
+KNOWN_KEYS = frozenset(
+    ("role", "content", *REASONING, *_FLAGS, "tool_calls", "function_call", "tool_call_id", "name",
+     "id")
+)  # fmt: skip
+
 
 class MalformedError(ValueError):
     """The record does not fit its shape."""

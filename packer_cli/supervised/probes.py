@@ -16,7 +16,7 @@ from packer_cli.supervised.messages import ASSISTANT, REASONING
 _Message = dict[str, Any]
 # Two things that templates look for in the words themselves: reasoning, and results of tools
 # that a user's message holds.
-_THOUGHT, _RESULT = "</think>", "<tool_response>"
+THOUGHT, RESULT = "</think>", "<tool_response>"
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,17 @@ def _marked(message: _Message, number: int, marks: list[list[str]]) -> _Message:
     def words(text: str, mark: str) -> str:
         if not text.strip():
             return text
+        if THOUGHT in text:
+            lead, opened, thought, answer = thought_in(text)
+            used.update([mark] * (lead or answer) + [reasoning] * thought)
+            opening = f"{mark}\n" * lead + "<think>" * opened
+            return f"{opening}\n{reasoning * thought}\n{THOUGHT}\n\n{mark * answer}"
         used.add(mark)
-        if _THOUGHT in text:
-            used.add(reasoning)
-            return f"<think>\n{reasoning}\n{_THOUGHT}\n\n{mark}"
-        return f"{_RESULT}{mark}</tool_response>" if text.lstrip().startswith(_RESULT) else mark
+        return f"{RESULT}{mark}</tool_response>" if text.lstrip().startswith(RESULT) else mark
 
     for key in REASONING:
         if isinstance(message.get(key), str):
-            marked[key] = words(message[key].replace(_THOUGHT, ""), reasoning)
+            marked[key] = words(message[key].replace(THOUGHT, ""), reasoning)
     value = message.get("content")
     if isinstance(value, str):
         marked["content"] = words(value, content)
@@ -58,6 +60,20 @@ def _marked(message: _Message, number: int, marks: list[list[str]]) -> _Message:
         marked["tool_calls"] = [_call(item, call, used) for item in calls]
     marks.append(sorted(used))
     return marked
+
+
+def thought_in(content: str) -> tuple[bool, bool, bool, bool]:
+    """How content with `</think>` looks, split as templates do: (whether words come before the
+    thought, `<think>` opens it, it has words, and words follow it).
+    """
+    before, _, rest = content.partition(THOUGHT)
+    lead, opening, thought = before.rpartition("<think>")
+    answer = rest.rpartition(THOUGHT)[2]
+    return _has_words(lead), bool(opening), _has_words(thought), _has_words(answer)
+
+
+def _has_words(text: str) -> bool:
+    return bool(text) and not text.isspace()
 
 
 def _part(part: Any, words: Any, mark: str) -> Any:
@@ -135,9 +151,9 @@ def _kind(message: _Message) -> tuple[Any, ...]:
     if look is str:
         if not content or content.isspace():
             look = "blank"
-        elif role == ASSISTANT and _THOUGHT in content:
-            look = "thought"
-        elif role == "user" and _RESULT in content and content.lstrip().startswith(_RESULT):
+        elif role == ASSISTANT and THOUGHT in content:
+            look = thought_in(content)
+        elif role == "user" and RESULT in content and content.lstrip().startswith(RESULT):
             look = "result"
     if role != ASSISTANT:
         return role, look

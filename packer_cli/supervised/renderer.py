@@ -5,22 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.shapes import ARGUMENTS
 from packer_cli.errors import UsageError
+from packer_cli.supervised.arguments import mentions_of, reads_of
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.edges import Span
-from packer_cli.supervised.messages import ASSISTANT
+from packer_cli.supervised.messages import ASSISTANT, KNOWN_KEYS, is_trained
+from packer_cli.supervised.shown import Piece, Shown
 from packer_cli.supervised.turns import PROBE, AssistantSpans, UndecidableError
 
+_MOST_KEPT = 256  # renderers, by arguments of records
 _PARTS_PROBE = "\ue000part\ue001"
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A record as messages."""
+    """A record as messages. `arguments`: its own ones for the chat template."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
+    arguments: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -28,13 +35,17 @@ class Document:
     """A text; `spans` of characters to train on, None for all of it.
 
     `conversation` is what the text was rendered from, where it was. `controls`: the characters
-    where special tokens are, None for wherever the tokenizer finds one.
+    where special tokens are, None for wherever the tokenizer finds one. `left_out`: what of the
+    conversation the text does not show; `empty_turns`: turns of the assistant of which it shows
+    nothing, and which are not trained on.
     """
 
     text: str
     spans: list[Span] | None
     conversation: Conversation | None = None
     controls: list[Span] | None = None
+    left_out: tuple[Piece, ...] = ()
+    empty_turns: int = 0
 
 
 class Renderer:
@@ -48,11 +59,37 @@ class Renderer:
         Raises UndecidableError for a template that renders no question and answer, UsageError for
         one whose turns have no end.
         """
-        self._template, self._config = template, config
+        self._template, self._config, self._ends_matter = template, config, ends_matter
+        self._others: dict[bytes, Renderer] = {}  # by arguments
         self._assistant = AssistantSpans(template) if config.train_on != "all" else None
+        self._shown = Shown(template)
         self.keep_parts = _shows_parts(template)
         if self._assistant is not None and ends_matter and not config.allow_open_turns:
             _refuse_open_turns(template, self._assistant, config.turn_end)
+
+    def with_arguments(self, arguments: dict[str, Any]) -> Renderer:
+        """That of the same template with a record's own arguments. Raises RefusedError and
+        UndecidableError.
+        """
+        try:
+            key = msgspec.json.encode(arguments)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RefusedError(f"{ARGUMENTS}: {error}") from None
+        if key not in self._others:
+            made = self._made_with(arguments)
+            if len(self._others) >= _MOST_KEPT:
+                self._others.clear()
+            self._others[key] = made
+        return self._others[key]
+
+    def _made_with(self, arguments: dict[str, Any]) -> Renderer:
+        try:
+            if wrong := reads_of(self._template.source).wrong_flag(arguments):
+                raise RefusedError(f"{ARGUMENTS}.{wrong}")
+            template = self._template.with_arguments(arguments)
+            return Renderer(template, self._config, ends_matter=self._ends_matter)
+        except UsageError as error:
+            raise RefusedError(f"with its {ARGUMENTS}: {error.message}") from error
 
     def render(self, conversation: Conversation) -> Document:
         """Raises RefusedError and UndecidableError."""
@@ -66,23 +103,42 @@ class Renderer:
                 raise
             messages = filled
             rendering = self._template.render(messages, tools)
-        if self._assistant is None:
-            return Document(rendering.text, None, conversation)
-        last_only = self._config.train_on == "last-assistant"
         text = rendering.text
-        spans = self._assistant.find(rendering, messages, tools, last_only=last_only)
+        left_out, empty = self._shown.missing(text, messages, tools)
+        if self._assistant is None:
+            return Document(text, None, conversation, left_out=left_out)
+        last_only = self._config.train_on == "last-assistant"
+        spans = self._assistant.find(
+            rendering, messages, tools, last_only=last_only, empty={id(messages[n]) for n in empty}
+        )
         if self._config.turn_end:
             text, spans = _ended(text, spans, self._config.turn_end)
         # an empty answer has no byte, but there may be a token across the place where it would be
         spans = [(start, stop) for start, stop in spans if start < stop]
-        return Document(text, spans, conversation)
+        return Document(
+            text,
+            spans,
+            conversation,
+            left_out=left_out,
+            empty_turns=sum(is_trained(messages[number]) for number in empty),
+        )
 
-    def leaves_out_tools(self, conversation: Conversation) -> bool:
-        """Whether the conversation has tools or tool calls that the template never looks at."""
-        if conversation.tools and "tools" not in self._template.source:
-            return True
-        called = any(message.get("tool_calls") for message in conversation.messages)
-        return called and "tool_calls" not in self._template.source
+    def unread(self, text: str, conversation: Conversation) -> list[str]:
+        """Names of its fields that neither packer nor the template reads; each as often as it is
+        there. `text`: made of it, which may hold whole messages as JSON.
+        """
+        source, names = self._template.source, list[str]()
+        for message in conversation.messages:
+            if not message.keys() <= KNOWN_KEYS:
+                names += [
+                    f"messages.{key}"
+                    for key in message.keys() - KNOWN_KEYS - mentions_of(source)
+                    if f'"{key}"' not in text
+                ]
+        if conversation.arguments:
+            unread = conversation.arguments.keys() - reads_of(source).names
+            names += [f"{ARGUMENTS}.{name}" for name in unread]
+        return names
 
 
 def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, list[Span]]:

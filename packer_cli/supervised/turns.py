@@ -10,7 +10,7 @@ two disagree, it is an error: never a guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import Any
 
@@ -54,27 +54,42 @@ class AssistantSpans:
 
     def find(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
-        *, last_only: bool,
+        *, last_only: bool, empty: Collection[int] = (),
     ) -> list[Span]:  # fmt: skip
         """Spans of characters to train on, in order.
 
         Messages whose `weight` or `train` is 0 have none; `last_only`: only the last assistant
-        message's. Raises UndecidableError.
+        message's. `empty`: ids of messages of which the text shows nothing; they have none.
+        Raises UndecidableError.
         """
+        spans, turns, speakers = self._found(rendering, messages, tools, last_only=last_only)
+        if not empty:
+            return spans
+        if last_only and not turns:
+            speakers = speakers[-1:]
+        return _without_empty(spans, turns, speakers, empty)
+
+    def _found(
+        self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
+        *, last_only: bool,
+    ) -> tuple[list[Span], list[Turn], list[_Message]]:  # fmt: skip
+        """(the spans, the turns that they were told by, the messages of the assistant)."""
         speakers = [message for message in messages if message.get("role") == ASSISTANT]
         if not speakers:
-            return []
+            return [], [], []
         turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
         if self._template.marks_generation:
             self._check_tags(messages, tools)
-            return self._chosen(rendering.generated, turns, speakers, last_only)
+            spans = self._chosen(rendering.generated, turns, speakers, last_only)
+            return spans, turns, speakers
         numbered = _numbered(turns, messages)
         if numbered is None or _nested(turns):
             parts = [[span] for span in self._by_prefixes(rendering.text, messages, tools)]
             turns = [Turn(*p[0], m) for p, m in zip(parts, speakers, strict=True)]
         else:
             parts = self._by_turns(rendering, numbered, messages, tools)
-        return self._chosen([span for part in parts for span in part], turns, speakers, last_only)
+        spans = [span for part in parts for span in part]
+        return self._chosen(spans, turns, speakers, last_only), turns, speakers
 
     def _chosen(
         self, spans: list[Span], turns: list[Turn], speakers: list[_Message], last_only: bool
@@ -209,6 +224,23 @@ def _undecidable(why: str) -> UndecidableError:
         f"cannot tell which part of the text is the assistant's: {why}",
         "use a template with {% generation %} tags (--chat-template), or --train-on all",
     )
+
+
+def _without_empty(
+    spans: list[Span], turns: list[Turn], speakers: list[_Message], empty: Collection[int]
+) -> list[Span]:
+    """The spans without those of messages that are rendered as nothing."""
+    if turns and _are_messages(turns, speakers):
+        silent = [turn for turn in turns if id(turn.message) in empty]
+    elif len(turns) == len(speakers):
+        pairs = zip(turns, speakers, strict=True)
+        silent = [turn for turn, message in pairs if id(message) in empty]
+    elif len(spans) == len(speakers):
+        told = zip(spans, speakers, strict=True)
+        return [span for span, message in told if id(message) not in empty]
+    else:
+        raise _undecidable("it leaves a turn empty, and no loop of it shows which one")
+    return [s for s in spans if not any(t.start <= s[0] < t.stop for t in silent)]
 
 
 def _numbered(turns: list[Turn], messages: list[_Message]) -> _Turns | None:

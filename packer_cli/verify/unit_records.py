@@ -136,6 +136,7 @@ def _figures(total: Counts, manifest: Result) -> Iterator[tuple[str, Any, Any]]:
     """(name, value by the units, value in the manifest) of every figure."""
     for name in ("rows", *TOTALS) if isinstance(manifest, Manifest) else DOCUMENT_TOTALS:
         yield name, getattr(total, name), getattr(manifest, name)
+    yield "unread", total.unread, manifest.unread
     for name, listed in asdict(manifest.histograms).items():
         yield name, getattr(total, name).tolist(), listed
     if isinstance(manifest, Manifest):

@@ -149,7 +149,9 @@ def by_prefixes(record: Json, template: str) -> str | None:
                 return None
             if not (whole.startswith(after) and after.startswith(before)) or done > len(before):
                 return None
-            marked += whole[done : len(before)] + f"⟦{whole[len(before) : len(after)]}⟧"
+            said = whole[len(before) : len(after)]
+            is_empty = message.get("tool_calls") and not message["content"] and "city" not in said
+            marked += whole[done : len(before)] + (said if is_empty else f"⟦{said}⟧")
             done = len(after)
     return (marked + whole[done:]).replace("⟦⟧", "").replace("⟧⟦", "")
 

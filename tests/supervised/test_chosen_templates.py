@@ -52,7 +52,7 @@ def test_conversations_with_tools_take_the_template_for_tools(folder: Path, kept
     assert first.endswith(f"<user>Rain?</user><assistant>⟦{call}</assistant>⟧")
     assert second == "<user>Hi</user><assistant>⟦Hello</assistant>⟧"
     manifest = json.loads(Path("out/manifest.json").read_text())
-    assert manifest["unshown_tools"] == 0
+    assert manifest["unshown_documents"] == manifest["unshown_tools"] == 0
     assert {"chat_template.jinja", "chat_template.tool_use.jinja"} <= manifest["side_files"].keys()
     assert Path("out/chat_template.tool_use.jinja").read_text() == WITH_CALLS
     checked = packer("verify", "out", "--against-inputs")
@@ -66,8 +66,9 @@ def test_a_template_that_is_named_is_for_all(folder: Path) -> None:
         "template": None,
         "tokenizer": chat_tokenizer(folder / "t", None, chat_template=NAMED),
     }
-    [text] = pack_marked([with_tools()], "--chat-template", "default", **how)
-    assert text == "<user>Rain?</user><assistant>⟦</assistant>⟧"
+    options = ("--chat-template", "default", "--keep-untrained")
+    [text] = pack_marked([with_tools()], *options, **how)
+    assert text == "<user>Rain?</user><assistant></assistant>"  # nothing is shown of the call
     assert not Path("out/chat_template.tool_use.jinja").exists()
     result = packer(
         "pack", write([with_tools()]), "-l", 512, "-t", how["tokenizer"], "-o", "out", "--overwrite"

@@ -1,0 +1,57 @@
+"""What of the inputs has no effect on a result is said once: nothing is left out in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+
+from packer_cli.result.manifest import DOCUMENT_TOTALS, Result
+from packer_cli.result.wording import count, plural, unshown
+
+_MOST_NAMED = 12
+_ANSWERED = ("content", "reasoning_content", "thinking", "tool_calls", "weight", "train")
+Notify = Callable[[str], None]
+
+
+def name_columns(unused: Mapping[str, list[str]], notify: Notify) -> None:
+    """Name columns of supervised inputs that no option uses. `unused`: by path."""
+    by_columns: dict[tuple[str, ...], list[str]] = {}
+    for path, columns in unused.items():
+        if columns:
+            by_columns.setdefault(tuple(columns), []).append(path)
+    for names, paths in by_columns.items():
+        rest = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+        what = "column" if len(names) == 1 else "columns"
+        notify(f"{paths[0]}{rest}: no option uses the {what} {_named(names)}; see --field")
+
+
+def warn_of_losses(place: str, manifest: Result, notify: Notify, warn: Notify) -> None:
+    """Say what chat templates left out, and which fields of records nobody reads."""
+    figures = {name: getattr(manifest, name) for name in DOCUMENT_TOTALS}
+    if manifest.unshown_documents:
+        way_out = "use a --chat-template that shows it; --on-unshown error ends such runs"
+        warn(
+            f"warning: {place}: of {plural(manifest.unshown_documents, 'document')} the chat "
+            f"template does not show: {unshown(figures)}; {way_out}"
+        )
+    if manifest.empty_turns:
+        notify(
+            f"{place}: {plural(manifest.empty_turns, 'turn')} of the assistant that the chat "
+            "template leaves empty: not trained on"
+        )
+    if manifest.unread:
+        named = [f"{name} ({count(number)}){_meant(name)}" for name, number in
+                 manifest.unread.items()]  # fmt: skip
+        notify(f"{place}: neither packer nor the chat template reads {_named(named)}")
+
+
+def _named(names: Iterable[str]) -> str:
+    all_names = list(names)
+    more = len(all_names) - _MOST_NAMED
+    return ", ".join(all_names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _meant(name: str) -> str:
+    place, _, key = name.partition(".")
+    near = get_close_matches(key, _ANSWERED, 1) if place == "messages" else []
+    return f", did you mean {near[0]}?" if near else ""

@@ -1,0 +1,174 @@
+"""Arguments of chat templates: variables that a template reads and packer does not pass by itself.
+
+    --template-arg enable_thinking=false          for all records
+    {"chat_template_kwargs": {"thinking": true}}  for one record, which wins over the option
+
+What a template reads comes from its syntax tree. Where it only asks whether a variable is true,
+texts and numbers would count as true, or as nothing, without a word: they are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from jinja2 import TemplateError, meta, nodes
+
+from packer_cli.errors import UsageError
+from packer_cli.supervised.chat_template import environment
+from packer_cli.supervised.messages import MalformedError, kind_of
+
+PASSED = ("messages", "tools", "add_generation_prompt")
+_OWN = "_packer_"
+_PRESENCE = ("defined", "undefined", "none")  # tests that any value answers
+_TRUTH = ("true", "false", "boolean")
+_OPTION = "--template-arg"
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a template reads: `names` of variables, and which of them are `flags`: it only asks
+    whether they are true.
+    """
+
+    names: frozenset[str]
+    flags: frozenset[str]
+
+    def wrong_flag(self, arguments: Mapping[str, Any]) -> str:
+        """What is wrong with a value in the place of a flag; "" for nothing."""
+        for name, value in arguments.items():
+            if name in self.flags and not isinstance(value, bool):
+                shown = json.dumps(value, ensure_ascii=False, default=str)
+                return (
+                    f"{name}: found {shown}, expected true or false: the chat template only asks "
+                    "whether it is true"
+                )
+        return ""
+
+
+def check_arguments(
+    arguments: Mapping[str, Any], sources: Iterable[str], special_tokens: Collection[str]
+) -> None:
+    """UsageError for arguments of the command line that none of the templates reads, or not as
+    what they are. `special_tokens`: names of variables that the tokenizer gives.
+    """
+    of_all = [reads_of(source) for source in sources]
+    names = frozenset().union(*(reads.names for reads in of_all))
+    for name in arguments:
+        if name in PASSED:
+            raise UsageError(
+                f"{_OPTION}: {name}: packer passes it to the chat template itself",
+                "leave it out: it comes from the records",
+            )
+        if name not in names:
+            own = sorted(names - {*PASSED, *special_tokens})
+            near = get_close_matches(name, own, 1)
+            raise UsageError(
+                f"{_OPTION}: {name}: the chat template never reads it; it reads "
+                f"{', '.join(own) or 'no arguments'}",
+                f"did you mean {near[0]}?" if near else "leave it out, or use another template",
+            )
+    for reads in of_all:
+        if wrong := reads.wrong_flag(arguments):
+            raise UsageError(f"{_OPTION}: {wrong}", "write NAME=true or NAME=false")
+
+
+def parse_arguments(value: Any, field: str) -> dict[str, Any] | None:
+    """A record's own arguments: an object, or JSON text of one; None when there are none. As in
+    messages, what is null is left out. Raises MalformedError.
+    """
+    if isinstance(value, str) and value.strip():
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            what = f"field '{field}' is text that is not valid JSON: {error}"
+            raise MalformedError(what) from None
+    if value is None or value == "":
+        return None
+    if not isinstance(value, dict):
+        raise MalformedError(f"field '{field}' is {kind_of(value)}, expected an object")
+    for name in PASSED:
+        if name in value:
+            raise MalformedError(f"{field}.{name}: packer passes it to the chat template itself")
+    return {name: one for name, one in value.items() if one is not None} or None
+
+
+@lru_cache(maxsize=8)
+def reads_of(source: str) -> Reads:
+    """What a template reads, without running any of it. UsageError when it does not compile."""
+    parser = environment(computes=False)
+    try:
+        tree = parser.parse(source)
+        read = meta.find_undeclared_variables(tree)
+    except TemplateError as error:
+        raise UsageError(
+            f"the chat template does not compile: {error}",
+            "mend it, or name another one with --chat-template",
+        ) from error
+    names = frozenset(name for name in read if not name.startswith(_OWN))
+    asked, used = set[str](), set[str]()
+    for name, is_asked in _uses(tree, asked=False):
+        (asked if is_asked else used).add(name)
+    return Reads(names, names & (asked - used))
+
+
+@lru_cache(maxsize=8)
+def mentions_of(source: str) -> frozenset[str]:
+    """All names of attributes and all texts in a template: it reads no key but these."""
+    tree = environment(computes=False).parse(source)
+    names = {node.attr for node in tree.find_all(nodes.Getattr)}
+    return frozenset(names.union(
+        node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
+    ))  # fmt: skip
+
+
+def _uses(node: nodes.Node, *, asked: bool) -> Iterator[tuple[str, bool]]:
+    """(name, whether it is only asked whether it is true) of each use of a variable; uses that ask
+    only whether it is there are left out. `asked`: the same of the whole of `node`.
+    """
+    if isinstance(node, nodes.Name):
+        if node.ctx == "load":
+            yield node.name, asked
+        return
+    for part, child in _children(node):
+        if (
+            isinstance(node, nodes.Test)
+            and node.name in _PRESENCE
+            and isinstance(child, nodes.Name)
+        ):
+            continue
+        yield from _uses(child, asked=_is_asked(node, part, asked=asked))
+
+
+def _is_asked(node: nodes.Node, part: str, *, asked: bool) -> bool:
+    """Whether a part of a node is only asked whether it is true; `asked`: the same of the node."""
+    match node:
+        case nodes.If() | nodes.CondExpr() if part == "test":
+            return True
+        case nodes.Not():
+            return True
+        case nodes.Test() if part == "node":
+            return node.name in _TRUTH or (node.name == "sameas" and _is_truth(node.args))
+        case nodes.Compare() if part == "expr":
+            return _is_truth([operand.expr for operand in node.ops])
+        case nodes.And() | nodes.Or() | nodes.CondExpr():
+            return asked
+        case nodes.Filter() if part == "node":
+            return asked and node.name in ("default", "d")
+    return False
+
+
+def _is_truth(compared: list[Any]) -> bool:
+    return all(isinstance(one, nodes.Const) and isinstance(one.value, bool) for one in compared)
+
+
+def _children(node: nodes.Node) -> Iterator[tuple[str, nodes.Node]]:
+    for name, value in node.iter_fields():
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, nodes.Node):
+                yield name, child

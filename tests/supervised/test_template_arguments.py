@@ -1,0 +1,249 @@
+"""Arguments of chat templates: --template-arg for all records, chat_template_kwargs for one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import (
+    assistant,
+    chat,
+    pack_chat,
+    pack_marked,
+    refused,
+    run,
+    user,
+    write,
+)
+from support import assert_error, check_directory, contents, packer
+
+from packer_cli.supervised.arguments import reads_of
+
+# A prompt that ends in a closed thought, as Qwen 3 writes it without thinking.
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n{{ m.reasoning_content | default('') }}"
+    "\n</think>\n\n{% endif %}{{ m.content }}</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% endif %}{% endif %}"
+)
+DATED = (
+    "{% if not date_string is defined %}{% set date_string = 'no day' %}{% endif %}"
+    "[{{ date_string }}]"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+PLAIN = chat(user("Hi"), assistant("Yes"))
+THOUGHT = chat(user("Hi"), assistant("Yes", reasoning_content="hm"))
+OFF = ("--template-arg", "enable_thinking=false")
+
+
+def test_what_the_prompt_holds_is_not_trained_on(folder: Path) -> None:
+    [text] = pack_marked([PLAIN], template=THINKING)
+    assert text == "<user>Hi</user><assistant>⟦<think>\n\n</think>\n\nYes</assistant>⟧"
+    [text] = pack_marked([PLAIN], *OFF, template=THINKING)
+    assert text == "<user>Hi</user><assistant><think>\n\n</think>\n\n⟦Yes</assistant>⟧"
+
+
+def test_a_thought_that_the_prompt_would_close(folder: Path) -> None:
+    """Whether a thought has words decides how far the prompt and the turn agree."""
+    tags = [chat(user("Hi"), assistant(f"<think>\n{words}\n</think>\n\nYes"))
+            for words in ("hm", "", "hm", "")]  # fmt: skip
+    template = THINKING.replace(
+        "{{ m.content }}", "{{ m.content.split('</think>')[-1].lstrip('\\n') }}"
+    ).replace(
+        "m.reasoning_content | default('')",
+        "m.content.split('</think>')[0].split('<think>')[-1].strip('\\n')",
+    )
+    open_, closed = "<user>Hi</user><assistant><think>\n", "\n</think>\n\n"
+    expected = [f"{open_}⟦hm{closed}Yes</assistant>⟧", f"{open_}{closed}⟦Yes</assistant>⟧"] * 2
+    assert pack_marked(tags, *OFF, template=template) == expected
+    assert pack_marked([THOUGHT, PLAIN] * 2, *OFF, template=THINKING) == expected
+
+
+def test_a_record_has_its_own_arguments(folder: Path) -> None:
+    """They win over the option, and what is null is left out."""
+    records = [
+        PLAIN | {"chat_template_kwargs": own}
+        for own in ({"enable_thinking": True}, None, {"enable_thinking": None}, {},
+                    '{"enable_thinking": true}', "")
+    ]  # fmt: skip
+    texts = pack_marked(records, *OFF, template=THINKING)
+    closed = ["⟧Yes" not in text and "<assistant>⟦<think>" not in text for text in texts]
+    assert closed == [False, True, True, True, False, True]
+    prompts = [
+        {"prompt": "Hi", "completion": "Yes", "chat_template_kwargs": {"date_string": "May"}}
+    ]
+    [text] = pack_marked(prompts, "--prompt-template", "chat", template=DATED)
+    assert text.startswith("[May]<user>Hi")
+
+
+def test_values_are_json_or_else_text(folder: Path) -> None:
+    shown = DATED.replace("date_string }}", "date_string | tojson }}")
+    for value, expected in (
+        ("26 Jul 2024", '"26 Jul 2024"'), ("12", "12"), ('"12"', '"12"'), ("", '""'),
+        ('{"a": [1, null]}', '{"a": [1, null]}'), ("a=b", '"a=b"'), ("é", '"é"'),
+    ):  # fmt: skip
+        [text] = pack_marked([PLAIN], "--template-arg", f"date_string={value}", template=shown)
+        assert text.startswith(f"[{expected}]<user>Hi")
+    manifest = pack_chat([PLAIN], "--template-arg", "date_string=a", template=DATED)
+    assert manifest["config"]["template_args"] == [["date_string", '"a"']]
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("enable_thinkin=false", ("never reads it; it reads enable_thinking",)),
+        ("date_string=x", ("date_string: the chat template never reads it",)),
+        ("messages=[]", ("messages: packer passes it",)),
+        ("enable_thinking=False", ("found False, expected false",)),
+        ("enable_thinking=no", ('enable_thinking: found "no", expected true or false',)),
+        ("enable_thinking=0", ("enable_thinking: found 0, expected true or false",)),
+        ("enable_thinking=null", ("found null, expected true or false",)),
+        ("enable_thinking", ("'enable_thinking' is not NAME=VALUE",)),
+        ("=false", ("'=false' is not NAME=VALUE",)),
+        (f"enable_thinking={'[' * 100000}", ("enable_thinking: ",)),
+    ],
+)
+def test_arguments_that_cannot_be_meant(
+    folder: Path, argument: str, parts: tuple[str, ...]
+) -> None:
+    how: Any = {"options": ["--template-arg", argument], "template": THINKING}
+    refused([PLAIN], 2, "--template-arg: ", *parts, **how)
+
+
+def test_arguments_are_for_templates(folder: Path) -> None:
+    refused([{"text": "Hi"}], 2, "--template-arg: is for messages", options=OFF, template=None)
+
+
+@pytest.mark.parametrize(
+    ("own", "part"),
+    [
+        ([1], "field 'chat_template_kwargs' is a list, expected an object"),
+        ("{", "field 'chat_template_kwargs' is text that is not valid JSON"),
+        ("[]", "field 'chat_template_kwargs' is a list, expected an object"),
+        ({"messages": []}, "chat_template_kwargs.messages: packer passes it"),
+        (
+            {"enable_thinking": "false"},
+            'chat_template_kwargs.enable_thinking: found "false", expected true or false',
+        ),
+    ],
+)
+def test_records_whose_arguments_cannot_be_meant(folder: Path, own: Any, part: str) -> None:
+    records = [PLAIN, PLAIN | {"chat_template_kwargs": own}]
+    refused(records, 1, "data.jsonl, line 2 (byte ", part, template=THINKING)
+
+
+def test_what_templates_read() -> None:
+    assert reads_of(THINKING).flags == {"enable_thinking", "add_generation_prompt"}
+    dated = reads_of(DATED)
+    assert (dated.names, dated.flags) == (
+        {"date_string", "messages", "add_generation_prompt"}, {"add_generation_prompt"}
+    )  # fmt: skip
+    for source, flags in (
+        ("{% if a and not b or c == true %}{{ d }}{% endif %}", {"a", "b", "c"}),
+        ("{{ 'x' if a | default(true) else b }}", {"a"}),
+        ("{% if a is defined %}x{% endif %}", set()),
+        ("{% if a is sameas false %}x{% endif %}{% if b == 'x' %}y{% endif %}", {"a"}),
+        ("{% if a %}{{ a }}{% endif %}{% macro f(b) %}{% if c %}{% endif %}{% endmacro %}", {"c"}),
+        ("{{ 'a' * 10 ** 10 }}{% for x in range(10 ** 9) %}{% endfor %}{% if a %}{% endif %}",
+         {"a"}),
+    ):  # fmt: skip
+        assert reads_of(source).flags == flags, source
+
+
+# A run with other arguments is another run
+
+
+def pack(*options: object) -> Any:
+    return packer("pack", "data.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "-q", *options)
+
+
+def test_arguments_are_part_of_the_run(folder: Path) -> None:
+    write([PLAIN, THOUGHT])
+    Path("t.jinja").write_text(THINKING)
+    own = ("--chat-template", "t.jinja", *OFF)
+    assert pack(*own).exit_code == 0
+    assert pack(*own, "--update").exit_code == 0
+    other = ("--chat-template", "t.jinja", "--template-arg", "enable_thinking=true", "--update")
+    assert_error(
+        pack(*other), 2, "--template-arg was enable_thinking=false, is now enable_thinking=true"
+    )
+    verified = packer("verify", "out", "--against-inputs", "--sample", "all")
+    assert verified.exit_code == 0, verified.stdout
+    Path("t.jinja").write_text(THINKING.replace("is false", "is true"))
+    assert pack(*own, "--overwrite").exit_code == 0
+    one = contents("out")
+    assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
+    assert packer("tokenize", "data.jsonl", "-t", "bytes", "-o", "tokens", *own).exit_code == 0
+    tokenized = json.loads(Path("tokens/manifest.json").read_text())
+    assert tokenized["config"]["template_args"] == [["enable_thinking", "false"]]
+    assert_error(packer("pack", "tokens", "-l", 512, "-o", "rows", "-q", *OFF), 2, "--template-arg")
+    assert pack(*own, "--overwrite", "--workers", 2).exit_code == 0
+    assert contents("out") == one
+
+
+def test_recipes_have_a_table_of_arguments(folder: Path) -> None:
+    write([PLAIN])
+    Path("t.jinja").write_text(DATED)
+    for text, options, day in (
+        ('template_args = {date_string = "May"}\n', (), "May"),
+        ('template_args = {date_string = "May"}\n', ("--template-arg", "date_string=June"), "June"),
+        ("[template_args]\ndate_string = 5\n", (), "5"),
+    ):
+        Path("mix.toml").write_text('inputs = ["data.jsonl"]\nchat_template = "t.jinja"\n' + text)
+        how = ("-l", 512, "-t", "bytes", "-q")
+        assert packer("pack", "mix.toml", *how, "-o", "out", "--overwrite", *options).exit_code == 0
+        assert f"[{day}]<user>" in packer("show", "out", 0).stdout.replace("⟦", "")
+    for text, part in (
+        ('template_args = "date_string"\n', "template_args: found the text"),
+        ("[template_args]\nday = 1\n", "--template-arg: day: the chat template never reads it"),
+        ("[template_args]\ndate_string = 2024-05-01\n", "is no JSON value"),
+        ("[template_args]\ndate_string = nan\n", "is no JSON value"),
+    ):
+        Path("mix.toml").write_text('inputs = ["data.jsonl"]\nchat_template = "t.jinja"\n' + text)
+        assert_error(
+            packer("pack", "mix.toml", "-l", 512, "-t", "bytes", "-o", "new", "-q"), 2, part
+        )
+
+
+def test_sources_have_arguments_of_their_own(folder: Path) -> None:
+    write([PLAIN], "a.jsonl")
+    write([PLAIN], "b.jsonl")
+    Path("t.jinja").write_text(DATED)
+    Path("mix.toml").write_text(
+        'chat_template = "t.jinja"\ntokenized = "tokens"\n[template_args]\ndate_string = "May"\n'
+        '[[source]]\nname = "a"\ninputs = ["a.jsonl"]\nepochs = 1\n'
+        '[[source]]\nname = "b"\ninputs = ["b.jsonl"]\nepochs = 1\n'
+        'template_args = {date_string = "June"}\n'
+    )
+    result = packer("pack", "mix.toml", "-l", 512, "-t", "bytes", "-o", "out")
+    assert result.exit_code == 0, result.stderr
+    days = {name: json.loads(Path(f"tokens/{name}/manifest.json").read_text())["config"]
+            ["template_args"] for name in "ab"}  # fmt: skip
+    assert days == {"a": [["date_string", '"May"']], "b": [["date_string", '"June"']]}
+
+
+def test_plan_takes_arguments(folder: Path) -> None:
+    write([PLAIN])
+    Path("t.jinja").write_text(DATED)
+    tokens = [
+        json.loads(packer("plan", "data.jsonl", "-l", 512, "-t", "bytes", "--chat-template",
+                          "t.jinja", "--template-arg", f"date_string={day}", "--json").stdout)
+        for day in ("May", "December")
+    ]  # fmt: skip
+    assert tokens[0] != tokens[1]
+
+
+def test_files_without_templates_beside(folder: Path) -> None:
+    """Their units stay in an update, whatever the arguments are."""
+    write([PLAIN], "chat.jsonl")
+    write([{"text": "Hi"}], "text.jsonl")
+    Path("t.jinja").write_text(DATED)
+    result = run(Path("text.jsonl"), "chat.jsonl", "--template-arg", "date_string=May",
+                 template=DATED)  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert check_directory("out")["documents"] == 2
