@@ -16,7 +16,13 @@ from typing import Any
 import pytest
 import tiny_tokenizers
 from chats import chat_tokenizer, marked, pack_chat, positions
-from conversations import STRUCTURES, Json, foreign_words, own_words, with_text_arguments
+from conversations import (
+    STRUCTURES,
+    Json,
+    foreign_words,
+    own_words,
+    with_text_arguments,
+)
 from support import recover_documents
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
@@ -110,7 +116,9 @@ def by_prefixes(tokenizer: Any, record: Json, template: str) -> list[tuple[int, 
             return None
         if not whole.startswith(b) or not b.startswith(a):
             return None
-        spans.append((len(a), len(b)))
+        is_call = message.get("tool_calls") and not message["content"]
+        if not is_call or words("assistant", i) in b[len(a) :]:  # else it is left empty
+            spans.append((len(a), len(b)))
     return spans
 
 

@@ -270,6 +270,7 @@ def test_every_option_and_total_is_among_the_changes() -> None:
     assert options == {
         *OPTIONS, "unit_bytes", "shard_bytes", "force_split", "chat_template", "allow_open_turns",
         "special_tokens_in_text",  # no text spells one out
+        "template_args", "on_unshown",  # the template reads none, and shows everything
         "view", "mixture",  # of tokenized directories only
     }  # fmt: skip
     assert {*FIGURES} == {*TOTALS}
