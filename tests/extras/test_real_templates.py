@@ -22,6 +22,7 @@ from conversations import (
     foreign_words,
     own_words,
     with_text_arguments,
+    words,
 )
 from support import recover_documents
 from transformers import PreTrainedTokenizerFast
