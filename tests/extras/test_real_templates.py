@@ -117,8 +117,8 @@ def by_prefixes(tokenizer: Any, record: Json, template: str) -> list[tuple[int, 
             return None
         if not whole.startswith(b) or not b.startswith(a):
             return None
-        is_call = message.get("tool_calls") and not message["content"]
-        if not is_call or words("assistant", i) in b[len(a) :]:  # else it is left empty
+        says = message.get("tool_calls") or message["content"]
+        if not says or words("assistant", i) in b[len(a) :]:  # else it is left empty
             spans.append((len(a), len(b)))
     return spans
 
