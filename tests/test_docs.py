@@ -220,6 +220,23 @@ def test_the_commands_of_the_page_on_exports_run_as_written(project: Path) -> No
     assert rows == list(FORMATS)
 
 
+def test_the_thoughts_that_the_page_on_supervised_data_shows(folder: Path) -> None:
+    section = SUPERVISED.split("### Arguments\n")[1].split("\n### ")[0]
+    for kind, name in (("jinja", "thinking.jinja"), ("json", "thinking.jsonl")):
+        (content,) = re.findall(rf"```{kind}\n(.*?)```", section, re.S)
+        Path(name).write_text(content)
+    commands = re.findall(r"^    packer (.*)$", section, re.M)
+    assert [command.split()[0] for command in commands] == ["pack", "show"] * 2
+    for command in commands:
+        result = packer(*command.split())
+        assert result.exit_code == 0, (command, result.stderr)
+        if command.startswith("show"):
+            printed = textwrap.indent(result.stdout, "    ")
+            assert f"    packer {command}\n\n{printed}" in section, printed
+        else:
+            assert "does not show: reasoning (1 turn, 9 tokens)" in result.stderr
+
+
 def test_the_page_on_plans(project: Path) -> None:
     page = (ROOT / "docs" / "plan.md").read_text()
     shutil.copy("sample_data/documents.jsonl", "data.jsonl")

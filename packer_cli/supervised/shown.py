@@ -13,6 +13,7 @@ their words must be in the text, or not, as expected; else they get a probe of t
 from __future__ import annotations
 
 import json
+from itertools import count
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,7 +61,7 @@ class Shown:
         known = self._known
         if len(known.kinds) > _MOST_KINDS or len(known.structures) > _MOST_KEPT:
             known = self._known = _Known()
-        structure = _structure(messages, len(tools) if tools else 0, known.kinds)
+        structure = _structure(messages, len(tools) if tools else 0, known)
         found = known.structures.get(structure)
         if found is None:
             found = self._found(text, messages, tools, structure, known)
@@ -118,6 +119,7 @@ class _Known:
 
     def __init__(self) -> None:
         self.kinds: dict[Any, int] = {}
+        self.fresh = count()  # of which no two threads get the same
         self.structures: dict[tuple[int, ...], Missing] = {}
         self.around: dict[tuple[int, ...], tuple[tuple[str | int, ...], bool]] = {}
 
@@ -268,9 +270,9 @@ def _empty(pieces: tuple[Piece, ...], messages: list[_Message]) -> tuple[int, ..
     )
 
 
-def _structure(messages: list[_Message], tools: int, numbers: dict[Any, int]) -> tuple[int, ...]:
-    """(how many tools, the number of each message's kind). INOUT numbers: by kind."""
-    structure = [tools]
+def _structure(messages: list[_Message], tools: int, known: _Known) -> tuple[int, ...]:
+    """(how many tools, the number of each message's kind). INOUT known: new kinds."""
+    structure, numbers = [tools], known.kinds
     for message in messages:
         content, kind = message.get("content"), message.get("role")
         if (
@@ -283,7 +285,9 @@ def _structure(messages: list[_Message], tools: int, numbers: dict[Any, int]) ->
         ):
             kind = _kind(message)  # nearly all others have a role and words, and nothing more
         number = numbers.get(kind)
-        structure.append(numbers.setdefault(kind, len(numbers)) if number is None else number)
+        if number is None:
+            number = numbers.setdefault(kind, next(known.fresh))
+        structure.append(number)
     return tuple(structure)
 
 

@@ -240,7 +240,13 @@ def _without_empty(
         return [span for span, message in told if id(message) not in empty]
     else:
         raise _undecidable("it leaves a turn empty, and no loop of it shows which one")
-    return [s for s in spans if not any(t.start <= s[0] < t.stop for t in silent)]
+    # what ends an empty turn may follow it, and then no other turn begins there
+    begins = {turn.start for turn in turns}
+    return [
+        span
+        for span in spans
+        if not any(t.start <= span[0] < t.stop + (t.stop not in begins) for t in silent)
+    ]
 
 
 def _numbered(turns: list[Turn], messages: list[_Message]) -> _Turns | None:

@@ -135,13 +135,33 @@ def test_ids_and_generation_masks(folder: Path, template: str | None, chat: str,
     manifest, ids, labels = packed(folder, lines, name, *options)
     assert manifest["rejected_records"] == expected.count(None)
     assert manifest["documents"] == len(expected) - expected.count(None)
-    for position, one in zip(positions(lines), expected, strict=True):
+    talks = [messages for _, messages, _ in found]
+    for position, one, messages in zip(positions(lines), expected, talks, strict=True):
         if one is None:
             assert position not in ids
             continue
         assert ids[position] == one["input_ids"]
-        mask = one["assistant_masks"] if has_tags else [1] * len(one["input_ids"])
+        mask = [1] * len(one["input_ids"])
+        if has_tags:
+            mask = without_empty(one["input_ids"], one["assistant_masks"], messages, name)
         assert labels[position] == trained(one["input_ids"], mask)
+
+
+def is_empty(message: Message, said: str) -> bool:
+    """Whether a template shows nothing of a call in what it writes for the message."""
+    calls = message.get("tool_calls")
+    return bool(calls and not message.get("content") and calls[0]["function"]["name"] not in said)
+
+
+def without_empty(ids: list[int], mask: list[int], messages: list[Message], name: str) -> list[int]:
+    """The mask without turns of which the template shows nothing: they teach to say nothing."""
+    speakers = (message for message in messages if message["role"] == "assistant")
+    kept: list[int] = []
+    for flag, group in groupby(mask):
+        size = len(list(group))
+        said = tokenizer(name).decode(ids[len(kept) : len(kept) + size])
+        kept += [int(flag and not is_empty(next(speakers), said))] * size
+    return kept
 
 
 def by_prefixes(
@@ -167,6 +187,8 @@ def by_prefixes(
             return None
         if not (whole.startswith(before) and whole.startswith(after)):
             return None
+        if is_empty(message, after[len(before) :]):
+            continue
         for t, (start, end) in enumerate(encoded["offset_mapping"]):
             if start < len(after) and end > len(before) and end > start:
                 mask[t] = 1

@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 import tiny_tokenizers
 from chats import chat_tokenizer, marked, pack_chat, positions
-from conversations import STRUCTURES, Json, foreign_words, own_words, with_text_arguments
+from conversations import (
+    STRUCTURES,
+    Json,
+    foreign_words,
+    own_words,
+    with_text_arguments,
+    words,
+)
 from support import recover_documents
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
@@ -110,7 +117,9 @@ def by_prefixes(tokenizer: Any, record: Json, template: str) -> list[tuple[int, 
             return None
         if not whole.startswith(b) or not b.startswith(a):
             return None
-        spans.append((len(a), len(b)))
+        says = message.get("tool_calls") or message["content"]
+        if not says or words("assistant", i) in b[len(a) :]:  # else it is left empty
+            spans.append((len(a), len(b)))
     return spans
 
 

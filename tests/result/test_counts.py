@@ -136,7 +136,7 @@ def test_a_loss_is_added_to_the_figures_of_its_name() -> None:
         {"piece_length": "AAAA"},
         {"piece_length": 5},
         {"attention_before": [1, 2, 3, 4, 5]},
-        {"files": [[0, *range(12)]]},
+        {"files": [[0, *range(14)]]},
         {"files": 3},
     ],
     ids=str,

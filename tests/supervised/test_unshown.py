@@ -165,6 +165,11 @@ def test_a_turn_that_the_template_leaves_empty_is_not_trained_on(folder: Path) -
     )
     [text] = pack_marked([record], template=tagged)
     assert text == "<user></user><assistant>!</assistant><tool></tool><assistant>⟦No!⟧</assistant>"
+    after = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}</s>" \
+        "{% if add_generation_prompt %}<assistant>{% endif %}"  # fmt: skip
+    [text] = pack_marked([chat(user("Rain?"), assistant("", tool_calls=[CALL]))],
+                         "--keep-untrained", template=after)  # fmt: skip
+    assert text == "<user>Rain?<assistant></s>"
     last = chat(user("Hi"), assistant("No"), user("Rain?"), assistant("", tool_calls=[CALL]))
     [text] = pack_marked([last], "--train-on", "last-assistant", "--keep-untrained", template=TAGS)
     assert "⟦" not in text

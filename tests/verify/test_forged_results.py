@@ -79,11 +79,14 @@ OPTIONS: dict[str, tuple[str, object]] = {  # option -> (result, another value)
 }
 FIGURES = dict.fromkeys(TOTALS, "mixed") | {
     "trained_turns": "chat", "turns_without_end": "chat", "untrained_documents": "chat",
-    "untrained_tokens": "chat", "truncated_trained_tokens": "chat", "unshown_tools": "chat",
+    "untrained_tokens": "chat", "truncated_trained_tokens": "chat",
+    **dict.fromkeys((name for name in TOTALS if name.startswith(("unshown", "empty_turns"))),
+                    "chat"),
     "double_bos_documents": "chat", "dropped_documents": "lossy", "dropped_tokens": "lossy",
     "dropped_trained_tokens": "chat",
 }  # fmt: skip
-LOSSES = {name for name in OF_INPUTS if name.startswith(("trunc", "dropped", "untrained"))}
+LOSSES = {name for name in OF_INPUTS
+          if name.startswith(("trunc", "dropped", "untrained", "unshown"))}  # fmt: skip
 
 CHANGES: dict[str, tuple[str, Change]] = {
     **{f"the option {name}": (result, set_config(name, value))
@@ -205,8 +208,8 @@ EXPOSED_BY = {
          "the option window_tokens", "the option balance", "rows in another order"),
         "expected by the options of the manifest"),
     **{f"the total {name}": "when packed again" for name in TOTALS
-       if name.startswith(("trunc", "dropped", "untrained", "turns", "double", "trained_turns"))},
-    "the total unshown_tools": "when packed again",
+       if name.startswith(("trunc", "dropped", "untrained", "turns", "double", "trained_turns",
+                           "unshown", "empty_turns"))},
     "the cost before balancing": "attention_before differs from what packing again gives",
     "the option max_segments_per_row": "cu_seqlens has more than 1 segments",
     "truncated tokens moved": "files differs from what packing again gives",
@@ -268,6 +271,7 @@ def test_every_option_and_total_is_among_the_changes() -> None:
         *OPTIONS, "unit_bytes", "shard_bytes", "force_split", "chat_template", "allow_open_turns",
         "special_tokens_in_text",  # no text spells one out
         "fim_rate", "fim_spm_rate", "fim_tokens",  # a tokenizer with such tokens is needed
+        "template_args", "on_unshown",  # the template reads none, and shows everything
         "view", "mixture",  # of tokenized directories only
     }  # fmt: skip
     assert {*FIGURES} == {*TOTALS}
