@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from packer_cli.torch import PackedDataset, PackedSampler, varlen_collate
 
-ROUNDS, MICRO_BATCHES, ROWS, LEAST_SECONDS = 5, 4, 20_000, 0.5
+ROUNDS, MICRO_BATCHES, ROWS, LEAST_SECONDS = 6, 4, 20_000, 0.3
 
 
 def rates(directory: str, world_size: int, batch_size: int) -> dict[str, float]:

@@ -152,6 +152,12 @@ def test_what_was_left_of_a_step_comes_first() -> None:
     plain = schedule(100, (1, 1, 1)).rows_at(0, 100)
     assert sorted(more.rows_at(16, 26)) == sorted([*steps[16:24], *plain[24:26]])
     assert more.rows_at(0, 24)[:16].tolist() == steps[:16].tolist()  # what was before, too
+    assert [more.step_at(place) for place in (0, 15, 16, 26)] == [
+        (0, 12), (12, 16), (16, 26), (26, 36),
+    ]  # fmt: skip
+    assert more.epoch_at(3) == (0, 16)
+    assert more.epoch_at(16) == (16, 100)
+    assert [more.sizes_at(place).world_size for place in (15, 16)] == [4, 2]
     assert (
         schedule(100, (2, 1, 5), "step", begin=26, dealt=more.history(26)).rows_at(26, 90).tolist()
         == more.rows_at(26, 90).tolist()
