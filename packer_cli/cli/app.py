@@ -26,6 +26,7 @@ from packer_cli.cli.stats import stats
 from packer_cli.cli.suggestions import elsewhere, missing, suggested
 from packer_cli.cli.tokenize import tokenize
 from packer_cli.cli.tokenizer import tokenizer
+from packer_cli.cli.trace import trace
 from packer_cli.cli.verify import verify
 from packer_cli.errors import (
     InternalError,
@@ -173,7 +174,19 @@ app = typer.Typer(
 )
 _RUNS: dict[str, Callable[..., None]] = {
     one.__name__: one
-    for one in (pack, tokenize, plan, recipe, finalize, stats, show, verify, export, tokenizer)
+    for one in (
+        pack,
+        tokenize,
+        plan,
+        recipe,
+        finalize,
+        stats,
+        show,
+        trace,
+        verify,
+        export,
+        tokenizer,
+    )
 }
 for _run in _RUNS.values():
     # row numbers from the end, such as -1, are not options

@@ -1,0 +1,271 @@
+"""`packer trace`: the documents of a step, at the command line, without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
+from support import assert_error, jsonl, pack, packer
+
+from packer_cli.config.loop import Loop
+from packer_cli.errors import DataError, UsageError
+from packer_cli.steps.order import Order
+from packer_cli.trace import trace
+from packer_cli.trace.counting import Steps
+
+pytestmark = pytest.mark.usefixtures("folder")
+IN_ORDER = ["--no-shuffle", "--strategy", "next-fit"]
+TEXTS = ["first", "second\n", "third\n\nline", "a longer one than 16", "5", "the sixth one"]
+
+
+def traced(*arguments: object, directory: str = "out") -> str:
+    result = packer("trace", directory, *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return str(result.stdout)
+
+
+def traced_json(*arguments: object, directory: str = "out") -> list[dict[str, Any]]:
+    text = traced(*arguments, "--json", directory=directory)
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def packed(folder: Path) -> Path:
+    """Rows of 16 bytes: first + second | third | a longer one | its end + 5 | the sixth one."""
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS))
+    pack("a.jsonl", "-l", 16, *IN_ORDER)
+    return folder / "out"
+
+
+@pytest.fixture
+def many_rows(folder: Path) -> Path:
+    """Some 250 rows in several shards, each of whose documents may be cut."""
+    for name in "abc":
+        random = np.random.default_rng(ord(name))
+        texts = (name * int(random.integers(1, 60)) for _ in range(150))
+        (folder / f"{name}.jsonl").write_bytes(jsonl(*texts))
+    pack("a.jsonl", "b.jsonl", "c.jsonl", "-l", 48, "--unit-bytes", 2000)
+    return folder / "out"
+
+
+def in_rows(directory: str = "out") -> list[list[tuple[Any, ...]]]:
+    """For each row its segments as `packer show` gives them."""
+    shown = packer("show", directory, "0--1", "--json")
+    assert shown.exit_code == 0
+    rows = [json.loads(line)["segments"] for line in shown.stdout.splitlines()]
+    return [[_as_place(one) for one in row] for row in rows]
+
+
+def _as_place(one: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("source", "file", "position", "start", "tokens", "tokenized", "document")
+    return tuple(one.get(name) for name in names)
+
+
+def test_a_step_as_a_table(packed: Path) -> None:
+    assert traced("--step", 0, "--ranks", 2, "--batch-size", 2, "--no-shuffle") == (
+        "step 0, in epoch 0: places 0 to 3 of the order in the order of the shards\n"
+        "2 ranks, each 1 batch of 2 rows\n"
+        "\n"
+        "rank  micro-batch  row  tokens  document\n"
+        "   0            0    0       6  a.jsonl byte 0\n"
+        "                             8  a.jsonl byte 18\n"
+        "   0            0    2      16  a.jsonl byte 65\n"
+        "   1            0    1      12  a.jsonl byte 39\n"
+        "   1            0    3       5  a.jsonl byte 65 from its token 16\n"
+        "                             2  a.jsonl byte 98\n"
+        "\n"
+        "4 rows, 6 segments, 49 tokens\n"
+        "a row as text: packer show out 3\n"
+    )
+
+
+def test_the_last_step_of_an_epoch_is_short_and_what_is_left_over_begins_the_next(
+    packed: Path,
+) -> None:
+    """5 rows for 2 ranks are 2 for each; the fifth is the first of epoch 1."""
+    options = ("--ranks", 2, "--batch-size", 3, "--no-shuffle")
+    assert [
+        (one["place"], one["row"], one["rank"]) for one in traced_json("--step", 0, *options)
+    ] == [(0, 0, 0), (2, 2, 0), (1, 1, 1), (3, 3, 1)]
+    later = traced_json("--step", 1, *options)
+    assert [(one["place"], one["row"], one["rank"]) for one in later] == [
+        (4, 4, 0), (6, 1, 0), (8, 3, 0), (5, 0, 1), (7, 2, 1), (9, 4, 1)
+    ]  # fmt: skip
+    assert {one["epoch"] for one in later} == {1}
+    assert "; here the epoch ends\n" in traced("--step", 0, *options)
+    assert "epoch ends" not in traced("--step", 1, *options)
+
+
+def test_json(packed: Path) -> None:
+    row = traced_json("--step", 1, "--ranks", 1, "--batch-size", 3, "--no-shuffle")[0]
+    assert row == {
+        "step": 1, "epoch": 0, "place": 3, "rank": 0, "micro_batch": 0, "result": "out", "row": 3,
+        "segments": [
+            {"segment": 0, "file": "a.jsonl", "position": 65, "position_unit": "byte", "start": 16,
+             "tokens": 5},
+            {"segment": 1, "file": "a.jsonl", "position": 98, "position_unit": "byte", "start": 0,
+             "tokens": 2},
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [[], ["--drop-last"], ["--uneven"], ["--no-shuffle"]])
+def test_steps_hold_what_the_order_says(many_rows: Path, options: list[str]) -> None:
+    rows = in_rows()
+    seed = None if "--no-shuffle" in options else 5
+    order = Order(len(rows), seed, 8, 4)
+    loop = Loop(3, 4, 2, uneven="--uneven" in options, drop_last="--drop-last" in options)
+    steps = Steps(len(rows), loop)
+    sizes = ["--ranks", 3, "--batch-size", 4, "--micro-batches", 2, "--block-rows", 8,
+             "--window-blocks", 4, *([] if seed is None else ["--seed", 5])]  # fmt: skip
+    for number in (0, 1, 9, 10, 11, 25, 1000):
+        step = steps.of(number)
+        found = traced_json("--step", number, *sizes, *options)
+        assert sorted(one["place"] for one in found) == steps.places(step).tolist()
+        for one in found:
+            (row,) = order.rows_at(one["place"], one["place"] + 1).tolist()
+            number_in_rank, rank = divmod(one["place"] - step.begin, 3)
+            assert (one["row"], one["rank"], one["micro_batch"]) == (row, rank, number_in_rank // 4)
+            assert [_as_place(segment) for segment in one["segments"]] == rows[row]
+
+
+def test_one_rank(many_rows: Path) -> None:
+    options = ("--step", 2, "--ranks", 4, "--batch-size", 2, "--micro-batches", 2)
+    every = traced_json(*options)
+    assert traced_json(*options, "--rank", 2) == [one for one in every if one["rank"] == 2]
+    assert [one["rank"] for one in every] == [rank for rank in range(4) for _ in range(4)]
+    assert [one["micro_batch"] for one in every] == [0, 0, 1, 1] * 4
+    assert "tokens on rank 3\n" in traced(*options, "--rank", 3)
+    assert_error(packer("trace", "out", *options, "--rank", 4), 2, "--rank: 4 is not between 0")
+
+
+def test_views_and_recipes_name_first_inputs_and_sources(folder: Path) -> None:
+    write_sources()
+    pack_mixed(recipe_of(IN_SHARES, max_length=512))
+    rows = in_rows()
+    found = traced_json("--step", 3, "--ranks", 2, "--batch-size", 3)
+    assert len(found) == 6
+    for one in found:
+        assert [_as_place(segment) for segment in one["segments"]] == rows[one["row"]]
+    assert {segment["source"] for one in found for segment in one["segments"]} == {*IN_SHARES}
+    view = packer("pack", "mix-tokenized/web", "-l", 512, "--view", "-o", "view", "-q")
+    assert view.exit_code == 0
+    (row,) = traced_json("--step", 3, "--ranks", 1, directory="view")
+    assert [_as_place(one) for one in row["segments"]] == in_rows("view")[row["row"]]
+    table = traced("--step", 3, "--ranks", 1, directory="view")
+    assert f" (document {row['segments'][0]['document']} of mix-tokenized/web)\n" in table
+    Path("mix-tokenized/web").rename("moved")
+    assert_error(packer("trace", "view", "--step", 3, "--ranks", 1), 1, "mix-tokenized/web is gone")
+    moved = traced_json("--step", 3, "--ranks", 1, "--tokens", "moved", directory="view")
+    assert [one["segments"][0]["file"] for one in moved] == [row["segments"][0]["file"]]
+
+
+def test_stages_follow_one_another(folder: Path) -> None:
+    (folder / "mix.toml").write_text(
+        'max_length = 64\ntokenizer = "bytes"\n'
+        '[[source]]\nname = "a"\ninputs = ["a.jsonl"]\nweight = 1\n'
+        '[[source]]\nname = "b"\ninputs = ["b.jsonl"]\nweight = 0\n'
+        "[[stage]]\ntokens = 640\n[[stage]]\ntokens = 640\nweights = {a = 0, b = 1}\n"
+    )
+    for name in "ab":
+        (folder / f"{name}.jsonl").write_bytes(jsonl(*(f"{name} {n}" * 3 for n in range(200))))
+    assert packer("pack", "mix.toml", "-q", "-o", "out").exit_code == 0
+    first = json.loads((folder / "out/manifest.json").read_text())["stages"][1]["first_row"]
+    sources = [
+        {segment["source"] for one in traced_json("--step", step, "--ranks", 1)
+         for segment in one["segments"]}
+        for step in range(first * 2)
+    ]  # fmt: skip
+    assert sources[: first + 1] == [{"a"}] * first + [{"b"}]
+
+
+def test_joined_results(folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / f"{name}.jsonl").write_bytes(jsonl(*(f"{name} {n}" for n in range(40))))
+        result = packer("pack", f"{name}.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", f"out-{name}")
+        assert result.exit_code == 0
+    rows = [("out-one", i) for i in range(len(in_rows("out-one")))]
+    rows += [("out-two", i) for i in range(len(in_rows("out-two")))]
+    order = Order(len(rows), 0, 256, 64)
+    options = ("out-one", "out-two", "--step", 4, "--ranks", 2, "--batch-size", 3)
+    result = packer("trace", *options, "--json")
+    for line in result.stdout.splitlines():
+        one = json.loads(line)
+        assert (one["result"], one["row"]) == rows[
+            int(order.rows_at(one["place"], one["place"] + 1)[0])
+        ]
+        assert {segment["file"] for segment in one["segments"]} == {one["result"][4:] + ".jsonl"}
+    table = packer("trace", *options).stdout
+    assert "row  tokens  result   document\n" in table
+    assert "  out-two  two.jsonl byte " in table
+    (folder / "x.jsonl").write_bytes(jsonl("x"))
+    pack("x.jsonl", "-l", 32)
+    assert_error(packer("trace", "out-one", "out", "--step", 0, "--ranks", 1), 1,
+                 "out-one and out do not go together: max_length is 16")  # fmt: skip
+
+
+def test_rows_without_the_column_segments_are_named(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("one", "two"))
+    pack("a.jsonl", "-l", 16, "--columns", "input_ids,cu_seqlens")
+    result = packer("trace", "out", "--step", 0, "--ranks", 1)
+    assert result.stderr == (
+        "packer: out: was packed without the column segments: which documents are in rows is "
+        "unknown\n"
+    )
+    assert "   0            0    0       4\n                             4\n" in result.stdout
+    assert_error(
+        packer("trace", "out", "--find", "a.jsonl:0", "--ranks", 1),
+        1,
+        "out: was packed without the column segments, by which documents are found",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--step", "0"], "Missing option '--ranks'."),
+        (["--ranks", "1"], "which step is not said"),
+        (["--step", "-1", "--ranks", "1"], "--step: -1 is not between 0 and"),
+        (["--step", "0", "--ranks", "0"], "--ranks: 0 is not between 1 and"),
+        (["--step", "x", "--ranks", "1"], "--step: 'x' is not a whole number"),
+        (["--step", "0", "--find", "a:0", "--ranks", "1"], "--step and --find: are two questions"),
+        (["--find", "a:0", "--ranks", "2", "--rank", "1"], "--rank: is for --step and --state"),
+        (["--step", "0", "--ranks", "1", "--epochs", "2"], "--epochs: is for --find"),
+        (["--step", "0", "--ranks", "1", "--hidden-size", "8"], "--hidden-size: without --balance"),
+        (["--step", "0", "--ranks", "1", "--balance", "step"], "what rows cost is not said"),
+        (
+            ["--step", "0", "--ranks", "1", "--balance", "x"],
+            "--balance: 'x' is not one of step, order",
+        ),
+    ],
+)
+def test_questions_that_cannot_be_answered(packed: Path, options: list[str], message: str) -> None:
+    assert_error(packer("trace", "out", *options), 2, message)
+
+
+def test_what_is_not_there(packed: Path) -> None:
+    few = packer("trace", "out", "--step", 0, "--ranks", 9)
+    assert_error(few, 1, "9 ranks share 5 rows: some would get none")
+    assert_error(packer("trace", "nowhere", "--step", 0, "--ranks", 1), 2, "nowhere: no such")
+    assert_error(packer("trace", "s3://a/b", "--step", 0, "--ranks", 1), 2, "s3://a/b: a URL")
+    packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens")
+    tokenized = packer("trace", "tokens", "--step", 0, "--ranks", 1)
+    assert_error(tokenized, 1, "tokens: holds tokenized documents, not packed rows")
+    large = packer("trace", "out", "--step", 0, "--ranks", 2, "--batch-size", 4, "--drop-last")
+    assert_error(large, 1, "an epoch has 2 rows for each rank, and a loader that drops batches")
+
+
+def test_from_python(packed: Path) -> None:
+    found = trace("out", step=1, world_size=2, batch_size=2, seed=None)
+    assert (found.step.number, found.step.epoch, found.step.begin) == (1, 1, 4)
+    places = list(found.rows())
+    assert [(one.rank, one.row.number) for one in places] == [(0, 4), (0, 1), (1, 0), (1, 2)]
+    assert places[0].row.segments[0].origin.position == 112
+    with pytest.raises(UsageError, match="step: -1 is negative"):
+        trace("out", step=-1, world_size=2)
+    with pytest.raises(DataError, match="nowhere: no such directory"):
+        trace("nowhere", step=1, world_size=2)
