@@ -183,24 +183,23 @@ class TokenizedDirectory:
                 raise self._no_document(int(documents[here].max()))
         return places
 
-    def documents_at(self, file: int, position: int) -> Int64:
-        """int64[n], the numbers of the documents at a position of an input: one, or none. Only the
-        shards of units that read the input are looked at. Raises DataError.
+    def documents_of(self, file: int) -> Int64:
+        """int64[2, n] (number, position) of the documents of an input, by number. Only the shards
+        of units that read the input are looked at. Raises DataError.
         """
         units = {
             one.unit for one in self.facts.units if any(part[0] == file for part in one.slices)
         }
-        found = [np.empty(0, np.int64)]
+        found = [np.empty((2, 0), np.int64)]
         for first, shard in zip(self.firsts.tolist(), self.shards, strict=False):
-            if shard.unit not in units:
-                continue
-            at = first
-            for batch in self.batches(shard):
-                files = _values(batch.column("file"), np.int32)
-                here = _values(batch.column("position"), np.int64) == position
-                found.append(at + np.flatnonzero(here & (files == file)))
-                at += len(batch)
-        return np.concatenate(found)
+            if shard.unit in units:
+                at = first
+                for batch in self.batches(shard):
+                    its = np.flatnonzero(_values(batch.column("file"), np.int32) == file)
+                    positions = _values(batch.column("position"), np.int64)[its]
+                    found.append(np.stack([at + its, positions]))
+                    at += len(batch)
+        return np.concatenate(found, axis=1)
 
     def _no_document(self, document: int) -> DataError:
         return DataError(

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from packer_cli.config.mixture import TRAIN, VALIDATION
 from packer_cli.errors import DataError
 from packer_cli.result.layout import REJECTED
@@ -27,20 +29,22 @@ _LEFT_OUT = {"held_out_documents": "held out", "duplicate_documents": "equal to 
 def absent(results: Results, document: Named) -> DataError:
     """The error for a document that is in no row."""
     names = ", ".join(str(one.path) for one in results.parts)
-    for one in document.candidates:
-        packed = results.parts[one.part]
-        why = (
-            _rejected(packed, one, document.position)
-            or _other_side(packed, one, document.position)
-            or _too_long(packed, one, document.position)
-        )
-        if why:
-            return DataError(f"{document}: is in no row of {names}: {why}", _tip(results, document))
+    why = next(filter(None, (_why(results, one, document.position)
+                             for one in document.candidates)), "")  # fmt: skip
     counted = [text for one in document.candidates for text in _losses(results, one)]
-    why = "every document of this input is in rows, and none begins there"
-    if counted:
+    if not why and counted:
         why = f"left out of its input or source: {', '.join(counted)}"
+    why = why or "every document of this input is in rows, and none begins there"
     return DataError(f"{document}: is in no row of {names}: {why}", _tip(results, document))
+
+
+def _why(results: Results, one: Candidate, position: int) -> str:
+    """Why, where a result tells, or the tokenized directory that it refers to."""
+    packed = results.parts[one.part]
+    why = _rejected(packed, one, position)
+    if not why and one.within is not None and not len(one.positions(position)):
+        return "no document begins there"
+    return why or _other_side(packed, one, position) or _too_long(results, one, position)
 
 
 def _rejected(packed: PackedDirectory, one: Candidate, position: int) -> str:
@@ -75,12 +79,15 @@ def _other_side(packed: PackedDirectory, one: Candidate, position: int) -> str:
     )
 
 
-def _too_long(packed: PackedDirectory, one: Candidate, position: int) -> str:
+def _too_long(results: Results, one: Candidate, position: int) -> str:
     """Whether a tokenized directory says that it is longer than a row, and such were dropped."""
-    if one.within is None or not getattr(packed.facts.inputs[one.number], "dropped_documents", 0):
+    packed = results.parts[one.part]
+    source = packed.facts.inputs[one.number]
+    directory = results.origins[one.part].tokenized(one.number) if source.format else None
+    if directory is None or not source.dropped_documents:
         return ""
-    directory, documents = one.within[0], one.positions(position)
-    longest = int(directory.lengths[documents].max(initial=0))
+    documents = one.positions(position)
+    longest = int(directory.lengths[documents[documents < len(directory)]].max(initial=0))
     if longest <= packed.max_length:
         return ""
     return f"it has {longest:,} tokens, and documents longer than a row were dropped"
@@ -110,9 +117,20 @@ def _counted(figures: Any, names: dict[str, str]) -> Iterator[str]:
 def _tip(results: Results, document: Named) -> str:
     """The documents next to the position: perhaps it is in the middle of one."""
     for one in document.candidates:
-        if one.within is None:
-            near = nearest_positions(results.parts[one.part], one.number, document.position)
-            if near:
-                places = " and ".join(f"{one.unit} {place}" for place in near)
-                return f"the nearest documents in rows begin at {places}"
+        if near := _nearest(results, one, document.position):
+            places = " and ".join(f"{one.unit} {place}" for place in near)
+            rows = "" if one.within else " in rows"
+            return f"the nearest documents{rows} begin at {places}"
     return "packer stats DIR --by input counts what is in rows, and what is not"
+
+
+def _nearest(results: Results, one: Candidate, position: int) -> list[int]:
+    """The positions of documents next to one, below and above it. Of an input that a result has
+    read itself, of those in rows; of a tokenized directory's, where none is at the position.
+    """
+    if one.within is None:
+        return nearest_positions(results.parts[one.part], one.number, position)
+    positions = np.unique(one.within[0].documents_of(one.within[1])[1])
+    at = int(np.searchsorted(positions, position))
+    near: list[int] = positions[max(at - 1, 0) : at + 1].tolist()
+    return [] if position in near else near

@@ -42,7 +42,9 @@ class Candidate:
         if self.within is None:
             return np.array([position], np.int64)
         directory, file = self.within
-        return directory.documents_at(file, position)
+        documents, positions = directory.documents_of(file)
+        found: Int64 = documents[positions == position]
+        return found
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ def named(results: Results, text: str) -> Named:
     file = "-" if file == "stdin" and all(one.path != file for one in every) else file
     paths = list(dict.fromkeys(one.path for one in every))
     chosen = [path for path in paths if path == file] or [
-        path for path in paths if path.endswith("/" + file.lstrip("/"))
+        path
+        for path in paths
+        if path.endswith(f"/{file.removeprefix('./')}") or file.endswith(f"/{path}")
     ]
     if len(chosen) > 1:
         raise UsageError(

@@ -48,8 +48,7 @@ class Run:
         self.begin = 0  # where steps begin to count
         if self.state is not None:
             given = self.state.loop(given, same=not resumed)
-            dealt = self.state.dealt
-            self.begin = self.state.samples if resumed else dealt[-1][0] if dealt else 0
+            self.begin = self.state.samples if resumed else self.state.begin
         refuse_missing(Loop, given)
         self.loop = Loop(**given)
         self.steps = Steps(len(self.results), self.loop, self.begin)
@@ -78,8 +77,11 @@ class Run:
         sums: Int64 = np.concatenate([squared_lengths(one) for one in self.results.parts])
         length = self.results.parts[0].max_length
         costs = row_costs(sums, length, self.loop.hidden_size, self.loop.cost)
-        known = self.state.cost if self.state else ""
-        if known and known != hashlib.sha256(costs.astype("<f8").tobytes()).hexdigest():
+        known = self.state.cost if self.state else None
+        if (
+            isinstance(known, str)
+            and known != hashlib.sha256(costs.astype("<f8").tobytes()).hexdigest()
+        ):
             raise UsageError(
                 "the costs of rows are not those that the sampler's state was saved with",
                 "give the function that the sampler had, cost=... in Python",

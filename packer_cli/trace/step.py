@@ -46,10 +46,10 @@ class TracedStep:
     def doubt(self) -> str:
         """What is not certain of its rows, or ""."""
         state = self.run.state
-        if not state or not state.dealt or not state.dealt[0][0] or self.step.end > state.samples:
+        if not state or not state.first_known or self.step.end > state.samples:
             return ""
         return (
-            f"the run went on at place {state.dealt[0][0]:,} with other sizes: a step or window "
+            f"the run went on at place {state.first_known:,} with other sizes: a step or window "
             "that this interrupted had other rows, which the state does not tell any more"
         )
 

@@ -218,7 +218,10 @@ def test_what_was_meant_is_suggested(given: list[str], meant: str) -> None:
 @pytest.mark.parametrize(
     ("given", "having"),
     [
-        (("tokenize", "a.jsonl", "--seed", "3"), "packer pack, packer plan, packer trace, packer verify"),
+        (
+            ("tokenize", "a.jsonl", "--seed", "3"),
+            "packer pack, packer plan, packer trace, packer verify",
+        ),
         (("tokenize", "a.jsonl", "-l", "512"), "packer pack, packer plan"),
         (("tokenize", "a.jsonl", "--view"), "packer pack, packer plan"),
         (

@@ -16,6 +16,7 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.steps.order import Order
 from packer_cli.trace import trace
 from packer_cli.trace.counting import Steps
+from packer_cli.trace.results import Results
 
 pytestmark = pytest.mark.usefixtures("folder")
 IN_ORDER = ["--no-shuffle", "--strategy", "next-fit"]
@@ -269,3 +270,101 @@ def test_from_python(packed: Path) -> None:
         trace("out", step=-1, world_size=2)
     with pytest.raises(DataError, match="nowhere: no such directory"):
         trace("nowhere", step=1, world_size=2)
+
+
+class TestStates:
+    """Of a sampler, in a file: made here of what they hold, since samplers need torch."""
+
+    @pytest.fixture
+    def state(self, packed: Path) -> dict[str, Any]:
+        name = Order(5, 3, 256, 64).name()
+        return {"samples": 4, "data": Results("out").fingerprint, **name}
+
+    def file(self, state: object) -> str:
+        Path("state.json").write_text(json.dumps(state))
+        return "state.json"
+
+    def test_alone_it_shows_the_step_that_was_last(self, state: dict[str, Any]) -> None:
+        options = ("--ranks", 2)
+        last = traced("--state", self.file(state), *options)
+        assert "step 1, in epoch 0: places 2 to 3 of the order with seed 3\n" in last
+        assert "\nthe state was saved after it\n" in last
+        shown = last.partition("\n\n")[2]
+        assert shown == traced("--step", 1, "--seed", 3, *options).partition("\n\n")[2]
+        middle = traced("--state", self.file(state | {"samples": 5}), *options, "--batch-size", 2)
+        assert "the state was saved after 1 of 4 rows\n" in middle
+
+    def test_steps_that_follow_count_from_it(self, state: dict[str, Any]) -> None:
+        """Also on other ranks: places 4 and on are shared by three, and the epoch ends at 5."""
+        state |= {"samples": 2}
+        rows = traced_json("--state", self.file(state), "--step", 0, "--ranks", 3)
+        assert [one["place"] for one in rows] == [2, 3, 4]
+        assert "step 0 since place 2, in epoch 0" in traced(
+            "--state", "state.json", "--step", 0, "--ranks", 3
+        )
+        row = rows[1]["row"]
+        (found,) = traced_json(
+            "--state",
+            "state.json",
+            "--find",
+            f"a.jsonl:{rows[1]['segments'][0]['position']}",
+            "--ranks",
+            3,
+        )[:1]
+        assert (found["row"], found["step"], found["rank"]) == (row, 0, 1)
+
+    def test_a_balanced_one_knows_its_sizes(self, state: dict[str, Any]) -> None:
+        state |= {"balance": "step", "cost": 8, "dealt": [[0, 2, 2, 1]]}
+        last = traced("--state", self.file(state))
+        assert "2 ranks, each 1 batch of 2 rows\n" in last
+        assert ", balance step\n" in last
+        sizes = ("--ranks", 2, "--batch-size", 2, "--balance", "step", "--hidden-size", 8)
+        same = traced("--step", 0, "--seed", 3, *sizes)
+        assert same.partition("\n\n")[2] == last.partition("\n\n")[2]
+        result = packer("trace", "out", "--state", "state.json", "--ranks", 4)
+        assert_error(result, 2, "--ranks: 4, and the state has 2")
+        result = packer("trace", "out", "--state", "state.json", "--hidden-size", 9)
+        assert_error(result, 2, "--hidden-size: 9, and the state has 8")
+        resumed = traced_json("--state", "state.json", "--step", 0, "--ranks", 4)
+        assert [one["rank"] for one in resumed] == [0, 1, 2, 3]
+
+    def test_one_that_lost_how_rows_were_dealt(self, state: dict[str, Any]) -> None:
+        state |= {"balance": "step", "cost": 8, "dealt": [[2, 2, 1, 1]]}
+        result = packer("trace", "out", "--state", self.file(state))
+        assert result.exit_code == 0
+        assert result.stderr.startswith("packer: the run went on at place 2 with other sizes: ")
+        assert packer("trace", "out", "--state", "state.json", "--step", 0).stderr == ""
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"rows": 6}, "the state has rows 6, the result has 5"),
+            ({"data": "x"}, "the state has data x, the result has "),
+            ({"stages": [1, 4]}, "the state has stages [1, 4], the result has None"),
+            ({"samples": -1}, "the state is not one of a PackedSampler: Expected `int` >= 0"),
+            ({"samples": True}, "the state is not one of a PackedSampler"),
+            ({"rows": None}, "the state is not one of a PackedSampler"),
+            ({"samples": 0}, "the state was saved before the first step"),
+            ({"dealt": [[1]]}, "the state is not one of a PackedSampler"),
+            ({"dealt": 5}, "the state is not one of a PackedSampler"),
+            ({"seed": "x"}, "the state is not one of a PackedSampler"),
+            ({"balance": "x"}, "the state is not one of a PackedSampler"),
+        ],
+    )
+    def test_what_is_no_state_of_these_rows(
+        self, state: dict[str, Any], change: dict[str, Any], message: str
+    ) -> None:
+        result = packer("trace", "out", "--state", self.file(state | change), "--ranks", 2)
+        assert_error(result, 1, message)
+
+    def test_what_is_no_state(self, state: dict[str, Any]) -> None:
+        for content in ([], 5, {}, {"sampler": state}, "x"):
+            result = packer("trace", "out", "--state", self.file(content), "--ranks", 2)
+            assert_error(result, 1, "the state is not one of a PackedSampler")
+        Path("state.json").write_text("{")
+        result = packer("trace", "out", "--state", "state.json", "--ranks", 2)
+        assert_error(result, 1, "state.json: is not JSON")
+        result = packer("trace", "out", "--state", "none.json", "--ranks", 2)
+        assert_error(result, 1, "none.json: cannot read: No such file")
+        result = packer("trace", "out", "--state", self.file(state), "--ranks", 2, "--seed", 4)
+        assert_error(result, 2, "--seed: 4, and the state has 3")
