@@ -19,6 +19,7 @@ class Loop:
     seed        of the sampler; None: rows in the order of the shards
     uneven      the sampler's even=False
     drop_last   as the loader has it
+    trainer     every epoch has as many batches as the first, where rows give some one more
     cost        the sampler's function, where it has no hidden_size
 
     Raises UsageError for a size below 1.
@@ -66,6 +67,10 @@ class Loop:
     ] = 0
     uneven: Annotated[bool, Option("The sampler had even=False.")] = False
     drop_last: Annotated[bool, Option("The loader had drop_last=True.")] = False
+    trainer: Annotated[
+        bool,
+        Option("The loop was a Trainer with PackedTrainerMixin, whose epochs are equally long."),
+    ] = False
     balance: Annotated[
         Literal["step", "order"] | None,
         Option(
@@ -106,6 +111,8 @@ class Loop:
             )
         if self.balance is not None and self.uneven:
             raise UsageError("--uneven: a sampler that balances gives every rank the same number")
+        if self.trainer and self.uneven:
+            raise UsageError("--uneven: a Trainer gives every rank the same number of rows")
 
     @property
     def rows_per_step(self) -> int:

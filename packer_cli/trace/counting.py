@@ -4,13 +4,15 @@ A place counts the rows of all ranks since the run began. Each time the loop beg
 it goes through an epoch: to its last place or, where ranks are to have the same number of rows, to
 fewer than `world_size` before it; those left over begin the next epoch. Within, a step is the next
 `micro_batches` batches of every rank. The last one of an epoch may have fewer batches, and its last
-batch fewer rows, unless the loader drops such a batch.
+batch fewer rows, unless the loader drops such a batch. A Trainer's epochs all have as many batches
+as the first: it leaves out the last one of an epoch that has one more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -102,12 +104,11 @@ class Steps:
     def places(self, step: Step) -> Int64:
         """int64[n], the places of a step, ascending, without those that the loader dropped."""
         places = np.arange(step.begin, step.end)
-        if not self._loop.drop_last:
-            return places
         begin, end = self.epoch(step.epoch)
         row, rank = np.divmod(places - begin, self._loop.world_size)
         of_rank = -(-(end - begin - rank) // self._loop.world_size)
-        return places[row < of_rank // self._loop.batch_size * self._loop.batch_size]
+        taken: Int64 = places[row < self._batches(begin, of_rank) * self._loop.batch_size]
+        return taken
 
     def before(self, epoch: int) -> int:
         """The steps before an epoch."""
@@ -119,7 +120,7 @@ class Steps:
     def epoch(self, epoch: int) -> tuple[int, int]:
         """The places at which the loop begins and ends an epoch."""
         begin, end = self._ends(np.array([epoch - 1, epoch])).tolist()
-        return max(begin, self._begin) if epoch > self.first_epoch else self._begin, end
+        return begin if epoch > self.first_epoch else self._begin, end
 
     def _epoch_of(self, place: int) -> int:
         """In which the loop takes a place."""
@@ -134,11 +135,28 @@ class Steps:
 
     def _count(self, begin: int, end: int) -> int:
         """The steps of an epoch of these places."""
+        of_rank = -(-(end - begin) // self._loop.world_size)
+        return -(-int(self._batches(begin, of_rank)) // self._loop.micro_batches)
+
+    def _batches(self, begin: int, of_rank: Any) -> Any:
+        """Of an epoch that the loop begins at a place, with so many rows of a rank; for arrays of
+        them, too.
+        """
         loop = self._loop
-        of_rank = -(-(end - begin) // loop.world_size)
-        batches = of_rank // loop.batch_size if loop.drop_last else -(-of_rank // loop.batch_size)
-        return -(-batches // loop.micro_batches)
+        batches = _in_batches(of_rank, loop)
+        if not loop.trainer:
+            return batches
+        most = _in_batches(self._rows // loop.world_size, loop)
+        # steps of the epoch that a run has behind it which goes on from a state
+        first = (begin + loop.world_size - 1) // self._rows * self._rows
+        done = -(-(begin - first) // loop.rows_per_step)
+        return np.minimum(batches, max(most - done * loop.micro_batches, 0))
 
     def _step(self, within: int, number: int, epoch: int, begin: int, end: int) -> Step:
         first = begin + within * self._loop.rows_per_step
         return Step(number, epoch, begin, first, min(first + self._loop.rows_per_step, end))
+
+
+def _in_batches(rows: Any, loop: Loop) -> Any:
+    """How many batches so many rows of a rank are."""
+    return rows // loop.batch_size if loop.drop_last else -(-rows // loop.batch_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -42,9 +42,17 @@ class State(Struct, frozen=True):
 
     @classmethod
     def of(cls, content: Any, results: Results) -> State:
-        """Raises DataError for what is no state, and for one of other rows than these."""
+        """The state that `content` is, or that it holds, as checkpoints of the Trainer do.
+
+        Raises DataError for what is no state, and for one of other rows than these.
+        """
+        saved = list(_states_in(content))
+        if any(one != saved[0] for one in saved):
+            raise DataError(
+                f"the file holds {len(saved)} states of samplers, which differ", "give one of them"
+            )
         try:
-            state = msgspec.convert(content, cls)
+            state = msgspec.convert(saved[0] if saved else content, cls)
         except msgspec.ValidationError as error:
             raise DataError(f"the state is not one of a PackedSampler: {error}", _SAVE) from error
         known = {
@@ -53,10 +61,10 @@ class State(Struct, frozen=True):
             "stages": results.stages or None,
         }
         for name, value in known.items():
-            saved = getattr(state, name)
-            if saved != value and not (name == "data" and saved is None):
+            its = getattr(state, name)
+            if its != value and not (name == "data" and its is None):
                 raise DataError(
-                    f"the state has {name} {saved}, the result has {value}",
+                    f"the state has {name} {its}, the result has {value}",
                     "name the results that the run read, in its order",
                 )
         return state
@@ -91,6 +99,14 @@ class State(Struct, frozen=True):
                     f"{option}: {given[name]}, and the state has {value}", "leave it out"
                 )
         return sizes | dict(given) | fixed
+
+
+def _states_in(content: Any) -> Iterator[Any]:
+    if isinstance(content, dict) and content.keys() >= {"samples", "rows", "block_rows"}:
+        yield content
+    elif isinstance(content, dict | list):
+        for one in content.values() if isinstance(content, dict) else content:
+            yield from _states_in(one)
 
 
 def read_state(path: str) -> Any:

@@ -313,6 +313,16 @@ class TestStates:
         )[:1]
         assert (found["row"], found["step"], found["rank"]) == (row, 0, 1)
 
+    def test_one_in_a_checkpoint(self, state: dict[str, Any]) -> None:
+        """As the Trainer writes it, or a loop that saves what each rank's sampler says."""
+        alone = traced("--state", self.file(state), "--ranks", 2)
+        for content in ({"global_step": 2, "callbacks": {"PackedRows": {"sampler": state}}},
+                        {"ranks": [state, dict(state)]}):  # fmt: skip
+            assert traced("--state", self.file(content), "--ranks", 2) == alone
+        differ = {"ranks": [state, state | {"samples": 2}]}
+        result = packer("trace", "out", "--state", self.file(differ), "--ranks", 2)
+        assert_error(result, 1, "the file holds 2 states of samplers, which differ")
+
     def test_a_balanced_one_knows_its_sizes(self, state: dict[str, Any]) -> None:
         state |= {"balance": "step", "cost": 8, "dealt": [[0, 2, 2, 1]]}
         last = traced("--state", self.file(state))
@@ -358,7 +368,7 @@ class TestStates:
         assert_error(result, 1, message)
 
     def test_what_is_no_state(self, state: dict[str, Any]) -> None:
-        for content in ([], 5, {}, {"sampler": state}, "x"):
+        for content in ([], 5, {}, {"sampler": {"rows": 5}}, "x"):
             result = packer("trace", "out", "--state", self.file(content), "--ranks", 2)
             assert_error(result, 1, "the state is not one of a PackedSampler")
         Path("state.json").write_text("{")
