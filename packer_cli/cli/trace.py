@@ -57,9 +57,9 @@ def trace(
     state: Annotated[
         str | None,
         Option(
-            "A sampler's state_dict() in a JSON file, such as a Trainer's trainer_state.json. Alone: show the step that it was saved in or "
-            "after. With --step or --find: of a run that went on from it, with steps counted "
-            "from there.",
+            "A JSON file with a sampler's state_dict(), such as a Trainer's trainer_state.json. "
+            "Alone: show the step that it was saved in or after. With --step or --find: of a run "
+            "that went on from it, with steps counted from there.",
             metavar="FILE",
             first=3,
         ),
