@@ -55,7 +55,8 @@ def _about(traced: TracedStep) -> Iterator[str]:
     )
     rows = plural(loop.batch_size, "row")
     short = "" if step.end - step.begin == loop.rows_per_step else "; here the epoch ends"
-    yield f"{ranks}, each {batches} of {rows}{short}"
+    each = " each" if loop.world_size > 1 else ""
+    yield f"{ranks} with {batches} of {rows}{each}{short}"
     if run.state is not None and step.begin < run.state.samples:
         taken, rows_of_all = traced.taken
         when = f"after {taken} of {rows_of_all} rows" if taken < rows_of_all else "after it"

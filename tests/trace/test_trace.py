@@ -69,7 +69,7 @@ def _as_place(one: dict[str, Any]) -> tuple[Any, ...]:
 def test_a_step_as_a_table(packed: Path) -> None:
     assert traced("--step", 0, "--ranks", 2, "--batch-size", 2, "--no-shuffle") == (
         "step 0, in epoch 0: places 0 to 3 of the order in the order of the shards\n"
-        "2 ranks, each 1 batch of 2 rows\n"
+        "2 ranks with 1 batch of 2 rows each\n"
         "\n"
         "rank  micro-batch  row  tokens  document\n"
         "   0            0    0       6  a.jsonl byte 0\n"
@@ -326,7 +326,7 @@ class TestStates:
     def test_a_balanced_one_knows_its_sizes(self, state: dict[str, Any]) -> None:
         state |= {"balance": "step", "cost": 8, "dealt": [[0, 2, 2, 1]]}
         last = traced("--state", self.file(state))
-        assert "2 ranks, each 1 batch of 2 rows\n" in last
+        assert "2 ranks with 1 batch of 2 rows each\n" in last
         assert ", balance step\n" in last
         sizes = ("--ranks", 2, "--batch-size", 2, "--balance", "step", "--hidden-size", 8)
         same = traced("--step", 0, "--seed", 3, *sizes)
