@@ -69,13 +69,17 @@ def found_lines(search: Search, epochs: int) -> Iterator[str]:
     yield ""
     table = _Table(search.run, ("step", "epoch", *_OF_ROW), epochs)
     yield table.title()
-    dropped = 0
+    count = dropped = 0
     for found in search.places(epochs):
+        count += 1
         dropped += found.step is None
         yield from table.lines(_numbers(found.step), found.place, found.segments)
     if dropped:
         yield ""
         yield f"- in no step: batches that the loader dropped ({dropped})"
+    if not count:
+        until = search.run.steps.first_epoch + epochs - 1
+        yield f"none of them is in what is left of epoch {until:,}: --epochs looks further"
 
 
 class _Table:

@@ -1,7 +1,7 @@
 """`find`: in which steps a document was, on which rank and in which micro-batch.
 
-Of shards whose units read the document's input, only the column `segments` is read; the order of
-the run is then gone through, an epoch at a time.
+Of shards whose units read the document's input, only the column `segments` is read; then the order
+of the run is gone through.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Search:
 
         Raises DataError for rows that cannot be read.
         """
-        count, begin = len(self.run.results), self.run.begin
-        end = (begin // count + epochs) * count
+        begin = self.run.begin
+        end = (self.run.steps.first_epoch + epochs) * len(self.run.results)
         read = dict(zip(self.rows.tolist(), self.run.results.rows(self.rows), strict=True))
         while begin < end:
             stop = min(begin + _AT_ONCE, end)

@@ -313,6 +313,23 @@ class TestStates:
         )[:1]
         assert (found["row"], found["step"], found["rank"]) == (row, 0, 1)
 
+    def test_what_is_left_of_an_epoch_may_lack_a_document(self, state: dict[str, Any]) -> None:
+        """Of 5 rows one is left; a state within the rows that are left over is of the next epoch."""
+        order = Order(5, 3, 256, 64)
+        taken, left = order.rows_at(0, 5)[[0, 4]].tolist()
+        at = [row["segments"][0]["position"] for row in
+              map(json.loads, packer("show", "out", "0--1", "--json").stdout.splitlines())]  # fmt: skip
+        options = ("--state", self.file(state), "--ranks", 1, "--find")
+        none = traced(*options, f"a.jsonl:{at[taken]}")
+        assert none.endswith(
+            "\nnone of them is in what is left of epoch 0: --epochs looks further\n"
+        )
+        assert [one["row"] for one in traced_json(*options, f"a.jsonl:{at[left]}")] == [left]
+        two = ("--state", "state.json", "--ranks", 2, "--find")
+        rows = [one["place"] for one in traced_json(*two, f"a.jsonl:{at[left]}")]
+        assert rows[0] == 4
+        assert len(rows) == 2
+
     def test_one_in_a_checkpoint(self, state: dict[str, Any]) -> None:
         """As the Trainer writes it, or a loop that saves what each rank's sampler says."""
         alone = traced("--state", self.file(state), "--ranks", 2)
