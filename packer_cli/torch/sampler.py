@@ -96,11 +96,6 @@ class PackedSampler:
         )
         self._begin = 0  # where the next iteration begins
         self._go_to(0)
-        if self.rows < self.world_size:
-            raise DataError(
-                f"{self.world_size} ranks share {self.rows} rows: some would get none",
-                "use fewer ranks, or pack more data or shorter rows",
-            )
 
     def __iter__(self) -> Iterator[int]:
         begin, end = self._begin, self._end()

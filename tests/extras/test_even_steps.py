@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -167,6 +168,16 @@ def test_a_run_goes_on_with_other_sizes(dataset: PackedDataset, balance: str) ->
     expected = [row for _ in range(3) for row in plain]
     assert Counter(rows) == Counter(expected[: len(rows)])
     assert epochs == 2
+
+
+def test_a_sampler_pickles_where_it_is(dataset: PackedDataset) -> None:
+    for balance in (None, "step", "order"):
+        one = ranks(dataset, balance=balance)[1]
+        rows = iter(one)
+        begun = list(islice(rows, 7))
+        again = pickle.loads(pickle.dumps(one))  # noqa: S301
+        assert again.state_dict() == one.state_dict()
+        assert list(again) == begun + list(rows)
 
 
 def test_epochs_that_are_set(dataset: PackedDataset) -> None:
