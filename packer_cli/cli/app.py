@@ -108,8 +108,9 @@ def _of_parser(error: Any) -> PackerError:
     """An error of the parser as a UsageError, with a suggestion if a name is close."""
     command = getattr(getattr(error, "ctx", None), "command_path", "packer")
     name = command.split()[-1]
-    meant = suggested(error, other_names(_RUNS[name]) if name in _RUNS else {})
-    other = elsewhere(error)
+    aliases = other_names(_RUNS[name]) if name in _RUNS else {}
+    meant = suggested(error, aliases)
+    other = "" if getattr(error, "option_name", "") in aliases else elsewhere(error)
     message = getattr(error, "message", "") if meant or other else error.format_message()
     tip = other or (f"did you mean {meant}?" if meant else missing(error))
     tip = tip or f"see {command} --help"

@@ -248,6 +248,14 @@ def test_questions_that_cannot_be_answered(packed: Path, options: list[str], mes
     assert_error(packer("trace", "out", *options), 2, message)
 
 
+def test_names_of_other_tools_lead_here() -> None:
+    for name, own in (("--world-size", "--ranks"), ("--gradient-accumulation-steps",
+                                                     "--micro-batches")):  # fmt: skip
+        result = packer("trace", "out", "--step", 0, name, 1)
+        assert_error(result, 2, f"No such option: {name}")
+        assert result.stderr.endswith(f"tip: did you mean {own}?\n")
+
+
 def test_what_is_not_there(packed: Path) -> None:
     few = packer("trace", "out", "--step", 0, "--ranks", 9)
     assert_error(few, 1, "9 ranks share 5 rows: some would get none")
