@@ -6,8 +6,9 @@ costliest rank against the mean rank, mean over steps: in random order, dealt wi
 rows of like cost in a step. In the details, the same of micro-steps, for trainers that wait there.
 
 Then a million rows: seconds until the first is there, and until all are dealt. Last, in the peers'
-environment, which has torch (peers/even_steps.py): rows a second out of a DataLoader whose sampler
-balances, against one whose sampler does not. Half a minute; 1 GB of memory.
+environment, which has torch (peers/even_steps.py): rows a second of processor time out of a
+DataLoader whose sampler balances, against one whose sampler does not. Half a minute; 1 GB of
+memory.
 """
 
 from __future__ import annotations

@@ -53,9 +53,15 @@ def sent_again() -> Iterator[None]:
         if dropped.exc_type is not KeyboardInterrupt:
             before(dropped)
             return
-        again = threading.Timer(_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
-        again.daemon = True
-        again.start()
+        seconds, is_sent = _SECONDS, False
+        while not is_sent:
+            again = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+            again.daemon = True
+            try:
+                again.start()  # on a busy machine it takes longer than `seconds`,
+                is_sent = True
+            except KeyboardInterrupt:  # and here, too, the interrupt would be dropped
+                seconds *= 2
 
     sys.unraisablehook = look
     try:

@@ -81,6 +81,7 @@ class Copy:
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+            self.wait()
 
 
 interpreter = child_process.spawn  # what begins a child elsewhere

@@ -137,6 +137,19 @@ def test_the_row_that_readme_shows(project: Path) -> None:
     assert shown.startswith(printed), printed
 
 
+def test_the_step_that_the_page_on_looking_shows(project: Path) -> None:
+    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
+    page = (ROOT / "docs" / "inspect.md").read_text()
+    command, shown = re.findall(r"^`packer (trace .*)` prints:\n\n(.*)", page, re.M | re.S)[0]
+    printed = textwrap.indent(packer(*command.split()).stdout, "    ")
+    assert shown.startswith(printed), printed
+    section = page.split("\n## packer trace\n")[1].split("\n## ")[0]
+    options = set(re.findall(r"--[a-z][a-z-]+", section))
+    help_text = packer("trace", "--help").stdout
+    assert len(options) > 15
+    assert [option for option in options if f"  {option} " not in help_text] == []
+
+
 def test_the_conversation_that_readme_shows(project: Path) -> None:
     pack, show = re.findall(
         r"^    packer ((?:pack|show) \S*chat[.-]\S* .*(?:jinja|segment 1))$", README, re.M
@@ -178,7 +191,7 @@ def test_the_page_on_python_prints_what_it_shows(
     shown = [
         line for block in blocks for line in re.findall(r"^print\(.*?\)  # (.*)$", block, re.M)
     ]
-    assert len(shown) == 13
+    assert len(shown) == 15
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if line in shown] == shown
 

@@ -26,6 +26,7 @@ from packer_cli.cli.stats import stats
 from packer_cli.cli.suggestions import elsewhere, missing, suggested
 from packer_cli.cli.tokenize import tokenize
 from packer_cli.cli.tokenizer import tokenizer
+from packer_cli.cli.trace import trace
 from packer_cli.cli.verify import verify
 from packer_cli.errors import (
     InternalError,
@@ -107,8 +108,9 @@ def _of_parser(error: Any) -> PackerError:
     """An error of the parser as a UsageError, with a suggestion if a name is close."""
     command = getattr(getattr(error, "ctx", None), "command_path", "packer")
     name = command.split()[-1]
-    meant = suggested(error, other_names(_RUNS[name]) if name in _RUNS else {})
-    other = elsewhere(error)
+    aliases = other_names(_RUNS[name]) if name in _RUNS else {}
+    meant = suggested(error, aliases)
+    other = "" if getattr(error, "option_name", "") in aliases else elsewhere(error)
     message = getattr(error, "message", "") if meant or other else error.format_message()
     tip = other or (f"did you mean {meant}?" if meant else missing(error))
     tip = tip or f"see {command} --help"
@@ -173,7 +175,19 @@ app = typer.Typer(
 )
 _RUNS: dict[str, Callable[..., None]] = {
     one.__name__: one
-    for one in (pack, tokenize, plan, recipe, finalize, stats, show, verify, export, tokenizer)
+    for one in (
+        pack,
+        tokenize,
+        plan,
+        recipe,
+        finalize,
+        stats,
+        show,
+        trace,
+        verify,
+        export,
+        tokenizer,
+    )
 }
 for _run in _RUNS.values():
     # row numbers from the end, such as -1, are not options

@@ -55,8 +55,9 @@ def show(
         _show_documents(directory, rows or ["0"], ids=ids, as_json=as_json)
         return
     from packer_cli.result.opening import opened
+    from packer_cli.result.origins import Origins
     from packer_cli.result.view import View
-    from packer_cli.show.rows import Origins, parse_rows, pick, read_row, row_as_json
+    from packer_cli.show.rows import parse_rows, pick, read_row, row_as_json
 
     packed = opened(directory, manifest, tokens)
     wanted = parse_rows(rows or ["0"], len(packed))

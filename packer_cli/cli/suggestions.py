@@ -19,6 +19,8 @@ _COMMANDS = {
     "validate": "verify",
     "convert": "export",
     "merge": "finalize",
+    "find": "trace",
+    "where": "trace",
     "tokenize": "pack",
     "preprocess": "pack",
 }

@@ -153,16 +153,58 @@ class TokenizedDirectory:
 
     def place(self, document: int) -> tuple[int, int]:
         """(file, position): the input of a document by its number in the manifest, and where in
-        it the document is, as in `records.TokenBatch`.
+        it the document is, as in `records.TokenBatch`. Raises as `places`.
         """
-        number = int(np.searchsorted(self.firsts, document, side="right")) - 1
-        first = int(self.firsts[number])
-        for batch in self.batches(self.shards[number]):
-            if document < first + len(batch):
-                row = document - first
-                return batch.column("file")[row].as_py(), batch.column("position")[row].as_py()
-            first += len(batch)
-        raise InternalError(f"{self.path}: has no document {document}")
+        (file,), (position,) = self.places(np.array([document], np.int64)).tolist()
+        return file, position
+
+    def places(self, documents: Int64) -> Int64:
+        """int64[2, n], the same of n documents; each shard is gone through once.
+
+        Raises DataError for one that is not there.
+        """
+        if len(documents) and not 0 <= documents.min() <= documents.max() < len(self):
+            absent = documents[(documents < 0) | (documents >= len(self))]
+            raise self._no_document(int(absent[0]))
+        places = np.empty((2, len(documents)), np.int64)
+        of_shard = np.searchsorted(self.firsts, documents, side="right") - 1
+        for number in np.unique(of_shard).tolist():
+            here = np.flatnonzero(of_shard == number)
+            rows = documents[here] - self.firsts[number]
+            for batch in self.batches(self.shards[number]):
+                inside = (rows >= 0) & (rows < len(batch))
+                files = _values(batch.column("file"), np.int32)
+                positions = _values(batch.column("position"), np.int64)
+                places[:, here[inside]] = files[rows[inside]], positions[rows[inside]]
+                rows = rows - len(batch)
+                if (rows < 0).all():
+                    break
+            else:
+                raise self._no_document(int(documents[here].max()))
+        return places
+
+    def documents_of(self, file: int) -> Int64:
+        """int64[2, n] (number, position) of the documents of an input, by number. Only the shards
+        of units that read the input are looked at. Raises DataError.
+        """
+        units = {
+            one.unit for one in self.facts.units if any(part[0] == file for part in one.slices)
+        }
+        found = [np.empty((2, 0), np.int64)]
+        for first, shard in zip(self.firsts.tolist(), self.shards, strict=False):
+            if shard.unit in units:
+                at = first
+                for batch in self.batches(shard):
+                    its = np.flatnonzero(_values(batch.column("file"), np.int32) == file)
+                    positions = _values(batch.column("position"), np.int64)[its]
+                    found.append(np.stack([at + its, positions]))
+                    at += len(batch)
+        return np.concatenate(found, axis=1)
+
+    def _no_document(self, document: int) -> DataError:
+        return DataError(
+            f"{self.path}: has no document {document}, expected numbers below {len(self)}", AGAIN
+        )
 
     def check_sizes(self) -> None:
         """Raise DataError when a shard is missing or not as long as the manifest says."""
@@ -377,6 +419,8 @@ def _edges(column: Any) -> Int32:
 
 def _values(column: Any, kind: Any, width: int = 1) -> Any:
     """The values of a column without nulls as an array, without a copy."""
+    if not len(column):
+        return np.empty((0, width) if width > 1 else 0, kind)  # which may have no buffers
     item = np.dtype(kind).itemsize * width
     data = np.frombuffer(column.buffers()[1], kind, len(column) * width, column.offset * item)
     return data.reshape(len(column), width) if width > 1 else data

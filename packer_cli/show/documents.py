@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from packer_cli.errors import DataError
+from packer_cli.result.origins import input_origin
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
-from packer_cli.show.rows import Segment, content_as_json, input_source
+from packer_cli.show.rows import Segment, content_as_json
 from packer_cli.tokenization.decoding import Decoder
 
 
@@ -49,9 +50,9 @@ class DocumentReader:
         trained = self._tokens.gather_trained(*piece)
         flags = np.ones(int(length[0]), bool) if trained is None else trained.astype(bool)
         flags[:1] = False  # nothing predicts it
-        source = input_source(facts.inputs[file], facts.config.input_format, position, 0)
+        origin = input_origin(facts.inputs[file], facts.config.input_format, position)
         ids = self._tokens.gather(*piece).view(np.int32)
-        content = Segment(0, source, ids, flags)
+        content = Segment(0, origin, ids, flags)
         return Document(index, shard.file, index - int(tokenized.firsts[number]), content)
 
 

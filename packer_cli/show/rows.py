@@ -6,10 +6,9 @@ Reads the manifest and the mapped pages of the requested rows, so it is instant 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -17,47 +16,29 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli.config.formats import format_named
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import IGNORED, Int32
 from packer_cli.result.documents import sources_of
-from packer_cli.result.manifest import TOKENIZED, Input, Manifest
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.origins import Origin, Origins, origin_as_json
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, metadata_of, rows_of, segments_of
 from packer_cli.result.rules import RowLimits, broken_boundaries, broken_sources
-from packer_cli.result.shards import digest
-from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
 from packer_cli.tokenization.decoding import Decoder
 
 _ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a segment came from. `position` counts `unit`s: "byte", "row" or "document".
-
-    tokenized  (directory, number of the document) where it came through a tokenized directory
-    name       of the recipe's source
-    """
-
-    file: str
-    position: int
-    unit: str
-    start: int
-    tokenized: tuple[str, int] | None = None
-    name: str | None = None
-
-
-@dataclass(frozen=True)
 class Segment:
     """One segment of a row.
 
-    source   None when the column segments was not written
+    origin   None when the column segments was not written
     ids      int32[tokens]
     trained  bool[tokens], or None when the column labels was not written
     """
 
     index: int
-    source: Source | None
+    origin: Origin | None
     ids: Int32
     trained: npt.NDArray[np.bool_] | None
 
@@ -158,7 +139,7 @@ def _segments(batch: Any, manifest: Manifest, origins: Origins) -> Iterator[Segm
     ids, trained = rows_of(batch.column("input_ids"))[0], _trained(batch)
     shift = metadata_of(batch.schema).get("label_shift")
     begins, lengths, _ = segments_of(batch)
-    sources = [origins.of(*one) for one in sources_of(batch).T.tolist()] if has_sources else []
+    places = origins.of(sources_of(batch)) if has_sources else []
     for index, (begin, end) in enumerate(zip(begins, begins + lengths, strict=True)):
         if trained is None:
             flags = None
@@ -166,7 +147,7 @@ def _segments(batch: Any, manifest: Manifest, origins: Origins) -> Iterator[Segm
             flags = np.concatenate([[False], trained[begin : end - 1]])
         else:
             flags = trained[begin:end]
-        yield Segment(index, sources[index] if sources else None, ids[begin:end], flags)
+        yield Segment(index, places[index] if places else None, ids[begin:end], flags)
 
 
 def _trained(batch: Any) -> npt.NDArray[np.bool_] | None:
@@ -174,58 +155,6 @@ def _trained(batch: Any) -> npt.NDArray[np.bool_] | None:
         return None
     trained: npt.NDArray[np.bool_] = rows_of(batch.column("labels"))[0] != IGNORED
     return trained
-
-
-class Origins:
-    """Where the segments of a result came from: through tokenized directories to the first inputs.
-
-    notes  why there is none for some tokenized directories
-    """
-
-    def __init__(
-        self, manifest: Manifest, found: Mapping[int, TokenizedDirectory] | None = None
-    ) -> None:
-        """`found`: the tokenized directories that are open already, by the numbers of inputs."""
-        self._manifest = manifest
-        self._tokenized: dict[int, TokenizedDirectory | None] = dict(found or {})
-        self.notes: list[str] = []
-
-    def of(self, file: int, position: int, start: int) -> Source:
-        """Of a segment, as the column segments has it."""
-        return replace(self._first(file, position, start), name=self._manifest.source_of(file))
-
-    def _first(self, file: int, position: int, start: int) -> Source:
-        one = self._manifest.inputs[file]
-        if one.format != TOKENIZED:
-            return input_source(one, self._manifest.config.input_format, position, start)
-        folder = os.path.dirname(one.path)
-        if file not in self._tokenized:
-            self._tokenized[file] = self._opened(folder, one)
-        tokenized = self._tokenized[file]
-        if tokenized is None:
-            return Source(folder, position, "document", start)
-        index, place = tokenized.place(position)
-        facts = tokenized.facts
-        first = input_source(facts.inputs[index], facts.config.input_format, place, start)
-        return replace(first, tokenized=(folder, position))
-
-    def _opened(self, folder: str, one: Input) -> TokenizedDirectory | None:
-        """The directory, if it is still the one that the rows came from."""
-        why = f"{folder}: was changed since"
-        try:
-            if digest(one.path) == (one.size, one.sha256):
-                return open_tokenized(folder)
-        except (DataError, UsageError) as error:
-            why = error.message
-        self.notes.append(f"which inputs were tokenized is unknown: {why}")
-        return None
-
-
-def input_source(one: Input, input_format: str | None, position: int, start: int) -> Source:
-    """A place in an input that was not tokenized before."""
-    kind = one.format_then(input_format)
-    unit = format_named(kind).counted_in if kind else "byte"  # stdin
-    return Source(one.path, position, unit, start)
 
 
 def spans_of(segment: Segment, decoder: Decoder | None) -> list[Span]:
@@ -272,8 +201,6 @@ def _segment_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any
 
 def content_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
     """Where a segment came from, and what it holds."""
-    source = segment.source
-    through = source.tokenized if source else None
     whole = spans_of(Segment(segment.index, None, segment.ids, None), decoder)
     spans: list[dict[str, Any]] = []
     for trained, group in groupby(spans_of(segment, decoder), key=lambda span: span.trained):
@@ -285,12 +212,7 @@ def content_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any]
         )
         spans.append(content | {"trained": trained})
     return {
-        **({"source": source.name} if source and source.name is not None else {}),
-        "file": source and source.file,
-        "position": source and source.position,
-        "position_unit": source and source.unit,
-        **({"tokenized": through[0], "document": through[1]} if through else {}),
-        "start": source and source.start,
+        **origin_as_json(segment.origin),
         "tokens": len(segment.ids),
         "trained_tokens": segment.trained_tokens(),
         "text": "".join(span.text for span in whole) if decoder else None,

@@ -13,7 +13,7 @@ from rich.segment import Segment as Piece
 from rich.segment import Segments
 from rich.style import Style
 
-from packer_cli.errors import one_line, visible
+from packer_cli.errors import visible
 from packer_cli.result.layout import short_name
 from packer_cli.show.documents import Document
 from packer_cli.show.rows import Row, Segment, Span, spans_of
@@ -122,16 +122,5 @@ def _counts(segments: list[Segment]) -> str:
 
 
 def _about(segment: Segment) -> str:
-    source = segment.source
-    if source is None:
-        return _counts([segment])
-    file = "stdin" if source.file == "-" else one_line(source.file)
-    start = f" from its token {source.start}" if source.start else ""
-    through = ""
-    if source.tokenized is not None:
-        directory, number = source.tokenized
-        shown = one_line(directory)
-        through = f" (document {number} of {shown})"
-    named = "" if source.name is None else f"{one_line(source.name)}: "
-    place = f"{named}{file} {source.unit} {source.position}{through}{start}"
-    return f"{place}, {_counts([segment])}"
+    counts = _counts([segment])
+    return counts if segment.origin is None else f"{segment.origin}, {counts}"

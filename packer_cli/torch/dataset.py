@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from hashlib import sha256
 from operator import index as as_index
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ import numpy as np
 from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.records import Int32, Int64
+from packer_cli.result.joined import joined_fingerprint, joined_stages, tokens_of_each
 from packer_cli.result.manifest import TrainingStage
 from packer_cli.result.opening import Paths
 from packer_cli.result.squared_lengths import squared_lengths
-from packer_cli.torch.joined import check_alike, joined_batches, tokens_of_each
+from packer_cli.torch.joined import check_alike, joined_batches
 from packer_cli.torch.result_rows import ResultRows
 from packer_cli.torch.rows import SOURCE, RowBatch
 
@@ -64,7 +64,7 @@ class PackedDataset:
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         if not paths:
             raise UsageError("PackedDataset: got no path", "give the --output of packer pack")
-        its_tokens = [tokens] if len(paths) == 1 else tokens_of_each(paths, tokens)
+        its_tokens = tokens_of_each(paths, tokens)
         self._parts = [ResultRows(*one) for one in zip(paths, its_tokens, strict=True)]
         check_alike(self._parts, with_columns=columns is None)
         self.columns = self._chosen(columns)
@@ -81,8 +81,7 @@ class PackedDataset:
     @property
     def fingerprint(self) -> str:
         """The same for the same rows in the same order, wherever they lie."""
-        prints = [part.fingerprint for part in self._parts]
-        return prints[0] if len(prints) == 1 else sha256("".join(prints).encode()).hexdigest()
+        return joined_fingerprint([part.fingerprint for part in self._parts])
 
     @property
     def max_length(self) -> int:
@@ -101,15 +100,7 @@ class PackedDataset:
         """The stages of a recipe (name, first_row, rows), which follow one another; empty where
         there are none. Of joined results those of each in turn, where one without is one stage.
         """
-        found = [part.stages for part in self._parts]
-        if not any(found):
-            return ()
-        firsts = [0, *self._ends[:-1].tolist()]
-        return tuple(
-            TrainingStage(one.name, first + one.first_row, one.rows)
-            for part, first, its in zip(self._parts, firsts, found, strict=True)
-            for one in its or [TrainingStage(None, 0, len(part))]
-        )
+        return joined_stages([part.stages for part in self._parts], list(map(len, self._parts)))
 
     @property
     def squared_lengths(self) -> Int64:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import Int32, Int64
+from packer_cli.result.joined import fingerprint_of, stages_of
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import TrainingStage
 from packer_cli.result.opening import Paths, open_packed
@@ -73,11 +73,7 @@ class ResultRows:
     @property
     def fingerprint(self) -> str:
         """The same for the same rows in the same order, wherever they lie."""
-        facts = self.packed.facts
-        digests = "".join(shard.sha256 for shard in facts.shards)
-        if facts.config.view:  # whose shards hold no tokens
-            digests += "".join(one.sha256 for one in facts.inputs_now.values())
-        return sha256(digests.encode()).hexdigest()
+        return fingerprint_of(self.packed.facts)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -86,21 +82,8 @@ class ResultRows:
 
     @property
     def stages(self) -> tuple[TrainingStage, ...]:
-        """A recipe's stages, which hold all rows; none without. Raises DataError where they do not
-        follow one another.
-        """
-        stages, ends = self.packed.facts.stages, 0
-        for stage in stages:
-            if stage.first_row != ends:
-                break
-            ends += stage.rows
-        else:
-            if not stages or ends == len(self):
-                return tuple(stages)
-        raise DataError(
-            f"{self.path / MANIFEST}: its stages are not its {len(self)} rows, one after another",
-            PACK_AGAIN,
-        )
+        """As `stages_of`."""
+        return stages_of(self.packed)
 
     def columns_present(self) -> tuple[str, ...]:
         """The columns that rows may get, but for `source`."""

@@ -85,7 +85,8 @@ def test_help_of_pack_is_in_groups_what_is_used_most_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "pack", "plan", "stats", "show", "verify", "export", "finalize", "tokenizer"]
+    "command",
+    ["", "pack", "plan", "stats", "show", "trace", "verify", "export", "finalize", "tokenizer"],
 )
 def test_help_fits_80_columns_and_is_not_cut(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -217,7 +218,10 @@ def test_what_was_meant_is_suggested(given: list[str], meant: str) -> None:
 @pytest.mark.parametrize(
     ("given", "having"),
     [
-        (("tokenize", "a.jsonl", "--seed", "3"), "packer pack, packer plan, packer verify"),
+        (
+            ("tokenize", "a.jsonl", "--seed", "3"),
+            "packer pack, packer plan, packer trace, packer verify",
+        ),
         (("tokenize", "a.jsonl", "-l", "512"), "packer pack, packer plan"),
         (("tokenize", "a.jsonl", "--view"), "packer pack, packer plan"),
         (
@@ -259,6 +263,7 @@ def test_names_of_other_tools_lead_to_options_that_exist() -> None:
         ["stats", "no"],
         ["stats", "no", "--deep"],
         ["show", "no"],
+        ["trace", "no", "--step", "0", "--ranks", "1"],
         ["verify", "no"],
         ["export", "no", "--to", "trl", "-o", "x"],
         ["finalize", "no"],

@@ -97,9 +97,12 @@ def test_windows_of_a_stage_are_about_as_long() -> None:
     assert grid.window_at(32 * 8) == (32 * 8, 65 * 8)
 
 
-@pytest.mark.parametrize("balance", ["step", "order"])
-def test_rows_are_the_same_however_they_are_asked_for(balance: str) -> None:
-    one, other = (schedule(1000, (4, 2, 3), balance, window=5) for _ in range(2))
+@pytest.mark.parametrize("balance", [None, "step", "order"])
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_rows_are_the_same_however_they_are_asked_for(balance: Any, seed: int | None) -> None:
+    """1003 rows are 250 blocks and a shorter one, which is in any window."""
+    options = {"window": 5, "seed": seed, "stages": [400, 603] if seed else []}
+    one, other = (schedule(1003, (4, 2, 3), balance, **options) for _ in range(2))
     whole = one.rows_at(0, 2500)
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -152,6 +155,12 @@ def test_what_was_left_of_a_step_comes_first() -> None:
     plain = schedule(100, (1, 1, 1)).rows_at(0, 100)
     assert sorted(more.rows_at(16, 26)) == sorted([*steps[16:24], *plain[24:26]])
     assert more.rows_at(0, 24)[:16].tolist() == steps[:16].tolist()  # what was before, too
+    assert [more.step_at(place) for place in (0, 15, 16, 26)] == [
+        (0, 12), (12, 16), (16, 26), (26, 36),
+    ]  # fmt: skip
+    assert more.epoch_at(3) == (0, 16)
+    assert more.epoch_at(16) == (16, 100)
+    assert [more.sizes_at(place).world_size for place in (15, 16)] == [4, 2]
     assert (
         schedule(100, (2, 1, 5), "step", begin=26, dealt=more.history(26)).rows_at(26, 90).tolist()
         == more.rows_at(26, 90).tolist()

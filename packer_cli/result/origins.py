@@ -1,0 +1,150 @@
+"""Where segments came from: of which input, or through which tokenized directory, and from where in
+it. One wording for people and one for programs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from packer_cli.config.formats import format_named
+from packer_cli.errors import DataError, UsageError, one_line
+from packer_cli.records import Int64
+from packer_cli.result.layout import MANIFEST
+from packer_cli.result.manifest import TOKENIZED, Input, Manifest
+from packer_cli.result.shards import digest
+from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, open_tokenized
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a segment came from. `position` counts `unit`s: "byte", "row" or "document".
+
+    start      the segment's first token in its document
+    tokenized  (directory, number of the document) where it came through a tokenized directory
+    name       of the recipe's source
+    """
+
+    file: str
+    position: int
+    unit: str
+    start: int
+    tokenized: tuple[str, int] | None = None
+    name: str | None = None
+
+    def __str__(self) -> str:
+        """For people, safe to print: web: a.jsonl byte 65 from its token 16."""
+        named = "" if self.name is None else f"{one_line(self.name)}: "
+        through = ""
+        if self.tokenized is not None:
+            directory, number = self.tokenized
+            through = f" (document {number} of {one_line(directory)})"
+        start = f" from its token {self.start}" if self.start else ""
+        return f"{named}{place_in(self.file, self.unit, self.position)}{through}{start}"
+
+
+def place_in(file: str, unit: str, position: int) -> str:
+    """A place in an input for people: a.jsonl byte 65."""
+    return f"{'stdin' if file == '-' else one_line(file)} {unit} {position}"
+
+
+def origin_as_json(origin: Origin | None) -> dict[str, Any]:
+    """None: the result does not say."""
+    if origin is None:
+        return dict.fromkeys(("file", "position", "position_unit", "start"))
+    through = origin.tokenized
+    return {
+        **({} if origin.name is None else {"source": origin.name}),
+        "file": origin.file,
+        "position": origin.position,
+        "position_unit": origin.unit,
+        **({"tokenized": through[0], "document": through[1]} if through else {}),
+        "start": origin.start,
+    }
+
+
+class Origins:
+    """Where the segments of a result came from: through tokenized directories to the first inputs.
+
+    notes  why there is none for some tokenized directories
+    """
+
+    def __init__(
+        self, manifest: Manifest, found: Mapping[int, TokenizedDirectory] | None = None
+    ) -> None:
+        """`found`: the tokenized directories that are open already, by the numbers of inputs."""
+        self._manifest = manifest
+        self._tokenized: dict[int, TokenizedDirectory | None] = dict(found or {})
+        self.notes: list[str] = []
+
+    def of(self, segments: Int64) -> list[Origin]:
+        """Of segments int64[3, n], file, position and start as `documents.sources_of` gives them.
+
+        Raises DataError for a document that its tokenized directory does not have.
+        """
+        file, position, start = segments
+        origins: list[Any] = [None] * len(file)
+        for number in np.unique(file).tolist():
+            here = np.flatnonzero(file == number)
+            name = self._manifest.source_of(number)
+            its = self._of_input(number, position[here])
+            for place, origin, first in zip(here.tolist(), its, start[here].tolist(), strict=True):
+                origins[place] = replace(origin, start=first, name=name)
+        return origins
+
+    def _of_input(self, number: int, positions: Int64) -> list[Origin]:
+        one, config = self._manifest.inputs[number], self._manifest.config
+        if one.format != TOKENIZED:
+            return [input_origin(one, config.input_format, at) for at in positions.tolist()]
+        folder = os.path.dirname(one.path)
+        tokenized = self.tokenized(number)
+        if tokenized is None:
+            return [Origin(folder, at, "document", 0) for at in positions.tolist()]
+        facts = tokenized.facts
+        found = []
+        for document, file, place in zip(
+            positions.tolist(), *tokenized.places(positions).tolist(), strict=True
+        ):
+            if not 0 <= file < len(facts.inputs):
+                raise DataError(
+                    f"{tokenized.path / MANIFEST}: document {document} is of input {file}, the "
+                    f"manifest has {len(facts.inputs)}",
+                    AGAIN,
+                )
+            first = input_origin(facts.inputs[file], facts.config.input_format, place)
+            found.append(replace(first, tokenized=(folder, document)))
+        return found
+
+    def tokenized(self, number: int) -> TokenizedDirectory | None:
+        """The tokenized directory that is an input, if it is still the one that the rows came
+        from.
+        """
+        if number not in self._tokenized:
+            one = self._manifest.inputs[number]
+            self._tokenized[number] = self._opened(os.path.dirname(one.path), one)
+        return self._tokenized[number]
+
+    def _opened(self, folder: str, one: Input) -> TokenizedDirectory | None:
+        why = f"{folder}: was changed since"
+        try:
+            if digest(one.path) == (one.size, one.sha256):
+                return open_tokenized(folder)
+        except (DataError, UsageError) as error:
+            why = error.message
+        self.notes.append(f"which inputs were tokenized is unknown: {why}")
+        return None
+
+
+def input_origin(one: Input, input_format: str | None, position: int) -> Origin:
+    """A place in an input that was not tokenized before."""
+    return Origin(one.path, position, unit_of(one, input_format), 0)
+
+
+def unit_of(one: Input, input_format: str | None) -> str:
+    """What positions in an input count."""
+    kind = one.format_then(input_format)
+    return format_named(kind).counted_in if kind else "byte"  # stdin

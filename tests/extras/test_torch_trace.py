@@ -1,0 +1,234 @@
+"""`packer trace` against loaders: 1,000 steps of random loops hold the documents that it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from recipes import pack_sources, write_sources
+from support import packer
+from torch.utils.data import DataLoader
+
+from packer_cli.config.mixture import Stage
+from packer_cli.errors import DataError
+from packer_cli.torch import PackedDataset, PackedSampler
+from packer_cli.trace import TracedStep, find, trace
+
+L = 64
+Step = list[list[list[list[int]]]]  # of each rank, batches of rows of tokens
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    """Results by what they are: a packed directory, a view, a recipe with stages, all joined."""
+    folder = tmp_path_factory.mktemp("traced")
+    files = write_sources(folder, 300)
+    plain = ["pack", files["letters"], files["digits"], "-t", "bytes", "-l", L, "-q"]
+    packed(*plain, "--unit-bytes", "3K", "-o", folder / "plain")
+    packed(
+        "tokenize", files["signs"], files["digits"], "-t", "bytes", "-o", folder / "tokens", "-q"
+    )
+    packed("pack", folder / "tokens", "-l", L, "--view", "-o", folder / "view", "-q")
+    stages = tuple(Stage(3000, ((name, 1.0),), name) for name in ("signs", "letters"))
+    weights = {name: {"weight": 0.0} for name in files}
+    recipe = pack_sources(
+        folder / "recipe", files, weights, max_length=L, mixture={"stages": stages}
+    )
+    paths = {"plain": folder / "plain", "view": folder / "view", "recipe": recipe}
+    return {name: [path] for name, path in paths.items()} | {"joined": list(paths.values())}
+
+
+def packed(*arguments: object) -> None:
+    result = packer(*arguments)
+    assert result.exit_code == 0, result.stderr
+
+
+@lru_cache
+def document(path: str, position: int) -> list[int]:
+    """The tokens of the record at a position of a file."""
+    with open(path, "rb") as file:
+        file.seek(position)
+        return [*json.loads(file.readline())["text"].encode(), 256]
+
+
+def tokens_of(traced: TracedStep) -> Step:
+    """What the loader gives, made of the documents that are said to be in a step."""
+    loop = traced.run.loop
+    step: Step = [[[] for _ in range(loop.micro_batches)] for _ in range(loop.world_size)]
+    for place in traced.rows():
+        row = []
+        for one in place.row.segments:
+            of_it = document(one.origin.file, one.origin.position)
+            row += of_it[one.origin.start :][: one.tokens]
+        step[place.rank][place.micro_batch].append(row)
+    return [[batch for batch in batches if batch] for batches in step]
+
+
+@dataclass
+class Training:
+    """A loop on some ranks, in one process."""
+
+    dataset: PackedDataset
+    options: dict[str, Any]
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = {**self.options}
+        self.batch_size, self.micro_batches = sizes.pop("batch_size"), sizes.pop("micro_batches")
+        if "balance" in sizes:
+            sizes |= {"batch_size": self.batch_size, "micro_batches": self.micro_batches}
+        ranks = range(sizes["world_size"])
+        self.samplers = [PackedSampler(self.dataset, rank=rank, **sizes) for rank in ranks]
+
+    def loader(self, sampler: PackedSampler) -> DataLoader[Any]:
+        return DataLoader(
+            self.dataset, self.batch_size, sampler=sampler, drop_last=self.drop_last,
+            collate_fn=lambda rows: [_tokens(row) for row in rows],
+        )  # fmt: skip
+
+    def steps(self) -> Iterator[Step]:
+        """Without end: step after step, epoch after epoch."""
+        loaders = [self.loader(sampler) for sampler in self.samplers]
+        while True:
+            epoch = [iter(loader) for loader in loaders]
+            while True:
+                step = [list(islice(one, self.micro_batches)) for one in epoch]
+                if not any(step):
+                    break
+                yield step
+
+
+def _tokens(row: dict[str, Any]) -> list[int]:
+    return row["input_ids"][: int(row["cu_seqlens"][-1])].tolist()
+
+
+def random_loop(random: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """(the sampler's options with the sizes, how they are called for a trace, drop_last)."""
+    options: dict[str, Any] = {
+        name: int(random.integers(1, most))
+        for name, most in (("world_size", 6), ("batch_size", 5), ("micro_batches", 4))
+    }
+    options |= {"seed": int(random.integers(0, 99)) if random.random() < 0.9 else None,
+                "block_rows": 8, "window_blocks": 4}  # fmt: skip
+    balance = random.choice(["", "step", "order"])
+    if balance:
+        options |= {"balance": str(balance), "hidden_size": int(random.integers(1, 9))}
+        options |= {"window": 3} if balance == "order" else {}
+    named, drop_last = {**options}, bool(random.random() < 0.3)
+    if not balance and random.random() < 0.3:
+        options["even"], named["uneven"] = False, True
+    return options, {**named, "drop_last": drop_last}, drop_last
+
+
+@pytest.mark.parametrize("kind", ["plain", "view", "recipe", "joined"])
+def test_steps_are_those_of_the_loaders(kinds: dict[str, list[Path]], kind: str) -> None:
+    random, paths = np.random.default_rng(len(kind)), kinds[kind]
+    dataset, checked = PackedDataset(paths), 0
+    while checked < 250:
+        options, named, drop_last = random_loop(random)
+        training = Training(dataset, options, drop_last)
+        per_epoch = len(dataset) / options["world_size"] / options["batch_size"]
+        last = int(3 * per_epoch / options["micro_batches"]) + 3
+        chosen = {*random.integers(0, last, 12).tolist(), 0, last - 1}
+        for number, step in enumerate(islice(training.steps(), last)):
+            if number in chosen:
+                assert tokens_of(trace(paths, step=number, **named)) == step, (number, named)
+                checked += 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "joined"])
+def test_a_state_tells_the_step_that_was_last_and_those_that_follow(
+    kinds: dict[str, list[Path]], kind: str
+) -> None:
+    """Also of runs that go on with other sizes."""
+    random, paths = np.random.default_rng(7), kinds[kind]
+    dataset, checked = PackedDataset(paths), 0
+    while checked < 40:
+        options, named, drop_last = random_loop(random)
+        training = Training(dataset, options, drop_last)
+        done = int(random.integers(1, 60))
+        *_, step = islice(training.steps(), done)
+        state = json.loads(json.dumps(training.samplers[0].state_dict()))
+        names = ("world_size", "batch_size", "micro_batches", "uneven", "drop_last")
+        sizes = {name: named[name] for name in names if name in named}
+        last = trace(paths, state=state, **sizes)
+        assert tokens_of(last) == step, (done, named, state)
+        assert last.step.number == done - 1
+        assert last.taken[0] == last.taken[1]
+        assert not last.doubt
+        others = {name: int(random.integers(1, 5)) for name in ("world_size", "batch_size")}
+        again = Training(dataset, options | others, drop_last)
+        for sampler in again.samplers:
+            sampler.load_state_dict(state)
+        for number, step in enumerate(islice(again.steps(), 12)):
+            assert tokens_of(trace(paths, step=number, state=state, **sizes | others)) == step
+        resumed = again.samplers[0].state_dict()
+        last = trace(paths, state=resumed, **sizes | others)
+        if "dealt" in resumed and not last.doubt:
+            assert tokens_of(last) == step
+        checked += 1
+
+
+def test_a_state_in_the_middle_of_a_step(kinds: dict[str, list[Path]]) -> None:
+    dataset = PackedDataset(kinds["plain"])
+    sizes = {"world_size": 2, "batch_size": 3, "micro_batches": 2}
+    for balance in ({}, {"balance": "step", "hidden_size": 1}):
+        own = {"batch_size": 3, "micro_batches": 2} if balance else {}
+        sampler = PackedSampler(dataset, rank=0, world_size=2, **balance, **own)
+        rows = list(islice(sampler, 12 + 4))
+        state = sampler.state_dict()
+        found = trace(kinds["plain"], state=state, **({} if balance else sizes))
+        assert (found.step.number, found.taken) == (2, (8, 12))
+        assert [one.row.number for one in found.rows(0)][:4] == rows[12:]
+        assert len(list(found.rows())) == 12
+
+
+def test_documents_are_found_where_the_loop_has_them(kinds: dict[str, list[Path]]) -> None:
+    """Each of them, in all their pieces, and nowhere else."""
+    random, paths = np.random.default_rng(5), kinds["joined"]
+    rows = len(PackedDataset(paths))
+    for _ in range(4):
+        _, named, _ = random_loop(random)
+        where: dict[tuple[str, int], set[tuple[int, ...]]] = {}
+        number = -1
+        while True:
+            number += 1
+            traced = trace(paths, step=number, **named)
+            if traced.step.epoch > 2:
+                break
+            for place in traced.rows():
+                at = number, place.rank, place.micro_batch, place.place
+                for one in place.row.segments:
+                    key = one.origin.file, one.origin.position
+                    where.setdefault(key, set()).add((*at, one.index, one.origin.start))
+        keys = list(where)
+        for index in random.integers(0, len(keys), 10).tolist():
+            path, position = keys[index]
+            found = find(paths, f"{Path(path).name}:{position}", epochs=2, **named)
+            assert len({one.place.place for one in found}) == len(found)
+            pieces = {
+                (one.step.number, one.place.rank, one.place.micro_batch, one.place.place,
+                 segment.index, segment.origin.start)
+                for one in found if one.step is not None for segment in one.segments
+            }  # fmt: skip
+            assert pieces == {piece for piece in where[path, position] if piece[3] < 2 * rows}
+            dropped = [one for one in found if one.step is None]
+            assert not dropped or named["drop_last"]
+
+
+def test_a_state_of_other_rows_is_refused(kinds: dict[str, list[Path]]) -> None:
+    state = PackedSampler(PackedDataset(kinds["plain"])).state_dict()
+    with pytest.raises(DataError, match=r"the state has data .*, the result has"):
+        trace(kinds["view"], step=0, state=state, world_size=1)
+    cost = PackedSampler(
+        PackedDataset(kinds["plain"]), balance="step", batch_size=2, cost=lambda sums: sums + 1
+    ).state_dict()
+    found = trace(kinds["plain"], step=0, state=cost, cost=lambda sums: sums + 1)
+    assert len(list(found.rows())) == 2
