@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 from transformers.trainer_callback import ExportableState, TrainerCallback
@@ -25,6 +25,7 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 from packer_cli.errors import DataError, UsageError
 from packer_cli.torch.collate import varlen_collate
 from packer_cli.torch.dataset import PackedDataset
+from packer_cli.torch.masks import text_config
 from packer_cli.torch.sampler import PackedSampler
 
 
@@ -35,6 +36,9 @@ class PackedTrainerMixin:
 
     * Each process gets its share of the rows, in the order of a `PackedSampler`; its seed is
       `data_seed` of the arguments, or else `seed`.
+    * `packed_balance`, an attribute of the class, is the sampler's `balance`: "step" deals the rows
+      of a step to processes and micro-batches so that none waits for another. Costs go by
+      `hidden_size` of the model's config; without one there is no balance.
     * Without a `data_collator`, it is `varlen_collate` with the model's config.
     * No column is removed, whatever `remove_unused_columns` says.
     * Every checkpoint has the position. `resume_from_checkpoint=True` goes on behind it, on any
@@ -49,6 +53,8 @@ class PackedTrainerMixin:
     checkpoint that has no position or steps of another number of rows; DataError for a checkpoint
     of other data.
     """
+
+    packed_balance: Literal["step", "order"] | None = "step"
 
     def __init__(
         self: Any,
@@ -86,6 +92,7 @@ class PackedTrainerMixin:
             seed=args.seed if args.data_seed is None else args.data_seed,
             rank=rank,
             world_size=world_size,
+            **_balance_of(self),
         )
         batches = Batches(
             sampler,
@@ -247,6 +254,19 @@ def _config_of(model: Any) -> Any:
             "data_collator=partial(varlen_collate, config=None) for a model of your own",
         )
     return config
+
+
+def _balance_of(trainer: Any) -> dict[str, Any]:
+    """Options of a `PackedSampler`."""
+    hidden_size = getattr(text_config(getattr(trainer.model, "config", None)), "hidden_size", None)
+    if trainer.packed_balance is None or hidden_size is None:
+        return {}
+    return {
+        "balance": trainer.packed_balance,
+        "batch_size": trainer._train_batch_size,
+        "micro_batches": trainer.args.gradient_accumulation_steps,
+        "hidden_size": hidden_size,
+    }
 
 
 def _share_of(trainer: Any) -> tuple[int, int]:

@@ -102,17 +102,21 @@ def train(
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """82 rows of 16 tokens, each of them the number of its row as the input has it."""
+    """82 rows of 16 tokens, each of them the number of its row; of one to eight documents."""
     folder = tmp_path_factory.mktemp("packed")
-    lines = (json.dumps({"input_ids": [row] * L}) for row in range(ROWS))
+    rows = [([row] * (16 >> row % 4), 1 << row % 4) for row in range(ROWS)]
+    lines = [json.dumps({"input_ids": ids}) for ids, documents in rows for _ in range(documents)]
     (folder / "data.jsonl").write_text("\n".join(lines))
-    assert packer("pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q").exit_code == 0
+    command = ["pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q"]
+    assert packer(*command, "--strategy", "next-fit").exit_code == 0
     return folder / "out"
 
 
 @pytest.fixture(scope="module")
 def epochs(packed: Path) -> list[list[int]]:
-    """The rows of two epochs in the order of the sampler with the Trainer's default seed."""
+    """The rows of two epochs in the order of the sampler with the Trainer's default seed: balance
+    leaves those of a step in it.
+    """
     dataset = PackedDataset(packed)
     sampler = PackedSampler(dataset, seed=42)
     return [[int(dataset[row]["input_ids"][0]) for row in sampler] for _ in range(2)]
@@ -192,9 +196,9 @@ def test_one_process_goes_on_from_two(
     before = of_both(seen["began"])
     assert before == expected_steps(epochs)[:STOP]
     trainer = train(packed, folder, resume=True, gradient_accumulation_steps=2)
-    after = trainer.model.seen
-    taken = [row for rows in epochs for row in rows][ROWS + 3 * 8 :]
-    assert list(chain(*after)) == taken
+    after = trainer.model.seen  # pairs of batches, and a last one
+    steps = [sorted(chain(*after[k : k + 2])) for k in range(0, 15, 2)]
+    assert steps == expected_steps(epochs)[STOP:]
     assert trainer.state.global_step == 2 * STEPS
     assert_same_training(trainer, uninterrupted)
 
@@ -206,6 +210,38 @@ def test_two_processes_go_on_from_one(
     assert steps_of(seen["alone"], 2) == expected_steps(epochs)[:STOP]
     assert of_both(seen["resumed"]) == expected_steps(epochs)[STOP:]
     assert seen["steps"] == 2 * STEPS
+
+
+def gaps(packed: Path, steps: Any) -> int:
+    """How much more attention the costlier of two processes has, over all of their steps."""
+    dataset = PackedDataset(packed)
+    numbers = dataset.__getitems__(range(ROWS)).columns["input_ids"][:, 0].tolist()
+    cost = dict(zip(numbers, dataset.squared_lengths.tolist(), strict=True))
+    return sum(abs(sum(cost[row] for row in a) - sum(cost[row] for row in b)) for a, b in steps)
+
+
+def test_processes_have_even_steps(
+    packed: Path, of_two: tuple[Path, dict[str, Any]], epochs: list[list[int]]
+) -> None:
+    _, seen = of_two
+    striped = [(rows[k : k + 8 : 2], rows[k + 1 : k + 8 : 2]) for rows in epochs
+               for k in range(0, ROWS, 8)]  # fmt: skip
+    assert gaps(packed, zip(*seen["began"], strict=True)) < gaps(packed, striped[:STOP]) / 3
+
+
+@pytest.mark.parametrize("balance", ["step", "order", None])
+def test_balance_is_an_attribute(packed: Path, tmp_path: Path, balance: Any) -> None:
+    class Balanced(PackedTrainer):
+        packed_balance = balance
+
+    options = TrainingArguments(output_dir=str(tmp_path), **OPTIONS)
+    trainer = Balanced(Seeing(), options, train_dataset=PackedDataset(packed))
+    batches = trainer.get_train_dataloader().batch_sampler
+    batches.next_epoch()
+    assert sorted(chain(*batches)) == list(range(ROWS))
+    state = batches.sampler.state_dict()
+    assert state.get("balance") == balance
+    assert state.get("cost") == (balance and 16)
 
 
 def test_steps_of_other_sizes_are_refused(packed: Path, tmp_path: Path) -> None:
@@ -266,7 +302,7 @@ def test_a_row_more_than_fits_is_left_out(packed: Path) -> None:
 def test_without_a_collator_the_models_config_chooses(packed: Path, tmp_path: Path) -> None:
     trainer = train(packed, tmp_path, max_steps=1, remove_unused_columns=True)
     batch = next(iter(trainer.get_train_dataloader()))
-    assert batch["cu_seq_lens_q"].tolist() == [0, 16, 32, 48, 64]
+    assert batch["cu_seq_lens_q"].tolist()[::4] == [0, 50, 58, 64]
     assert trainer.data_collator.config is trainer.model.config
     trainer.data_collator.config = BloomConfig()
     with pytest.raises(UsageError, match="in bloom, attention does not look at positions"):
@@ -339,6 +375,7 @@ def main() -> None:
         distributed.all_gather_object(seen[name], trainer.model.seen)
     if distributed.get_rank() == 0:
         (together / "seen.json").write_text(json.dumps(seen))
+    distributed.barrier()
     distributed.destroy_process_group()
 
 

@@ -69,7 +69,7 @@ def run_page(name: str, **given: Any) -> dict[str, Any]:
             names["yaml"] = yaml.safe_load(code)
         else:
             exec(compile(code, name, "exec", dont_inherit=True), names)  # noqa: S102
-    assert 10 <= lines <= 35, lines
+    assert 10 <= lines <= 30, lines
     return names
 
 
