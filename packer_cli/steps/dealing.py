@@ -24,7 +24,7 @@ def dealt_steps(rows: Int64, costs: Float64, sizes: Sizes) -> Int64:
     costs  float64[all rows]
     """
     rows = rows[_costliest_first(costs[rows], sizes.step)]
-    return rows[_dealt(costs[rows], sizes)]
+    return rows[_dealt(costs[rows], sizes, exchange=True)]
 
 
 def dealt_window(rows: Int64, costs: Float64, sizes: Sizes, name: str) -> Int64:
@@ -34,7 +34,7 @@ def dealt_window(rows: Int64, costs: Float64, sizes: Sizes, name: str) -> Int64:
     cut = whole * sizes.micro_step
     shuffled = rows[:cut].reshape(whole, sizes.micro_step)[permutation(whole, name)]
     rows = np.concatenate([shuffled.ravel(), rows[cut:]])
-    return rows[_dealt(costs[rows], sizes)]
+    return rows[_dealt(costs[rows], sizes, exchange=False)]
 
 
 def _costliest_first(costs: Float64, size: int) -> Int64:
@@ -43,7 +43,7 @@ def _costliest_first(costs: Float64, size: int) -> Int64:
     return order
 
 
-def _dealt(costs: Float64, sizes: Sizes) -> Int64:
+def _dealt(costs: Float64, sizes: Sizes, *, exchange: bool) -> Int64:
     order = np.empty(len(costs), np.int64)
-    dealing.deal(costs, sizes.world_size, sizes.batch_size, sizes.micro_batches, order)
+    dealing.deal(costs, sizes.world_size, sizes.batch_size, sizes.micro_batches, exchange, order)
     return order

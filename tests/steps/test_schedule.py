@@ -190,6 +190,23 @@ def test_steps_of_a_window_are_shuffled() -> None:
     assert abs(np.corrcoef(order, np.arange(64))[0, 1]) < 0.3
 
 
+@pytest.mark.parametrize(
+    ("balance", "expected"),
+    [
+        ("step", [9, 11, 4, 10, 5, 7, 8, 3, 2, 0, 1, 6]),
+        ("order", [4, 10, 9, 11, 2, 7, 8, 5, 1, 6, 0, 3]),
+    ],
+)
+def test_the_schedule_is_the_same_with_every_version(balance: Any, expected: list[int]) -> None:
+    """A run that is resumed after an upgrade goes on as it was."""
+    costs = np.array([5, 1, 9, 3, 3, 7, 2, 8, 6, 4, 1, 5], np.float64)
+    one = Schedule(
+        12, seed=0, block_rows=2, window_blocks=3, world_size=2, micro_batches=2,
+        balance=balance, costs=costs, window=2,
+    )  # fmt: skip
+    assert one.rows_at(0, 12).tolist() == expected
+
+
 # --- costs and errors ---
 
 
