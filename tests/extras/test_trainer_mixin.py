@@ -302,7 +302,7 @@ def test_a_row_more_than_fits_is_left_out(packed: Path) -> None:
 def test_without_a_collator_the_models_config_chooses(packed: Path, tmp_path: Path) -> None:
     trainer = train(packed, tmp_path, max_steps=1, remove_unused_columns=True)
     batch = next(iter(trainer.get_train_dataloader()))
-    assert batch["cu_seq_lens_q"].tolist()[::4] == [0, 50, 58, 64]
+    assert {0, 16, 32, 48, 64} < set(batch["cu_seq_lens_q"].tolist())
     assert trainer.data_collator.config is trainer.model.config
     trainer.data_collator.config = BloomConfig()
     with pytest.raises(UsageError, match="in bloom, attention does not look at positions"):
