@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from packer_cli.cli.values import refuse_name
 from packer_cli.config.export_formats import EXPORT_FORMATS
 from packer_cli.config.option import Option, plain
 from packer_cli.errors import UsageError, one_line
+
+if TYPE_CHECKING:
+    from packer_cli.export.even import EvenSteps
 
 
 def export(
@@ -22,6 +25,37 @@ def export(
     ],
     output: Annotated[str, Option("A new or empty directory.", short="-o", metavar="OUT")],
     overwrite: Annotated[bool, Option("Replace an earlier export in OUT.")] = False,
+    order: Annotated[
+        str,
+        Option(
+            "Of rows:",
+            metavar="ORDER",
+            choices={
+                "stored": "that of the directory",
+                "even": "by which trainers that read in order have even steps",
+            },
+        ),
+    ] = "stored",
+    ranks: Annotated[
+        int | None,
+        Option("For --order even: processes that share the rows.", value="count", least=1),
+    ] = None,
+    micro_batches: Annotated[
+        int | None,
+        Option("For --order even: micro-batches of a step.", unset="1", value="count", least=1),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        Option("For --order even: rows of a micro-batch.", unset="1", value="count", least=1),
+    ] = None,
+    hidden_size: Annotated[
+        int | None,
+        Option(
+            "For --order even: of the model, by which a row's cost is known.",
+            value="count",
+            least=1,
+        ),
+    ] = None,
     tokens: TokensOf = (),
     no_lock: NoLock = False,
     quiet: Quiet = False,
@@ -42,6 +76,7 @@ def export(
         local(name, LOCAL_ONLY),
         to,
         Path(output),
+        even=_even_steps(order, ranks, micro_batches, batch_size, hidden_size),
         tokens=tokens,
         overwrite=overwrite,
         no_lock=no_lock,
@@ -56,3 +91,30 @@ def export(
     else:
         figures = ", ".join(f"{n:,} {key}" for key, n in counts.items())
         print(one_line(f"{output}: {figures}, as {to}"))
+
+
+def _even_steps(
+    order: str,
+    ranks: int | None,
+    micro_batches: int | None,
+    batch_size: int | None,
+    hidden_size: int | None,
+) -> EvenSteps | None:
+    from packer_cli.export.even import EvenSteps
+
+    if order == "stored":
+        sizes = {
+            "--ranks": ranks, "--micro-batches": micro_batches, "--batch-size": batch_size,
+            "--hidden-size": hidden_size,
+        }  # fmt: skip
+        for option, value in sizes.items():
+            if value is not None:
+                raise UsageError(f"{option}: is only for --order even", "add --order even")
+        return None
+    if ranks is None or hidden_size is None:
+        missing = "--ranks" if ranks is None else "--hidden-size"
+        raise UsageError(
+            f"--order even: needs {missing}",
+            "give the sizes of the training: --ranks 64 --micro-batches 4 --hidden-size 4096",
+        )
+    return EvenSteps(ranks, hidden_size, batch_size or 1, micro_batches or 1)

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli.errors import UsageError, one_of
-from packer_cli.export.axolotl import Axolotl
+from packer_cli.export.axolotl import Axolotl, AxolotlInOrder
 from packer_cli.export.columns import Numpy, Parquet
 from packer_cli.export.destination import new_directory
+from packer_cli.export.even import EvenSteps, even_order
 from packer_cli.export.llamafactory import LlamaFactory
 from packer_cli.export.megatron import Megatron
 from packer_cli.export.megatron_bridge import MegatronBridge
@@ -46,7 +47,15 @@ FORMATS: dict[str, type[Writer]] = {
     "unpacked": Unpacked,
     "packed": Packed,
 }
-_FEEDS: dict[str, Callable[[PackedDirectory, Read], Iterable[Any]]] = {
+# Those whose readers can be told to take rows as they lie, and the writers of such rows.
+IN_ORDER: dict[str, type[Writer]] = {
+    "trl": Trl,
+    "llamafactory": LlamaFactory,
+    "axolotl": AxolotlInOrder,
+    "numpy": Numpy,
+    "parquet": Parquet,
+}
+_FEEDS: dict[str, Callable[..., Iterable[Any]]] = {
     "batches": batches,
     "shards": shards,
     "rows": rows,
@@ -59,6 +68,7 @@ def export(
     to: str,
     output: str | os.PathLike[str],
     *,
+    even: EvenSteps | None = None,
     tokens: Paths | None = None,
     overwrite: bool = False,
     no_lock: bool = False,
@@ -66,19 +76,26 @@ def export(
 ) -> PackedDirectory | TokenizedDirectory:
     """Write `directory` in the format `to` into the new or empty directory `output`, or, with
     `overwrite`, in place of an earlier export. `no_lock`: also where there are no locks. `tokens`:
-    as in `open_packed`.
+    as in `open_packed`. `even`: rows in an order that makes even steps of such a trainer, instead
+    of that of the shards.
 
     Returns the opened directory. Raises UsageError for an unknown format, an output that must not
-    be replaced, and a directory that lacks what the format needs; DataError for a directory that
+    be replaced, a directory that lacks what the format needs, and even steps of a format whose
+    readers do not keep an order or of fewer rows than a step has; DataError for a directory that
     is unfinished or damaged, and when the disk is full.
     """
     if to not in FORMATS:
         raise one_of("--to", to, FORMATS)
     exported, kind = _opened(directory, tokens), FORMATS[to]
+    if even and to not in IN_ORDER:
+        raise _unordered(to, kind)
     parts: Callable[[Read], Iterable[Any]]
     if isinstance(exported, PackedDirectory):
         _refuse(exported, to, kind)
         parts, files = partial(_FEEDS[kind.takes], exported), exported.facts.shards
+        if even:
+            kind = IN_ORDER[to]
+            parts = partial(parts, order=even_order(exported, kind.squared_lengths(exported), even))
     else:
         _refuse_documents(exported, to, kind)
         parts, files = partial(tokenized_documents, exported), exported.shards
@@ -106,6 +123,17 @@ def _opened(
     if isinstance(load_any(directory), TokenizedManifest):
         return open_tokenized(directory)
     return open_packed(directory, tokens)
+
+
+def _unordered(to: str, kind: type[Writer]) -> UsageError:
+    why = {
+        "documents": "is a format of documents, of which its readers make rows of their own",
+        "shards": "is a result of packer, in the order of its work units",
+    }
+    return UsageError(
+        f"--order even: --to {to} {why.get(kind.takes, 'is read by a trainer that shuffles rows')}",
+        f"choose one of {', '.join(IN_ORDER)}, or leave out --order",
+    )
 
 
 def _refuse_documents(tokenized: TokenizedDirectory, to: str, kind: type[Writer]) -> None:

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.document_rules import lists_of, sound_batches, trained_flags
 from packer_cli.result.documents import documents_of, segments_in
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segments_of
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, first_line, rows_of, segments_of
 from packer_cli.result.recount import damage
+from packer_cli.result.shard_writer import rows_per_batch
 from packer_cli.result.shards import Shard
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.result.view import View
@@ -59,14 +62,45 @@ class Rows:
         return (np.arange(len(self.ids)) - begins).astype(np.int32)
 
 
-def batches(packed: PackedDirectory, read: Read) -> Iterator[Any]:
-    """The record batches of all shards, mapped and compared with the manifest.
+def batches(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Iterator[Any]:
+    """The record batches of all shards, mapped and compared with the manifest; or, with an order of
+    all rows, int64[rows], copies of rows in it.
 
     Raises DataError for a damaged shard, and for one with more or fewer segments or tokens than
     the manifest says: that is how a lost token would show.
     """
+    if order is not None:
+        yield from _in_order(packed, order, read)
+        return
     for shard in packed.facts.shards:
         yield from _batches(packed, shard, read)
+
+
+def _in_order(packed: PackedDirectory, order: Int64, read: Read) -> Iterator[Any]:
+    facts, step = packed.facts, rows_per_batch(packed.max_length)
+    stored = [batch for shard in facts.shards for batch in packed.stored(shard)]  # mapped
+    begins = np.cumsum([0, *(batch.num_rows for batch in stored)])
+    size = sum(shard.bytes for shard in facts.shards)
+    segments = tokens = 0
+    for numbers in np.split(order, range(step, len(order), step)):
+        which = np.searchsorted(begins, numbers, side="right") - 1
+        places = zip(which.tolist(), (numbers - begins[which]).tolist(), strict=True)
+        some = pa.Table.from_batches([stored[at].slice(row, 1) for at, row in places])
+        for batch in _filled(packed, some.combine_chunks().to_batches()[0]):
+            if problem := damage(batch, packed):
+                raise DataError(f"{packed.path}: {problem}", PACK_AGAIN)
+            _, length, _ = segments_of(batch)
+            segments, tokens = segments + len(length), tokens + int(length.sum())
+            yield batch
+        read(size * len(numbers) // len(order))
+    _compare(packed.path, facts, segments, tokens)
+
+
+def _filled(packed: PackedDirectory, stored: Any) -> Iterator[Any]:
+    try:
+        yield from packed.filled(stored)
+    except pa.ArrowException as error:
+        raise DataError(f"{packed.path}: {first_line(error)}", PACK_AGAIN) from error
 
 
 def shards(packed: PackedDirectory, read: Read) -> Iterator[Shard]:
@@ -91,7 +125,7 @@ def _batches(packed: PackedDirectory, shard: Shard, read: Read) -> Iterator[Any]
     _compare(path, shard, segments, tokens)
 
 
-def _compare(path: Path, shard: Shard, segments: int, tokens: int) -> None:
+def _compare(path: Path, shard: Shard | Manifest, segments: int, tokens: int) -> None:
     for name, count, expected in (
         ("segments", segments, shard.segments),
         ("tokens", tokens, shard.tokens),
@@ -102,9 +136,11 @@ def _compare(path: Path, shard: Shard, segments: int, tokens: int) -> None:
             )
 
 
-def rows(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
-    """The rows of all shards in order, those of a record batch at a time."""
-    for batch in batches(packed, read):
+def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Iterator[Rows]:
+    """The rows of all shards in their order, or in the one given, those of a record batch at a
+    time.
+    """
+    for batch in batches(packed, read, order):
         begin, length, first = segments_of(batch)
         row_of = np.repeat(np.arange(batch.num_rows), np.diff(first))
         begin += row_of * packed.max_length

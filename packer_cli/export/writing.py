@@ -15,7 +15,9 @@ from packer_cli.errors import DataError
 from packer_cli.export.rows import Rows
 from packer_cli.records import Int32, Int64
 from packer_cli.result.manifest import Result, checksum
+from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.saved_dataset import saved_dataset
+from packer_cli.result.squared_lengths import squared_lengths
 
 _PART_BYTES = 1 << 30
 _MOST_VALUES = (1 << 31) - 1
@@ -47,6 +49,11 @@ class Writer(ABC):
 
     @abstractmethod
     def __init__(self, folder: Path, packed: Exported) -> None: ...
+
+    @classmethod
+    def squared_lengths(cls, packed: PackedDirectory) -> Int64:
+        """int64[rows], what attention costs in each row as it is read; -1: the reader drops it."""
+        return squared_lengths(packed)
 
     @abstractmethod
     def write(self, part: Any) -> None:

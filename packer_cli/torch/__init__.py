@@ -3,6 +3,7 @@
 PackedDataset, PackedSampler     finished directories, and an order of their rows
 varlen_collate, ...              rows to a model's arguments
 check_isolation                  whether a model's documents see each other
+PackedTrainerMixin               all of it for transformers' Trainer and TRL's
 to_device                        batches on the GPU, ahead of the step that needs them
 PackingIterableDataset           documents packed while training reads them
 
@@ -10,6 +11,8 @@ Importing `packer_cli` alone imports none of it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 try:
     import torch as _torch  # noqa: F401
@@ -39,6 +42,7 @@ __all__ = [
     "PackedBatch",
     "PackedDataset",
     "PackedSampler",
+    "PackedTrainerMixin",
     "PackingIterableDataset",
     "block_mask_collate",
     "check_isolation",
@@ -51,3 +55,11 @@ __all__ = [
     "to_device",
     "varlen_collate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PackedTrainerMixin":  # which needs transformers
+        from packer_cli.torch.trainer import PackedTrainerMixin  # noqa: PLC0415
+
+        return PackedTrainerMixin
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -154,7 +154,7 @@ class PackedTrainer(Trainer):
 
 
 class SamplersEpoch(TrainerCallback):
-    """As in docs/trainers/transformers.md."""
+    """Accelerate hides a sampler that it prepares from the Trainer's set_epoch."""
 
     def on_epoch_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any

@@ -7,6 +7,7 @@ documents computed one by one.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from textwrap import indent
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,6 +116,49 @@ def test_trainers_of_hugging_face(page: str, capsys: pytest.CaptureFixture[str])
     assert shown(page)
     assert set(shown(page)) <= set(printed)
     assert_documents_are_apart(names["trainer"])
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("page", ["accelerate.md", "ddp.md"])
+def test_loops_in_processes_train_on_the_same_sum(page: str, folder: Path) -> None:
+    """Two processes with two micro-batches each, and one with four: the page's steps, with SGD."""
+    trained = [
+        train_in_processes(page, folder, processes, micro_batches)
+        for processes, micro_batches in ((2, 2), (1, 4))
+    ]
+    first = LlamaForCausalLM.from_pretrained("my-model").state_dict()
+    for name, value in trained[0].items():
+        assert not torch.equal(value, first[name])
+        torch.testing.assert_close(value, trained[1][name], rtol=1e-4, atol=1e-6)
+
+
+def train_in_processes(page: str, folder: Path, processes: int, micro_batches: int) -> Any:
+    """The model's weights after the page's commands and code."""
+    parts = _PART.findall((PAGES / page).read_text())
+    for command, arguments, _, _ in parts:
+        if command and not Path("documents-packed-1024").exists():
+            assert packer(*arguments.split()).exit_code == 0
+    (code,) = (code for *_, language, code in parts if language == "python")
+    for written, tested in (
+        ("AdamW(model.parameters(), lr=1e-5)", "SGD(model.parameters(), lr=0.1)"),
+        ("micro_batches = 2\n", f"micro_batches = {micro_batches}\n"),
+    ):
+        assert written in code
+        code = code.replace(written, tested)
+    saving = "model = getattr(model, 'module', model)\nif not rank:\n    "
+    saving += f"torch.save(model.state_dict(), 'weights-{processes}')\n"
+    ending = (
+        "if torch.distributed.is_initialized():\n    torch.distributed.destroy_process_group()\n"
+    )
+    script = folder / f"train{processes}.py"
+    script.write_text("if __name__ == '__main__':\n" + indent(code + saving + ending, "    "))
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone",
+         f"--nproc-per-node={processes}", script],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}, check=True,
+        timeout=300,
+    )  # fmt: skip
+    return torch.load(f"weights-{processes}")
 
 
 class Layer(torch.nn.Module):

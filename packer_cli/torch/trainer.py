@@ -1,0 +1,311 @@
+"""`PackedTrainerMixin`: packed rows in transformers' Trainer and in TRL's SFTTrainer.
+
+The Trainer asks `get_train_dataloader` for its batches. The mixin answers with those of a
+`PackedSampler` that knows this process among all, and Accelerate does not share them out again:
+
+1. An epoch of the Trainer is one of the sampler's, always in the same number of batches.
+2. A callback tells the sampler which epoch begins, and counts the steps that were trained on:
+   loaders read ahead, so what was drawn from the sampler says nothing.
+3. The sampler's state is saved with the callback's, in trainer_state.json of every checkpoint. A
+   run goes on from there on any number of processes.
+
+Needs transformers, so `packer_cli.torch` imports it on first use.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Literal
+
+from torch.utils.data import DataLoader
+from transformers.trainer_callback import ExportableState, TrainerCallback
+
+from packer_cli.errors import DataError, UsageError
+from packer_cli.torch.collate import varlen_collate
+from packer_cli.torch.dataset import PackedDataset
+from packer_cli.torch.masks import text_config
+from packer_cli.torch.sampler import PackedSampler
+
+
+class PackedTrainerMixin:
+    """Packed rows for a Trainer: `class PackedTrainer(PackedTrainerMixin, Trainer): pass`.
+
+    Takes what the Trainer takes, with `train_dataset=PackedDataset(...)`, for SFTTrainer, too.
+
+    * Each process gets its share of the rows, in the order of a `PackedSampler`; its seed is
+      `data_seed` of the arguments, or else `seed`.
+    * `packed_balance`, an attribute of the class, is the sampler's `balance`: "step" deals the rows
+      of a step to processes and micro-batches so that none waits for another. Costs go by
+      `hidden_size` of the model's config; without one there is no balance.
+    * Without a `data_collator`, it is `varlen_collate` with the model's config.
+    * No column is removed, whatever `remove_unused_columns` says.
+    * Every checkpoint has the position. `resume_from_checkpoint=True` goes on behind it, on any
+      number of processes, if a step has as many rows as before: the Trainer counts steps. The rows
+      of a step are per_device_train_batch_size * gradient_accumulation_steps * processes.
+
+    Where rows and processes do not divide, at most one row for each process is left out of an
+    epoch, or begins the next one.
+
+    Raises UsageError for a model without a config where there is no collator, for several GPUs in
+    one process, for context and sequence parallelism, for ignore_data_skip, and on resuming from a
+    checkpoint that has no position or steps of another number of rows; DataError for a checkpoint
+    of other data.
+    """
+
+    packed_balance: Literal["step", "order"] | None = "step"
+
+    def __init__(
+        self: Any,
+        model: Any = None,
+        args: Any = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        *more: Any,
+        **named: Any,
+    ) -> None:
+        collate = data_collator or _VarlenCollate()
+        taken = train_dataset
+        if _is_of_trl(self) and isinstance(train_dataset, PackedDataset):
+            taken = _stand_in(train_dataset)
+            if hasattr(args, "dataset_kwargs"):
+                args.dataset_kwargs = (args.dataset_kwargs or {}) | {"skip_prepare_dataset": True}
+        super().__init__(model, args, collate, taken, *more, **named)  # type: ignore[call-arg]
+        self.train_dataset = train_dataset
+        self.args.remove_unused_columns = False
+        if isinstance(collate, _VarlenCollate):
+            collate.config = _config_of(self.model)
+        self.add_callback(PackedRows())
+
+    def get_train_dataloader(self: Any) -> Any:
+        """Batches of this process. The Trainer moves them to its device."""
+        args = self.args
+        if not hasattr(self.train_dataset, "__len__"):
+            raise UsageError(
+                f"train_dataset: {type(self.train_dataset).__name__} has no number of rows",
+                "give it to a Trainer without PackedTrainerMixin, which is for PackedDataset",
+            )
+        rank, world_size = _share_of(self)
+        sampler = PackedSampler(
+            self.train_dataset,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            rank=rank,
+            world_size=world_size,
+            **_balance_of(self),
+        )
+        batches = Batches(
+            sampler,
+            self._train_batch_size,
+            args.gradient_accumulation_steps,
+            drop_last=args.dataloader_drop_last,
+        )
+        return DataLoader(
+            self.train_dataset,
+            batch_sampler=batches,
+            collate_fn=self.data_collator,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+        )
+
+
+class Batches:
+    """A batch sampler whose epochs all have the same number of batches, as the Trainer counts them.
+
+    sampler        of this process's rows
+    batch_size     rows of a micro-batch
+    micro_batches  of a step; the last step of an epoch may have fewer, and its last one fewer rows
+    drop_last      leave out a last batch with fewer rows
+
+    Raises DataError where an epoch has no batch.
+    """
+
+    def __init__(
+        self,
+        sampler: PackedSampler,
+        batch_size: int,
+        micro_batches: int,
+        *,
+        drop_last: bool = False,
+    ) -> None:
+        self.sampler, self._batch_size, self._micro_batches = sampler, batch_size, micro_batches
+        rows = len(sampler)
+        self._count = rows // batch_size if drop_last else -(-rows // batch_size)
+        if not self._count:
+            raise DataError(
+                f"an epoch has {rows} rows for each process, fewer than a batch of {batch_size}",
+                "train with smaller batches, or without dataloader_drop_last",
+            )
+        self._steps = -(-self._count // micro_batches)
+        self._epoch = -1  # before the first
+        self._to_skip = 0  # steps that the Trainer skips in the next epoch,
+        self._skipped = self._trained = 0  # those that it skips in this one, and has trained on
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Row numbers. Batches that the Trainer skips come as empty ones."""
+        skipped = self._skipped * self._micro_batches
+        yield from ([] for _ in range(skipped))
+        rows = iter(self.sampler)
+        for _ in range(skipped, self._count):
+            yield list(islice(rows, self._batch_size))
+
+    @property
+    def rows_per_step(self) -> int:
+        """Of all processes together."""
+        return self._batch_size * self._micro_batches * self.sampler.world_size
+
+    def restore(self, state: dict[str, Any], steps: int) -> None:
+        """Go on after a `state_dict`, which was taken after so many steps of the run.
+
+        Raises UsageError where the Trainer would count other steps than there are.
+        """
+        expected = state["rows_per_step"]
+        if self.rows_per_step != expected:
+            raise _other_steps(expected, self.rows_per_step, self.sampler.world_size)
+        self.sampler.load_state_dict(state["sampler"])
+        epoch, within = divmod(steps, self._steps)
+        left = self._count - within * self._micro_batches
+        rest = -(-len(self.sampler) // self._batch_size)
+        if self.sampler.epoch != epoch or not left <= rest <= left + 1:
+            raise UsageError(
+                f"the checkpoint is at row {state['sampler']['samples']}, of epoch "
+                f"{self.sampler.epoch}, where the Trainer expects another: it counts {self._steps} "
+                "steps an epoch",
+                "resume on as many processes as the run began with",
+            )
+        self._epoch, self._to_skip = epoch - 1, within
+
+    def next_epoch(self) -> None:
+        """Called before each epoch of the Trainer."""
+        self._epoch += 1
+        self.sampler.set_epoch(self._epoch)
+        self._skipped, self._to_skip, self._trained = self._to_skip, 0, 0
+
+    def step(self) -> None:
+        """Called after each step."""
+        self._trained += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, for `restore`."""
+        ended = self._skipped + self._trained == self._steps
+        rows = self._trained * self._micro_batches * self._batch_size
+        state = self.sampler.state_dict(rows=sys.maxsize if ended else rows)
+        return {"sampler": state, "rows_per_step": self.rows_per_step}
+
+
+class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
+    """Tells the batches where the Trainer is, and its checkpoints where the batches are."""
+
+    def __init__(self) -> None:
+        self._batches: Any = None
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        """Go on after a checkpoint."""
+        self._batches = train_dataloader.batch_sampler
+        if not state.global_step:
+            return
+        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
+        if "position" not in saved:
+            raise UsageError(
+                f"the checkpoint of step {state.global_step} has no position of packed rows",
+                "resume from one that a trainer with PackedTrainerMixin wrote",
+            )
+        if args.ignore_data_skip:
+            raise UsageError(
+                "ignore_data_skip: the Trainer would train on rows of the epoch again",
+                "leave it out: packed rows are skipped without being read",
+            )
+        self._batches.restore(saved["position"], state.global_step)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Begin the sampler's epoch."""
+        self._batches.next_epoch()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the step."""
+        self._batches.step()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint saves."""
+        position = {"position": self._batches.state_dict()} if self._batches else {}
+        return {"args": {}, "attributes": position}
+
+
+class _VarlenCollate:
+    """`varlen_collate` for a model that is known only when the Trainer has made it."""
+
+    config: Any = None
+
+    def __call__(self, rows: Any) -> dict[str, Any]:
+        return varlen_collate(rows, config=self.config)
+
+
+def _config_of(model: Any) -> Any:
+    if (config := getattr(model, "config", None)) is None:
+        raise UsageError(
+            f"data_collator: none given, and {type(model).__name__} has no config to choose one by",
+            "data_collator=partial(varlen_collate, config=None) for a model of your own",
+        )
+    return config
+
+
+def _balance_of(trainer: Any) -> dict[str, Any]:
+    """Options of a `PackedSampler`."""
+    hidden_size = getattr(text_config(getattr(trainer.model, "config", None)), "hidden_size", None)
+    if trainer.packed_balance is None or hidden_size is None:
+        return {}
+    return {
+        "balance": trainer.packed_balance,
+        "batch_size": trainer._train_batch_size,
+        "micro_batches": trainer.args.gradient_accumulation_steps,
+        "hidden_size": hidden_size,
+    }
+
+
+def _share_of(trainer: Any) -> tuple[int, int]:
+    """(rank, world_size) of this process's rows: processes of tensor parallelism share them."""
+    args = trainer.args
+    if args.n_gpu > 1:
+        raise UsageError(
+            f"{args.n_gpu} GPUs in one process: the Trainer would cut packed batches apart",
+            f"start a process for each: torchrun --nproc-per-node {args.n_gpu} ...",
+        )
+    sizes = {name: getattr(trainer, f"get_{name}_size", lambda: 1)() for name in ("tp", "cp", "sp")}
+    if sizes["cp"] > 1 or sizes["sp"] > 1:
+        raise UsageError(
+            "context and sequence parallelism cut rows, and PackedTrainerMixin does not",
+            "train with data and tensor parallelism",
+        )
+    return args.process_index // sizes["tp"], args.world_size // sizes["tp"]
+
+
+def _other_steps(expected: int, found: int, processes: int) -> UsageError:
+    return UsageError(
+        f"the checkpoint's steps had {expected} rows, those of this run have {found}: the Trainer "
+        "counts steps, and would count wrong",
+        "set per_device_train_batch_size and gradient_accumulation_steps so that their product is "
+        f"{expected // processes}"
+        if expected % processes == 0
+        else f"resume on a number of processes that divides {expected}",
+    )
+
+
+def _is_of_trl(trainer: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__)
+
+
+def _stand_in(rows: PackedDataset) -> Any:
+    """A data set of `datasets` for SFTTrainer, which takes no other and looks at the first row."""
+    from datasets import Dataset  # noqa: PLC0415 only for TRL
+
+    first = rows[0]
+    return Dataset.from_dict(
+        {name: [first[name].tolist()] for name in ("input_ids", "labels") if name in first}
+    )

@@ -1,0 +1,139 @@
+"""`packer export --order even`, dealt by Accelerate and by the trainers' own samplers."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from accelerate.data_loader import BatchSamplerShard
+from datasets import load_from_disk
+from support import packer
+from torch.utils.data import BatchSampler, SequentialSampler
+from trainer_imports import allow_llamafactory
+from transformers import Trainer
+
+# those of the trainers, about themselves and each other
+pytestmark = pytest.mark.filterwarnings("ignore")
+L, HIDDEN, RANKS, MICRO, BATCH = 256, 8, 4, 3, 2
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some 200 rows of log-normal documents, not all of which are trained on everywhere."""
+    folder = tmp_path_factory.mktemp("packed")
+    random = np.random.default_rng(5)
+    lines = []
+    for length in np.minimum(random.lognormal(3.0, 1.5, 1200).astype(int) + 4, 2000):
+        ids = random.integers(1, 100, length).tolist()
+        labels = [-100 if place < length // 3 else one for place, one in enumerate(ids)]
+        lines.append(json.dumps({"input_ids": ids, "labels": labels}))
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    command = ["pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q"]
+    assert packer(*command, "--overlong", "split").exit_code == 0
+    return folder / "out"
+
+
+def exported(packed: Path, to: str, output: Path, *, micro_batches: int = MICRO) -> Any:
+    result = packer(
+        "export", packed, "--to", to, "--output", output, "--order", "even", "--ranks", RANKS,
+        "--micro-batches", micro_batches, "--batch-size", BATCH, "--hidden-size", HIDDEN,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    return load_from_disk(str(output))
+
+
+def unevenness(costs: list[list[float]], micro_batches: int) -> float:
+    """By the costs of each process's batches: max over mean of processes, mean over steps."""
+    whole = min(map(len, costs)) // micro_batches * micro_batches
+    sums = np.array([one[:whole] for one in costs]).reshape(RANKS, -1, micro_batches).sum(axis=2)
+    assert sums.shape[1] > 5
+    return float((sums.max(axis=0) / sums.mean(axis=0)).mean())
+
+
+def shards(batches: Any, **how: Any) -> list[list[Any]]:
+    return [list(BatchSamplerShard(batches, RANKS, process, **how)) for process in range(RANKS)]
+
+
+@pytest.mark.parametrize("to", ["llamafactory", "trl"])
+def test_processes_of_accelerate_are_even(packed: Path, tmp_path: Path, to: str) -> None:
+    dataset = exported(packed, to, tmp_path / "out")
+    dataset = dataset["train"] if to == "llamafactory" else dataset
+    if to == "trl":
+        lengths = dataset["seq_lengths"]
+    else:
+        lengths = [np.unique(row, return_counts=True)[1] for row in dataset["attention_mask"]]
+    cost = [6 * HIDDEN * L + sum(int(n) ** 2 for n in one) for one in lengths]
+    dealt = shards(BatchSampler(SequentialSampler(dataset), BATCH, drop_last=False))
+    assert {row for one in dealt for batch in one for row in batch} == set(range(len(dataset)))
+    costs = [[sum(cost[row] for row in batch) for batch in one] for one in dealt]
+    assert unevenness(costs, MICRO) < 1.03
+    shuffled = np.random.default_rng(0).permutation(len(cost))
+    dealt = shards(BatchSampler(shuffled.tolist(), BATCH, drop_last=False))
+    costs = [[sum(cost[row] for row in batch) for batch in one] for one in dealt]
+    assert unevenness(costs, MICRO) > 1.1
+
+
+def test_axolotl_deals_the_rows(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loader, which drops segments and may shuffle, and its sampler, by the settings named."""
+    schema = import_module("axolotl.utils.schemas.config").AxolotlInputConfig
+    loading = import_module("axolotl.utils.data.sft")
+    samplers = import_module("axolotl.utils.samplers")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AXOLOTL_IS_PREPROCESS", "1")
+    monkeypatch.setenv("AXOLOTL_DO_NOT_TRACK", "1")
+    rows = exported(packed, "axolotl", tmp_path / "out", micro_batches=1)
+    settings = schema(
+        base_model="my-model", datasets=[{"path": str(tmp_path / "out"), "type": None}],
+        sequence_len=L, sample_packing=True, pad_to_sequence_len=True, val_set_size=0,
+        micro_batch_size=BATCH, gradient_accumulation_steps=1, learning_rate=1e-5, num_epochs=1,
+        output_dir="trained", attn_implementation="flash_attention_2", dataset_num_proc=1,
+        curriculum_sampling=True, sample_packing_sequentially=True,
+    ).model_dump(exclude_none=True)  # fmt: skip
+    settings = import_module("axolotl.utils.dict").DictDefault(settings)
+    dataset = loading.prepare_datasets(settings, _tokenizer())[0]
+    assert [ids for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True)
+            if set(labels) != {-100}] == list(dataset["input_ids"])  # fmt: skip
+    lengths = samplers.get_dataset_lengths(dataset)
+    sampler = samplers.MultipackBatchSampler(
+        SequentialSampler(dataset), batch_size=1, batch_max_len=BATCH * L, lengths=lengths,
+        group_size=100000, bin_size=200, sequential=settings.sample_packing_sequentially,
+        drop_last=True,
+    )  # fmt: skip
+    dealt = shards(sampler, even_batches=False)
+    bins = [lengths[batch[0]] for one in dealt for batch in one]
+    assert sum(int(one.sum()) < BATCH * L for one in bins) <= 1  # the last one
+    costs = [
+        [6 * HIDDEN * L * BATCH + float((lengths[batch[0]].astype(float) ** 2).sum())
+         for batch in one]
+        for one in dealt
+    ]  # fmt: skip
+    assert unevenness(costs, 1) < 1.05
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(100)}, unk_token="0"))  # noqa: S106
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="0")  # noqa: S106
+
+
+def test_trainers_have_settings_that_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the pages name: disable_shuffling, and train_sampling_strategy of transformers."""
+    allow_llamafactory(monkeypatch)
+    kind = import_module("llamafactory.train.sft.trainer").CustomSeq2SeqTrainer
+    trainer = SimpleNamespace(
+        finetuning_args=SimpleNamespace(disable_shuffling=True), train_dataset=range(9)
+    )
+    assert list(kind._get_train_sampler(trainer)) == list(range(9))
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(train_sampling_strategy="sequential"), train_dataset=range(9)
+    )
+    assert list(Trainer._get_train_sampler(trainer)) == list(range(9))
