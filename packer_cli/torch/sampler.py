@@ -10,8 +10,11 @@ on any other number of ranks.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sized
 from typing import Any
+
+import numpy as np
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.torch.order import Order
@@ -57,6 +60,8 @@ class PackedSampler:
         stages = [one.rows for one in getattr(rows, "stages", ())]
         self._order = Order(self.rows, seed, block_rows, window_blocks, stages)
         self._even = even
+        self._foresight: Any = getattr(rows, "foresight", None)
+        self._window_rows = min(block_rows * window_blocks, self.rows)
         self._begin = 0  # where the next iteration begins
         self._go_to(0)
         for name, size in (("block_rows", block_rows), ("window_blocks", window_blocks)):
@@ -67,16 +72,33 @@ class PackedSampler:
                 f"{self.world_size} ranks share {self.rows} rows: some would get none",
                 "use fewer ranks, or pack more data or shorter rows",
             )
+        if self._foresight is not None:
+            self._foresight.check_order(
+                stages, block_rows, window_blocks, shuffled=seed is not None
+            )
 
     def __iter__(self) -> Iterator[int]:
         begin, end = self._begin, self._end()
         self._now, self._taken, self._restored = (begin, end), begin, False
+        ahead = end if self._foresight is None else begin
         for place in range(begin + self.rank, end, self.world_size):
+            if place >= ahead:
+                ahead = self._announce(place)
             self._taken = min(place - self.rank + self.world_size, end)
             if place + self.world_size >= end:
                 self._begin = end  # also for loops that stop at the last row
             yield self._order[place]
         self._begin = self._taken = end
+
+    def _announce(self, place: int) -> int:
+        """Say which rows come next, of all ranks, since those of a machine share what is fetched;
+        returns from where on to say it again. Two windows are known at any time.
+        """
+        count = self._window_rows
+        order = copy.deepcopy(self._order)  # whose window stays where it is
+        rows = (order[at] for at in range(place, place + 2 * count))
+        self._foresight.coming(np.fromiter(rows, np.int64, 2 * count))
+        return place + count
 
     def __len__(self) -> int:
         """Rows that this rank takes in the next iteration."""
