@@ -26,7 +26,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -159,13 +159,12 @@ class Cache:
         It is removed unless it has been renamed to its name at the end.
         """
         part = name + PART
-        with _explained(self.path(part)):
-            descriptor = self._inside.open(part, os.O_RDWR | os.O_CREAT)
-        with _closing(descriptor):
-            if not self._lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                yield None
-                return
-            if not self._is(part, descriptor):
+        with ExitStack() as stack:
+            with self._alone(), _explained(self.path(part)):  # or others take it for a leftover
+                descriptor = self._inside.open(part, os.O_RDWR | os.O_CREAT)
+                stack.enter_context(_closing(descriptor))
+                locked = self._lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not locked or not self._is(part, descriptor):
                 yield None
                 return
             try:

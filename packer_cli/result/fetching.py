@@ -12,8 +12,9 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from packer_cli import storage
@@ -92,8 +93,7 @@ def _fetched(wanted: Wanted, descriptor: int, stopped: Callable[[], bool]) -> bo
     for spans in _spans(size):
         if stopped():
             return False
-        # the loop's own spans: it is called before the next ones
-        for block in patiently(lambda spans=spans: storage.ranges(wanted.url, spans)):  # type: ignore[misc]
+        for block in _blocks(wanted.url, spans):
             sha.update(block)
             written = _write(descriptor, block, written)
     if sha.hexdigest() != wanted.sha256:
@@ -104,6 +104,16 @@ def _fetched(wanted: Wanted, descriptor: int, stopped: Callable[[], bool]) -> bo
     os.ftruncate(descriptor, size)
     os.fsync(descriptor)
     return True
+
+
+def _blocks(url: str, spans: list[tuple[int, int]]) -> Iterable[bytes]:
+    """Ranges of an object, at the same time; one by one, where that fails."""
+    try:
+        return storage.ranges(url, spans)
+    except DataError as error:
+        if not _may_pass(error):
+            raise
+    return (patiently(partial(storage.ranges, url, [span]))[0] for span in spans)
 
 
 def _spans(size: int) -> Iterator[list[tuple[int, int]]]:
