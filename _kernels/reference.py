@@ -521,3 +521,39 @@ def find_elements(data):
         if depth == 0:
             return found, at
     return found, None
+
+
+def costliest_first(costs, size):
+    """Row numbers, those of each `size` rows sorted."""
+    blocks = [range(begin, min(begin + size, len(costs))) for begin in range(0, len(costs), size)]
+    return [row for block in blocks for row in sorted(block, key=lambda row: -costs[row])]
+
+
+def deal(costs, world_size, batch_size, micro_batches):
+    """Row numbers by places: each step's rows i of all ranks, one i after another."""
+    size, places = world_size * batch_size * micro_batches, []
+    for begin in range(0, len(costs), size):
+        step = range(begin, min(begin + size, len(costs)))
+        groups = [step[i : i + world_size] for i in range(0, len(step), world_size)]
+        tuples = [_largest_first([(costs[row], [row]) for row in group]) for group in groups]
+        micro_steps = [
+            _differenced(tuples[i : i + batch_size]) for i in range(0, len(tuples), batch_size)
+        ]
+        ranks = [set(rows) for _, rows in _differenced(micro_steps)]
+        places += [row for group in groups for rank in ranks for row in rank.intersection(group)]
+    return places
+
+
+def _differenced(tuples):
+    """Of tuples of (sum, rows) the two whose sums differ most are added, until one is left."""
+    tuples = list(tuples)
+    while len(tuples) > 1:
+        a, b = sorted(range(len(tuples)), key=lambda i: tuples[i][-1][0] - tuples[i][0][0])[:2]
+        both = zip(tuples[a], reversed(tuples[b]), strict=True)
+        tuples[a] = _largest_first([(x + y, rows + more) for (x, rows), (y, more) in both])
+        del tuples[b]
+    return tuples[0]
+
+
+def _largest_first(sums):
+    return sorted(sums, key=lambda one: -one[0])

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from packer_cli.packing.attention_cost import squared_sums
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.result.counts import Counts, FileCounts
+from packer_cli.result.layout import SQUARED_LENGTHS
 from packer_cli.result.manifest import TOTALS, to_bytes
 from packer_cli.result.manifest_check import why_incomplete
+from packer_cli.result.reader import segments_of
 from packer_cli.result.saved_dataset import saved_dataset
+from packer_cli.result.squared_lengths import header
 
 UNITS = "units.jsonl"
 
@@ -110,6 +115,8 @@ class Result:
         made = {UNITS: b"".join(json.dumps(record).encode() + b"\n" for record in self.records)}
         identity = "".join(shard["sha256"] for shard in shards)
         made |= saved_dataset((shard["file"] for shard in shards), identity)
+        if SQUARED_LENGTHS in manifest["side_files"] and (sums := self._squared_lengths()):
+            made[SQUARED_LENGTHS] = sums
         for name, data in made.items():
             if name not in self.kept:
                 (self.path / name).write_bytes(data)
@@ -117,3 +124,16 @@ class Result:
             name: hashlib.sha256(self.read(name)).hexdigest() for name in manifest["side_files"]
         }
         (self.path / self.name).write_bytes(to_bytes(manifest))
+
+    def _squared_lengths(self) -> bytes:
+        """The side file of these shards; b"" if a test has damaged one."""
+        sums = list[np.ndarray[Any, Any]]()
+        try:
+            for shard in self.manifest["shards"]:
+                with pa.ipc.open_stream(self.read(shard["file"])) as batches:
+                    for batch in batches:
+                        _, length, offsets = segments_of(batch)
+                        sums.append(squared_sums(length, offsets))
+        except (pa.ArrowException, KeyError, ValueError, IndexError, OSError):
+            return b""
+        return header(sum(map(len, sums))) + b"".join(one.tobytes() for one in sums)

@@ -31,7 +31,13 @@ from packer_cli.cli.app import app
 from packer_cli.result.manifest import to_bytes
 
 MANIFEST = "manifest.json"
-SIDE_FILES = ("units.jsonl", "state.json", "dataset_info.json", "rejected.jsonl")
+SIDE_FILES = (
+    "units.jsonl",
+    "state.json",
+    "dataset_info.json",
+    "rejected.jsonl",
+    "squared_lengths.npy",
+)
 COMMANDS = (
     ("verify", "-q", "--workers", "1"),
     ("verify", "-q", "--workers", "1", "--against-inputs", "--sample", "all"),

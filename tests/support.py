@@ -183,6 +183,9 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
             assert batch.schema.names == manifest["config"]["columns"]
             assert all(column.null_count == 0 for column in batch.columns)
     check_recount(Path(directory))
+    side_file = packed.path / "squared_lengths.npy"
+    assert np.load(side_file).tolist() == squared_lengths_by_hand(directory)
+    assert digest(side_file)[1] == manifest["side_files"][side_file.name]
     slots = manifest["rows"] * packed.max_length
     assert manifest["tokens"] + manifest["padding_tokens"] == slots
     assert sum(one["documents"] for one in manifest["inputs"]) == manifest["documents"]
@@ -190,6 +193,16 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
     assert manifest["lower_bound_rows"] <= manifest["rows"]
     assert not (packed.path / ".packer").exists()
     return manifest
+
+
+def squared_lengths_by_hand(directory: str | os.PathLike[str]) -> list[int]:
+    """Of each row, in the order of the shards, from every one of its boundaries."""
+    packed, sums = open_packed(directory), list[int]()
+    for shard in packed.facts.shards:
+        for batch in packed.stored(shard):
+            for boundaries in batch.column("cu_seqlens").to_pylist():
+                sums.append(sum((end - begin) ** 2 for begin, end in pairwise(boundaries)))
+    return sums
 
 
 def recover_documents(

@@ -127,6 +127,7 @@ LAYERS = (
     {"supervised"},
     {"mixing"},
     {"run"},
+    {"steps"},
     {"page"},
     {"stats", "plan", "show", "verify", "export", "torch", "hf", "energon", "tokenizer_check"},
     {"cli"},

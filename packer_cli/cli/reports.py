@@ -12,6 +12,7 @@ from packer_cli.storage import base_name
 
 if TYPE_CHECKING:
     from packer_cli.result.manifest import Result, TokenizedManifest
+    from packer_cli.stats.waiting import Prediction
 
 
 def print_packed(
@@ -39,36 +40,56 @@ def print_results(
 
 
 def print_reports(
-    results: Sequence[tuple[Path | str, Result]], *, as_json: bool, **how: Any
+    results: Sequence[tuple[Path | str, Result]],
+    *,
+    as_json: bool,
+    steps: Sequence[Prediction | None] = (),
+    **how: Any,
 ) -> None:
-    """One after the other; as JSON, several as one object by the names of their directories."""
+    """One after the other; as JSON, several as one object by the names of their directories.
+
+    `steps`: what those of each result would cost, if that was asked.
+    """
+    steps = steps or [None] * len(results)
     if as_json and len(results) > 1:
         reports = {
-            base_name(str(directory)): json.loads(rendered(directory, one, how.get("by")))
-            for directory, one in results
+            base_name(str(directory)): json.loads(rendered(directory, one, how.get("by"), its))
+            for (directory, one), its in zip(results, steps, strict=True)
         }
         print(json.dumps(reports, indent=1))
         return
-    for number, (directory, one) in enumerate(results):
+    for number, ((directory, one), its) in enumerate(zip(results, steps, strict=True)):
         print(end="\n" if number else "")
-        print_report(directory, one, as_json=as_json, **how)
+        print_report(directory, one, as_json=as_json, steps=its, **how)
 
 
-def rendered(directory: Path | str, manifest: Result, by: str | None = None) -> str:
+def rendered(
+    directory: Path | str,
+    manifest: Result,
+    by: str | None = None,
+    steps: Prediction | None = None,
+) -> str:
     """The report of a result as JSON."""
     from packer_cli.result.manifest import Manifest
     from packer_cli.stats import report, tokenized
 
     if isinstance(manifest, Manifest):
-        return report.as_json(directory, manifest, by=by)
+        return report.as_json(directory, manifest, by=by, steps=steps)
     return tokenized.as_json(directory, cast("TokenizedManifest", manifest), by=by)
 
 
-def print_report(directory: Path | str, manifest: Result, *, as_json: bool, **how: Any) -> None:
+def print_report(
+    directory: Path | str,
+    manifest: Result,
+    *,
+    as_json: bool,
+    steps: Prediction | None = None,
+    **how: Any,
+) -> None:
     from packer_cli.result.manifest import Manifest, TokenizedManifest
 
     if as_json:
-        print(rendered(directory, manifest, how.get("by")))
+        print(rendered(directory, manifest, how.get("by"), steps))
     elif isinstance(manifest, TokenizedManifest):
         from packer_cli.stats import tokenized
 
@@ -76,4 +97,4 @@ def print_report(directory: Path | str, manifest: Result, *, as_json: bool, **ho
     elif isinstance(manifest, Manifest):
         from packer_cli.stats import table
 
-        table.print_report(directory, manifest, **how)
+        table.print_report(directory, manifest, steps=steps, **how)

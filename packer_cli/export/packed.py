@@ -14,11 +14,13 @@ from msgspec.structs import asdict, replace
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.export.writing import Writer
+from packer_cli.packing.attention_cost import squared_sums
 from packer_cli.result.layout import (
     INFO,
     INPUT_TIMES,
     MANIFEST,
     ROWS,
+    SQUARED_LENGTHS,
     STATE,
     UNITS,
     named_by_digest,
@@ -29,6 +31,7 @@ from packer_cli.result.manifest_check import config_of
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, segments_of
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.shards import Shard, digest
+from packer_cli.result.squared_lengths import header
 from packer_cli.result.view import View
 from packer_cli.run.commits import UnitRecord, as_line, read_units
 
@@ -49,6 +52,8 @@ class Packed(Writer):
         self._stream: Any = None
         self._shards: list[Shard] = []
         self._parts = 0  # of the unit
+        self._sums = open(folder / SQUARED_LENGTHS, "wb")  # noqa: SIM115
+        self._sums.write(header(packed.facts.rows))
 
     def write(self, part: Shard) -> None:
         """Raises DataError for a shard that does not hold what the manifest says."""
@@ -75,7 +80,9 @@ class Packed(Writer):
             self._finish()
             self._start(unit, batch.schema)
         self._stream.write_batch(batch)
-        shard, lengths = self._shards[-1], segments_of(batch)[1]
+        _, lengths, offsets = segments_of(batch)
+        self._sums.write(squared_sums(lengths, offsets).astype("<i8", copy=False).data)
+        shard = self._shards[-1]
         shard.rows += batch.num_rows
         shard.segments += len(lengths)
         shard.tokens += int(lengths.sum())
@@ -105,6 +112,7 @@ class Packed(Writer):
 
     def close(self) -> None:
         self._finish()
+        self._sums.close()
         if sum(shard.rows for shard in self._shards) == self._view.facts.rows:
             self._describe()
 
@@ -116,11 +124,12 @@ class Packed(Writer):
         made[UNITS] = b"".join(map(as_line, self._records()))
         for name, content in made.items():
             (self._folder / name).write_bytes(content)
-        others = facts.side_files.keys() - {STATE, INFO, UNITS}
+        others = facts.side_files.keys() - {STATE, INFO, UNITS, SQUARED_LENGTHS}
         for name in [*sorted(others), INPUT_TIMES]:
             if name != INPUT_TIMES or (view.path / name).exists():
                 shutil.copyfile(view.path / name, self._folder / name)
         hashes = {name: sha256(content).hexdigest() for name, content in made.items()}
+        hashes[SQUARED_LENGTHS] = digest(self._folder / SQUARED_LENGTHS)[1]
         document = view.manifest | {
             "config": view.manifest["config"] | {"view": False},
             "shards": [asdict(shard) for shard in self._shards],

@@ -11,9 +11,19 @@ import numpy as np
 from packer_cli.records import Int32, Int64
 
 
+def squared_sums(lengths: Int32 | Int64, row_offsets: Int64) -> Int64:
+    """int64[rows]: the sum of squared segment lengths of each row, which is what attention costs
+    in it. Row r has the segments row_offsets[r]..row_offsets[r + 1].
+    """
+    sums = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(np.square(lengths, dtype=np.int64), out=sums[1:])
+    of_rows: Int64 = np.diff(sums[row_offsets])
+    return of_rows
+
+
 @dataclass(frozen=True)
 class AttentionCost:
-    """Sums over rows of what attention costs in each: the sum of its squared segment lengths.
+    """Sums over rows of what attention costs in each, see `squared_sums`.
 
     Exact, so that those of units add up and those of a recount compare.
     """
@@ -26,9 +36,7 @@ class AttentionCost:
     @classmethod
     def of(cls, lengths: Int32 | Int64, row_offsets: Int64) -> AttentionCost:
         """Of segments row after row: row r has those of row_offsets[r]..row_offsets[r + 1]."""
-        sums = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(np.square(lengths, dtype=np.int64), out=sums[1:])
-        costs = np.diff(sums[row_offsets]).tolist()
+        costs = squared_sums(lengths, row_offsets).tolist()
         squares = sum(map(mul, costs, costs))  # beyond 64 bits for long rows
         return cls(len(costs), sum(costs), squares, max(costs, default=0))
 

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from packer_cli.errors import PackerError
 from packer_cli.result.cache import SHARD, Cache
@@ -29,6 +30,9 @@ class Ahead:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_cache": self._cache, "_process": 0}  # begun where it goes on
 
     def _begin(self) -> None:
         self._process, self._lock = os.getpid(), threading.Lock()

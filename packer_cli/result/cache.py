@@ -144,8 +144,7 @@ class Cache:
         with self._begun(name, wanted.size) as descriptor:
             if descriptor is None:
                 return False
-            if wanted.size is not None:
-                self._make_room(name, descriptor, wanted.size)
+            self._make_room(name, descriptor, wanted.size or 0)
             with _explained(self.path(name)):
                 if not fetch(wanted, descriptor, stopped):
                     return False

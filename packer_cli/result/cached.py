@@ -61,8 +61,14 @@ class CachedDirectory(PackedDirectory):
             raise self.replaced() or error from error
 
     def local(self, name: str) -> Path:
-        sha256 = self.facts.side_files[name]
-        return self.cache.local(SIDE, Wanted(self.place_of(name), None, sha256))
+        url, sha256 = self.place_of(name), self.facts.side_files[name]
+        wanted = Wanted(url, None, sha256)
+        try:
+            if not self.cache.holds(SIDE, wanted):
+                wanted = Wanted(url, patiently(lambda: storage.stat(url, again=True)).size, sha256)
+            return self.cache.local(SIDE, wanted)
+        except DataError as error:
+            raise self.replaced() or error from error
 
     def _map(self, shard: Shard) -> Any:
         for _ in range(_TRIES):

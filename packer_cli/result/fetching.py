@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class Wanted(NamedTuple):
-    """A file of a result at a URL. `size` None: the result does not say."""
+    """A file of a result at a URL. `size` None: it is not known, and not to be fetched so."""
 
     url: str
     size: int | None
@@ -86,9 +86,7 @@ def fetch(wanted: Wanted, descriptor: int, stopped: Callable[[], bool] = lambda:
 
 
 def _fetched(wanted: Wanted, descriptor: int, stopped: Callable[[], bool]) -> bool:
-    size = wanted.size
-    if size is None:
-        size = patiently(lambda: storage.stat(wanted.url, again=True)).size
+    size = wanted.size or 0
     sha, written = hashlib.sha256(), 0
     for spans in _spans(size):
         if stopped():

@@ -17,6 +17,7 @@ WORK = ".packer"  # in the output, while a run writes, and after one that failed
 REJECTED = "rejected.jsonl"
 UNITS = "units.jsonl"
 INPUT_TIMES = "input_times.json"
+SQUARED_LENGTHS = "squared_lengths.npy"  # of rows, not of documents
 STATE, INFO = "state.json", "dataset_info.json"  # what makes it one that `datasets` loads
 DATASET_DICT = "dataset_dict.json"  # beside results that are splits of one dataset
 TOKENIZER = "tokenizer.json"
@@ -24,7 +25,9 @@ TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.
 TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "chat_template.tool_use.jinja"
 TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE, TOOL_TEMPLATE)
 # All but shards and manifests. Only these, and only as a manifest lists them, are ever replaced.
-SIDE_FILES = frozenset({STATE, INFO, REJECTED, UNITS, INPUT_TIMES, *TOKENIZER_FILES})
+SIDE_FILES = frozenset(
+    {STATE, INFO, REJECTED, UNITS, INPUT_TIMES, SQUARED_LENGTHS, *TOKENIZER_FILES}
+)
 
 ROWS, DOCUMENTS, INDEX = "shard", "documents", "index"  # what files of Arrow data hold
 # Packers before 0.2 wrote names without the digest.

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
+from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS, VIEW_COLUMNS
 from packer_cli.errors import DataError
 from packer_cli.records import Int64
 from packer_cli.result.layout import MANIFEST
@@ -39,7 +39,7 @@ class PackedDirectory:
     """A finished result. `path` is the directory, `facts` what its manifest says.
 
     Record batches are either as stored, or complete, with all columns of the manifest. Only in a
-    view do they differ.
+    view do they differ; `View` completes them.
     """
 
     def __init__(self, path: Path, facts: Manifest) -> None:
@@ -187,6 +187,15 @@ class PackedDirectory:
             yield batch
 
     def _check_schema(self, schema: Any) -> None:
+        metadata_of(schema)
+        if self.facts.config.view:
+            kinds = [column_type(name, self.max_length) for name in VIEW_COLUMNS]
+            if (schema.names, schema.types) != ([*VIEW_COLUMNS], kinds):
+                raise pa.ArrowInvalid(
+                    f"the columns are {', '.join(schema.names)}, not those of a view, "
+                    f"{' and '.join(VIEW_COLUMNS)}"
+                )
+            return
         for field in schema:
             if field.name not in (*COLUMNS, PADDED_BOUNDARIES):
                 raise pa.ArrowInvalid(f"an unknown column {field.name!r}")
@@ -195,7 +204,6 @@ class PackedDirectory:
                 raise pa.ArrowInvalid(f"{field.name} is {field.type}, not {expected}")
         if len(set(schema.names)) < len(schema.names) or not {*REQUIRED_COLUMNS} <= {*schema.names}:
             raise pa.ArrowInvalid(f"the columns are {', '.join(schema.names)}")
-        metadata_of(schema)
 
 
 def metadata_of(schema: Any) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class RowLimits:
 
 def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
     """All rules but those of where segments come from: see `broken_sources`."""
-    broken = _cu_seqlens(batch, limits) or _cu_seqlens_padded(batch, limits)
+    broken = broken_cu_seqlens(batch, limits) or _cu_seqlens_padded(batch, limits)
     if broken:  # segments cannot be located
         return broken
     places = _places(batch, limits)
@@ -81,7 +81,7 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
 def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
     """The broken rules that prevent taking segments out of rows; much faster than all rules."""
     return (
-        _cu_seqlens(batch, limits)
+        broken_cu_seqlens(batch, limits)
         or _cu_seqlens_padded(batch, limits)
         or (_segments(batch) if "segments" in batch.schema.names else [])
     )
@@ -148,7 +148,8 @@ def _own(column: Any) -> tuple[Int32, Int64]:
     return values[edges[0] : edges[-1]], (edges - edges[0]).astype(np.int64)
 
 
-def _cu_seqlens(batch: Any, limits: RowLimits) -> list[Broken]:
+def broken_cu_seqlens(batch: Any, limits: RowLimits) -> list[Broken]:
+    """The broken rules of `cu_seqlens`, which the batches that a view stores have, too."""
     boundaries, edges = _own(batch.column("cu_seqlens"))
     sizes = np.diff(edges)
     if (sizes < 2).any():

@@ -21,12 +21,11 @@ from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.documents import segments_in
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import PackedDirectory, metadata_of
-from packer_cli.result.shard_writer import column_type, fixed, ragged, rows_per_batch, schema
+from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.shard_writer import fixed, ragged, rows_per_batch, schema
 from packer_cli.result.shards import Shard, digest
 from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
 from packer_cli.result.view_rows import ViewRows
-from packer_cli.result.view_writer import VIEW_COLUMNS
 
 _WHERE = "say where it is now: --tokens DIR, or tokens=[DIR] in Python"
 
@@ -118,15 +117,6 @@ class View(PackedDirectory):
                 for name in kinds.names
             ]  # fmt: skip
             yield pa.RecordBatch.from_arrays(columns, schema=kinds), trained
-
-    def _check_schema(self, schema: Any) -> None:
-        kinds = [column_type(name, self.max_length) for name in VIEW_COLUMNS]
-        if (schema.names, schema.types) != ([*VIEW_COLUMNS], kinds):
-            raise pa.ArrowInvalid(
-                f"the columns are {', '.join(schema.names)}, not those of a view, "
-                f"{' and '.join(VIEW_COLUMNS)}"
-            )
-        metadata_of(schema)
 
 
 def _directories(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from packer_cli.config.columns import VIEW_COLUMNS
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import from_os_error
 from packer_cli.packing.window import trained_in
@@ -21,7 +22,6 @@ from packer_cli.result.layout import PART, ROWS, unnamed_shard
 from packer_cli.result.shard_writer import column_type, ragged, schema
 from packer_cli.result.shards import Shard
 
-VIEW_COLUMNS = ("cu_seqlens", "segments")
 ROWS_PER_BATCH = 1 << 16
 
 

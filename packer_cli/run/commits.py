@@ -22,7 +22,7 @@ from packer_cli.durable import put_file
 from packer_cli.errors import DataError, InternalError, from_os_error
 from packer_cli.records import Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import is_shard_of, kind_of
+from packer_cli.result.layout import ROWS, is_shard_of, kind_of
 from packer_cli.result.shards import Shard
 from packer_cli.run.identity import sealed, unsealed
 
@@ -87,6 +87,11 @@ def rejected_name(unit: int) -> str:
     return f"rejected-{unit:05d}.jsonl"
 
 
+def squared_lengths_name(unit: int) -> str:
+    """The name, in the work folder, of the file with an int64 for each of the unit's rows."""
+    return f"squared_lengths-{unit:05d}.bin"
+
+
 def write_unit(folder: Path, record: UnitRecord, *, durable: bool = True) -> None:
     content = sealed(msgspec.json.encode(record))
     put_file(_unit_path(folder, record.unit), content, durable=durable)
@@ -119,6 +124,9 @@ def files_are_there(record: UnitRecord, folder: Path) -> bool:
     sizes = {shard.file: shard.bytes for shard in record.shards}
     if record.rejected and not record.reused:
         sizes[rejected_name(record.unit)] = record.rejected
+    rows = sum(shard.rows for shard in record.shards if kind_of(shard.file) == ROWS)
+    if rows and not record.reused:
+        sizes[squared_lengths_name(record.unit)] = 8 * rows
     return all(_size(folder / name) == size for name, size in sizes.items())
 
 

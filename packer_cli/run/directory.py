@@ -36,6 +36,7 @@ from packer_cli.result.layout import (
     REJECTED,
     SHARD_NAME,
     SIDE_FILES,
+    SQUARED_LENGTHS,
     TOKENIZER_FILES,
     WORK,
 )
@@ -56,7 +57,7 @@ _BEGIN_LOCK, _RANK_LOCK = "begin.lock", "rank-{}-of-{}.lock"
 _TRIES = 100  # to join other ranks: one that ends keeps all others out for a moment
 _WORK_FILES = re.compile(
     r"(lock|begin\.lock|rank-[0-9]{1,9}-of-[0-9]{1,9}\.lock|(run|replacing|earlier|manifest)\.json"
-    r"|(unit|input)-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl"
+    r"|(unit|input)-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl|squared_lengths-[0-9]{5,20}\.bin"
     rf"|{SHARD_NAME}"
     rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES)))})(\.part)?"
 )
@@ -234,6 +235,8 @@ def _refuse_in_the_way(folder: Folder, run: Run) -> None:
         names -= {REJECTED}
     if run.is_to_tokenize or run.row_config.max_loss is None:
         names -= {INCOMPLETE}
+    if run.is_to_tokenize:
+        names -= {SQUARED_LENGTHS}
     earlier = earlier_result(folder)
     if foreign := [n for n in names if folder.status(n) and not is_own(folder, n, earlier)]:
         raise in_the_way(folder.path, foreign)

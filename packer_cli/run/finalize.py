@@ -22,7 +22,15 @@ from packer_cli.mixing.units import choice_of, first_units_of
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.records import InputFile
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import INDEX, INPUT_TIMES, MANIFEST, REJECTED, UNITS, kind_of
+from packer_cli.result.layout import (
+    INDEX,
+    INPUT_TIMES,
+    MANIFEST,
+    REJECTED,
+    SQUARED_LENGTHS,
+    UNITS,
+    kind_of,
+)
 from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
     OF_INPUTS,
@@ -47,6 +55,7 @@ from packer_cli.run.directory import Claim
 from packer_cli.run.identity import Run
 from packer_cli.run.input_times import identities
 from packer_cli.run.replacing import earlier_result
+from packer_cli.run.squared_lengths import join
 
 _COPY_BYTES = 1 << 20
 
@@ -62,6 +71,7 @@ def finalize(run: Run, claim: Claim) -> Result:
     total = Counts(piece_length=np.zeros(longest + 1, np.int64))
     digests = dict[int, commits.Digest]()
     shards, rejected, tokenizer = list[Shard](), list[UnitRecord](), None
+    kept = set[int]()
     with written(work / UNITS) as lines:
         for record in _records(run, work):
             total.add(commits.counts_of(record))
@@ -72,6 +82,8 @@ def finalize(run: Run, claim: Claim) -> Result:
             )
             if record.rejected:
                 rejected.append(record)
+            if record.reused:
+                kept.add(record.unit)
             lines.write(commits.as_line(record))
     _check(total, run, rejected, claim)
     for file in run.files:
@@ -88,6 +100,9 @@ def finalize(run: Run, claim: Claim) -> Result:
         _join(rejected, claim)
         hashes[REJECTED] = digest(work / REJECTED)[1]
     hashes[UNITS] = digest(work / UNITS)[1]
+    if not run.is_to_tokenize:
+        join(claim, shards, kept)
+        hashes[SQUARED_LENGTHS] = digest(work / SQUARED_LENGTHS)[1]
     manifest = _manifest(run, tokenizer, digests, shards, total, hashes)
     # not part of the result's content: only --update on this machine reads it
     write_file(work / INPUT_TIMES, identities(run.files))

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from packer_cli.config.options import PackConfig
-from packer_cli.packing.attention_cost import AttentionCost
+from packer_cli.packing.attention_cost import AttentionCost, squared_sums
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
     Untrained,
@@ -26,6 +26,7 @@ from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.shard_writer import ShardWriter, schema
 from packer_cli.result.shards import Shard
 from packer_cli.result.view_writer import ViewWriter
+from packer_cli.run.squared_lengths import UnitSums
 from packer_cli.run.unit import Job, Rejections, UnitResult, documents_of, refuse_longer
 
 # What `fit` does where a document of these policies is still too long.
@@ -56,7 +57,8 @@ def pack_unit(
     `writer`: takes the rows instead of shards.
     """
     rejections = Rejections(unit, job)
-    rows = UnitRows(unit, job, config, writer or _writer(unit, job, config))
+    sums = UnitSums(job.folder, unit.index) if writer is None else None
+    rows = UnitRows(unit, job, config, writer or _writer(unit, job, config), sums)
     stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
     try:
         for batch in documents_of(unit, job, rejections, rows.counts, stretches):
@@ -66,7 +68,8 @@ def pack_unit(
     finally:
         rows.abandon()
         rejections.close()
-    return UnitResult(unit, shards, rows.counts, rejections.path, stretches)
+    path = sums.path if sums else None
+    return UnitResult(unit, shards, rows.counts, rejections.path, stretches, path)
 
 
 def _writer(unit: WorkUnit, job: Job, config: PackConfig) -> RowWriter:
@@ -83,10 +86,19 @@ class UnitRows:
     cut_documents  those of which rows hold several segments
     """
 
-    def __init__(self, unit: WorkUnit, job: Job, config: PackConfig, writer: RowWriter) -> None:
+    def __init__(
+        self,
+        unit: WorkUnit,
+        job: Job,
+        config: PackConfig,
+        writer: RowWriter,
+        sums: UnitSums | None = None,
+    ) -> None:
+        """`sums`: takes the squared lengths of rows that are kept."""
         self._job = job
         self._config = config
         self._writer = writer
+        self._sums = sums
         self._window: Window | SourceWindows = Window(config, unit.index)
         if config.mixture and not config.mixture.mix_within_rows:
             self._window = SourceWindows(config, config.mixture, unit.index)
@@ -118,12 +130,16 @@ class UnitRows:
         if self._window.tokens:
             self._write(self._window.rows(last=True))
         shards = self._writer.close()
+        if self._sums is not None:
+            self._sums.close()
         self.counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
         return shards
 
     def abandon(self) -> None:
         """Let go of files after a failure."""
         self._writer.abandon()
+        if self._sums is not None:
+            self._sums.abandon()
 
     def _refuse_overlong(self, batch: TokenBatch) -> None:
         config, shape = self._config, self._job.shape
@@ -142,6 +158,8 @@ class UnitRows:
         for rows in self._with_tokens(stock, order, row_offsets):
             self._writer.write(*rows)
         lengths = stock.length[order]
+        if self._sums is not None:
+            self._sums.add(squared_sums(lengths, row_offsets))
         used = np.zeros(len(order) + 1, np.int64)
         np.cumsum(lengths, out=used[1:])
         count, max_length = len(row_offsets) - 1, self._config.max_length

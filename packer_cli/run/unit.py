@@ -67,7 +67,8 @@ class Job:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """A unit that is done: its shards in `Job.folder`, and its rejected records' file.
+    """A unit that is done: its shards in `Job.folder`, its rejected records' file, and that of its
+    rows' squared lengths.
 
     `stretches`: the parts of inputs that it has read, as far as readers know.
     """
@@ -77,6 +78,7 @@ class UnitResult:
     counts: Counts
     rejected: Path | None
     stretches: dict[int, list[Stretch]]
+    squared_lengths: Path | None = None
 
 
 def documents_of(

@@ -27,7 +27,7 @@ from packer_cli.inputs.formats import shapes_of
 from packer_cli.inputs.pairs import is_pair
 from packer_cli.mixing.units import work_units
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.result.layout import INFO, REJECTED, STATE, UNITS
+from packer_cli.result.layout import INFO, REJECTED, SQUARED_LENGTHS, STATE, UNITS
 from packer_cli.result.manifest import Input, Manifest, Result, load_any
 from packer_cli.result.manifest_check import document_config_of, shape_of
 from packer_cli.result.shards import digest
@@ -48,7 +48,7 @@ from packer_cli.run.unnamed import (
     refuse_to_forget,
 )
 
-_NOT_OF_TOKENIZER = {STATE, INFO, REJECTED, UNITS}
+_NOT_OF_TOKENIZER = {STATE, INFO, REJECTED, UNITS, SQUARED_LENGTHS}
 _ANEW = "to pack everything again, use --overwrite"
 
 

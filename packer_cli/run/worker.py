@@ -118,6 +118,8 @@ class Worker:
         job, unit = self._job, result.unit
         for shard in result.shards:
             self._name(shard)
+        if result.squared_lengths is not None:
+            sync(result.squared_lengths)
         rejected = 0
         if result.rejected is not None:
             sync(result.rejected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from heapq import nlargest
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packer_cli.page.document import boxes, facts, page, section, table
 from packer_cli.page.histograms import document_lengths, row_fill, segments_per_row
@@ -17,12 +18,15 @@ from packer_cli.stats.headline import Line, headline, losses
 from packer_cli.stats.origin import origin_lines
 from packer_cli.stats.sources import by_source, counted, left_out_rows, stage_rows
 
+if TYPE_CHECKING:
+    from packer_cli.stats.waiting import Prediction
+
 MOST_INPUTS = 100  # that are listed: a page stays small
 _ALWAYS = ("truncated", "dropped")
 
 
-def stats_page(directory: Path | str, manifest: Manifest) -> bytes:
-    """The page as a file's content."""
+def stats_page(directory: Path | str, manifest: Manifest, steps: Prediction | None = None) -> bytes:
+    """The page as a file's content. `steps`: what steps of training would cost."""
     histograms = manifest.histograms
     lines = [*headline(manifest), *losses(manifest, always=_ALWAYS)]
     return page(
@@ -37,6 +41,11 @@ def stats_page(directory: Path | str, manifest: Manifest) -> bytes:
         ),
         section("Row fill", row_fill(histograms.row_fill)),
         section("Segments in a row", segments_per_row(histograms.segments_per_row)),
+        *(
+            [section("Steps", element("p", steps.title()), _with_names_first(steps.rows()))]
+            if steps
+            else []
+        ),
         section("Inputs", *_inputs(list(manifest.inputs_now.values()))),
         footer=f"packed by packer {manifest.packer_version}",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -13,6 +13,9 @@ from packer_cli.result.manifest import TOTALS, Cost, Manifest, Result
 from packer_cli.result.sources import sources_as_json
 from packer_cli.stats.origin import origin
 from packer_cli.stats.sources import by_source
+
+if TYPE_CHECKING:
+    from packer_cli.stats.waiting import Prediction
 
 
 def figures(manifest: Manifest) -> dict[str, Any]:
@@ -44,9 +47,17 @@ def _spread(cost: Cost) -> dict[str, float]:
     return spread(cost.rows, cost.sum, cost.sum_of_squares, cost.max)
 
 
-def as_json(directory: Path | str, manifest: Manifest, *, by: str | None = None) -> str:
+def as_json(
+    directory: Path | str,
+    manifest: Manifest,
+    *,
+    by: str | None = None,
+    steps: Prediction | None = None,
+) -> str:
     """The report as JSON; what newer packers add to histograms, shards and inputs is kept."""
     content = {"directory": str(directory)} | origin(manifest) | figures(manifest)
+    if steps is not None:
+        content["steps"] = steps.as_json()
     if manifest.sources:
         content["sources"] = sources_as_json(manifest.sources)
         content["stages"] = manifest.document["stages"]

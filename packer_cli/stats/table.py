@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +24,9 @@ from packer_cli.stats.drawing import (
 from packer_cli.stats.headline import headline, losses
 from packer_cli.stats.sources import tables
 
+if TYPE_CHECKING:
+    from packer_cli.stats.waiting import Prediction
+
 
 def print_report(
     directory: Path | str,
@@ -31,8 +35,11 @@ def print_report(
     detail: bool,
     by: str | None = None,
     deep: bool = False,
+    steps: Prediction | None = None,
 ) -> None:
-    """Print to stdout. `detail`: histograms too; `deep`: say that a recount agreed."""
+    """Print to stdout. `detail`: histograms too; `deep`: say that a recount agreed; `steps`: what
+    steps of training would cost.
+    """
     times = "x" if is_plain() else "×"
     with report(directory, manifest) as console:
         console.print(_figures_table(manifest, times))
@@ -44,6 +51,8 @@ def print_report(
             print_rows(console, _shard_rows(manifest) if by == "shard" else input_rows(manifest))
         if by == "input" and (lost := loss_rows(manifest)):
             print_rows(console, lost)
+        if steps is not None:
+            print_rows(console, steps.rows(), steps.title(times))
         if deep:
             console.print("\nrecounted from the shards: all figures agree")
 

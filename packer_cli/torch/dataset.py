@@ -26,6 +26,7 @@ from packer_cli.result.cache import Cache
 from packer_cli.result.foresight import Foresight
 from packer_cli.result.manifest import TrainingStage
 from packer_cli.result.opening import Paths
+from packer_cli.result.squared_lengths import squared_lengths
 from packer_cli.torch.cached_rows import CachedRows
 from packer_cli.torch.joined import check_alike, joined_batches, tokens_of_each
 from packer_cli.torch.result_rows import ResultRows
@@ -133,6 +134,12 @@ class PackedDataset:
             for part, first, its in zip(self._parts, firsts, found, strict=True)
             for one in its or [TrainingStage(None, 0, len(part))]
         )
+
+    @property
+    def squared_lengths(self) -> Int64:
+        """int64[rows], what attention costs in each row: the sum of its squared segment lengths."""
+        found = [squared_lengths(part.packed) for part in self._parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     @cached_property
     def _ends(self) -> Int64:

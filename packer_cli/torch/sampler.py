@@ -1,31 +1,32 @@
 """`PackedSampler`: one order of all rows, from which every rank takes its share.
 
-The order depends on the number of rows, the seed and the epoch, never on how many ranks there are:
-blocks of neighbouring rows are shuffled, so that a cold disk reads runs, and then the rows of a
-window of blocks, so that neighbours part. Stages of a recipe follow one another: no row leaves its
-own. Ranks stripe the order: with W ranks, rank r takes places r, r + W, ... A position in it is
-therefore one number for all ranks, the rows taken since the run began, and a run goes on from there
+Which rows make a step, and whose they are, is a matter of `packer_cli.steps`. The order depends on
+the number of rows, the seed and the epoch, never on how many ranks there are, and a position in it
+is one number for all ranks: the rows taken since the run began. A run therefore goes on from there
 on any other number of ranks.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from packer_cli.errors import DataError, UsageError
-from packer_cli.torch.order import Order
+from packer_cli.steps.costs import Cost
+from packer_cli.steps.schedule import WINDOW, Balance, Schedule
+from packer_cli.torch.announcing import announcer_of
+from packer_cli.torch.balance import check_options, costs_of, digest_of
 from packer_cli.torch.ranks import share_of_ranks
+
+_AT_ONCE = 4096  # rows of all ranks
 
 
 class PackedSampler:
     """Row numbers for a DataLoader's `sampler=`. Needs no more memory than a window of them.
 
     rows           the data set, whose stages are kept apart, or how many rows it has: numbers, and
-                   a Subset, have no stages
+                   a Subset, have no stages and no costs
     seed           of the order; None keeps the order of the shards
     rank, world_size   which share of the order. Where torch.distributed or WORLD_SIZE say that
                    there are several ranks, both must be given: 0 and 1 with Accelerate and the
@@ -34,13 +35,23 @@ class PackedSampler:
                    world_size, begin the next one. False: the first ranks get one row more.
     block_rows, window_blocks   the shuffle's sizes
 
+    balance        None: ranks take turns. "step": the rows of each step are dealt to ranks and
+                   micro-batches so that their costs are even; steps have the same rows as without.
+                   "order": besides, rows of like cost meet in a step, within `window` steps (64),
+                   and the micro-batches of a window are shuffled. Each rank draws its rows of a
+                   step one after another, `batch_size` for each of `micro_batches` (1).
+    hidden_size    of the model, by which rows cost `6 · hidden_size · L + Σ l²`; or else
+    cost           a function of the rows' sums of squared segment lengths, int64[n], that returns n
+                   costs
+
     Each iteration is an epoch; the first may be the rest of one. `state_dict()` has how many rows
     all ranks together have taken; `load_state_dict` goes on after them. A loader with workers reads
     ahead, and so do those of Accelerate and `to_device` on a GPU: pass how many rows this iteration
     has trained on, `state_dict(rows=steps * batch_size)`. torchdata's StatefulDataLoader keeps
     track by itself; to resume on another number of ranks leave snapshot_every_n_steps at 1.
 
-    Raises UsageError for invalid sizes and DataError for more ranks than rows.
+    Balance takes 16 bytes of memory a row. Raises UsageError for invalid sizes, and for options of
+    balance without it or it without them, and DataError for more ranks than rows.
     """
 
     def __init__(
@@ -53,52 +64,64 @@ class PackedSampler:
         even: bool = True,
         block_rows: int = 256,
         window_blocks: int = 64,
+        balance: Balance | None = None,
+        batch_size: int | None = None,
+        micro_batches: int | None = None,
+        hidden_size: int | None = None,
+        cost: Cost | None = None,
+        window: int | None = None,
     ) -> None:
         self.rows = rows if isinstance(rows, int) else len(rows)
         self._data: str | None = getattr(rows, "fingerprint", None)
         self.rank, self.world_size = share_of_ranks(rank, world_size)
-        stages = [one.rows for one in getattr(rows, "stages", ())]
-        self._order = Order(self.rows, seed, block_rows, window_blocks, stages)
         self._even = even
-        self._foresight: Any = getattr(rows, "foresight", None)
-        self._window_rows = min(block_rows * window_blocks, self.rows)
+        check_options(
+            balance, batch_size, even=even, micro_batches=micro_batches, hidden_size=hidden_size,
+            cost=cost, window=window,
+        )  # fmt: skip
+        costs = costs_of(rows, hidden_size, cost) if balance else None
+        self._cost = {} if costs is None else {"cost": hidden_size or digest_of(costs)}
+        self._schedule_from = partial(
+            Schedule,
+            self.rows,
+            seed=seed,
+            stages=[one.rows for one in getattr(rows, "stages", ())],
+            block_rows=block_rows,
+            window_blocks=window_blocks,
+            world_size=self.world_size,
+            batch_size=1 if batch_size is None else batch_size,
+            micro_batches=1 if micro_batches is None else micro_batches,
+            balance=balance,
+            window=WINDOW if window is None else window,
+            costs=costs,
+        )
         self._begin = 0  # where the next iteration begins
         self._go_to(0)
-        for name, size in (("block_rows", block_rows), ("window_blocks", window_blocks)):
-            if size < 1:
-                raise UsageError(f"{name}: {size} is less than 1")
         if self.rows < self.world_size:
             raise DataError(
                 f"{self.world_size} ranks share {self.rows} rows: some would get none",
                 "use fewer ranks, or pack more data or shorter rows",
             )
-        if self._foresight is not None:
-            self._foresight.check_order(
-                stages, block_rows, window_blocks, shuffled=seed is not None
-            )
+        steps = self._schedule.window_rows if balance else 0
+        self._announcer = announcer_of(rows, seed, block_rows, window_blocks, steps)
 
     def __iter__(self) -> Iterator[int]:
         begin, end = self._begin, self._end()
+        schedule, size = self._schedule, -(-_AT_ONCE // self.world_size) * self.world_size
         self._now, self._taken, self._restored = (begin, end), begin, False
-        ahead = end if self._foresight is None else begin
-        for place in range(begin + self.rank, end, self.world_size):
-            if place >= ahead:
-                ahead = self._announce(place)
-            self._taken = min(place - self.rank + self.world_size, end)
-            if place + self.world_size >= end:
-                self._begin = end  # also for loops that stop at the last row
-            yield self._order[place]
+        if self._announcer is not None:
+            self._announcer.begin(begin)
+        for first in range(begin, end, size):
+            if self._announcer is not None:
+                self._announcer.reached(first)
+            rows = schedule.rows_at(first, min(first + size, end))[self.rank :: self.world_size]
+            for turn, row in enumerate(rows.tolist(), 1):
+                place = first + turn * self.world_size
+                self._taken = min(place, end)
+                if place + self.rank >= end:
+                    self._begin = end  # also for loops that stop at the last row
+                yield row
         self._begin = self._taken = end
-
-    def _announce(self, place: int) -> int:
-        """Say which rows come next, of all ranks, since those of a machine share what is fetched;
-        returns from where on to say it again. Two windows are known at any time.
-        """
-        count = self._window_rows
-        order = copy.deepcopy(self._order)  # whose window stays where it is
-        rows = (order[at] for at in range(place, place + 2 * count))
-        self._foresight.coming(np.fromiter(rows, np.int64, 2 * count))
-        return place + count
 
     def __len__(self) -> int:
         """Rows that this rank takes in the next iteration."""
@@ -107,11 +130,13 @@ class PackedSampler:
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""
-        return (self._begin + (self.world_size - 1 if self._even else 0)) // self.rows
+        return self._schedule.epoch_of(self._begin) if self._even else self._begin // self.rows
 
     def _end(self) -> int:
-        end = (self.epoch + 1) * self.rows
-        return end - (end - self._begin) % self.world_size if self._even else end
+        """Where the next iteration ends."""
+        if self._even:
+            return self._schedule.epoch_at(self._begin).end
+        return (self.epoch + 1) * self.rows
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch, unless the next iteration is in it already.
@@ -128,7 +153,8 @@ class PackedSampler:
         begin = epoch * self.rows
         self._go_to(begin - begin % self.world_size if self._even else begin)
 
-    def _go_to(self, place: int) -> None:
+    def _go_to(self, place: int, dealt: Sequence[Sequence[int]] = ()) -> None:
+        self._schedule = self._schedule_from(begin=place, dealt=dealt)
         self._begin = place
         self._now = (place, place)  # begin and end of the current iteration, or the last
         self._taken = place  # how far it got; all of these count the rows of all ranks
@@ -136,6 +162,9 @@ class PackedSampler:
 
     def state_dict(self, rows: int | None = None) -> dict[str, Any]:
         """The position: `samples`, rows taken by all ranks since the run began, and the order.
+
+        With balance also which sizes `dealt` the rows from which place on, as far as rows still to
+        come depend on it.
 
         rows   that this rank has trained on in this iteration, an epoch or the rest of one; more
                than it has are all. None: as many as were drawn from the sampler
@@ -145,19 +174,28 @@ class PackedSampler:
             raise UsageError(f"rows: {rows} is negative")
         begin, end = self._now
         taken = self._taken if rows is None else min(begin + rows * self.world_size, end)
-        return {"samples": taken, "data": self._data, **self._order.name()}
+        dealt = {"dealt": self._schedule.history(taken)} if self._cost else {}
+        name = self._schedule.name()
+        return {"samples": taken, "data": self._data, **name, **self._cost, **dealt}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after the rows of a `state_dict`, of any number of ranks.
+        """Go on after the rows of a `state_dict`, of any number of ranks and any sizes of batches.
 
-        Raises DataError when it is of another order: other rows, another seed or other sizes.
+        A run without balance may go on with it. Raises DataError when the state is of another
+        order: other rows, another seed or other sizes of its windows, another balance or cost.
         """
         known = {"data": self._data} if self._data and state.get("data") else {}
-        for name, value in (self._order.name() | known).items():
+        for name, value in (self._name(state) | known).items():
             if state.get(name) != value:
                 raise DataError(
                     f"the sampler's state has {name} {state.get(name)}, this sampler {value}",
                     "resume with the data and the options that the run began with",
                 )
-        self._go_to(state["samples"])
+        self._go_to(state["samples"], state.get("dealt", ()))
         self._restored = True
+
+    def _name(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What a state must have for its rows in places to be those of this sampler."""
+        if not state.get("balance"):
+            return self._schedule.order_name()
+        return {"balance": None, **self._schedule.name(), **self._cost}

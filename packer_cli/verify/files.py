@@ -15,13 +15,14 @@ from packer_cli.result.layout import (
     MANIFEST,
     REJECTED,
     SIDE_FILES,
+    SQUARED_LENGTHS,
     STATE,
     TOKENIZER,
     UNITS,
     WORK,
     kind_of,
 )
-from packer_cli.result.manifest import Result
+from packer_cli.result.manifest import Manifest, Result
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.verify.findings import FOREIGN, Findings
 from packer_cli.verify.reading import (
@@ -68,7 +69,8 @@ def check_contents(stored: Stored, findings: Findings) -> None:
 def _side_files(manifest: Result, findings: Findings) -> dict[str, str]:
     """Name -> sha256 of every file but shards and manifest."""
     digests = dict(manifest.side_files)
-    for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & {INPUT_TIMES}):
+    never = {INPUT_TIMES} if isinstance(manifest, Manifest) else {INPUT_TIMES, SQUARED_LENGTHS}
+    for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & never):
         findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
     for name in (STATE, INFO, UNITS):
         if name not in digests:

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from packer_cli.errors import Interrupted, from_os_error
+from packer_cli.records import Int64
 from packer_cli.result.manifest import Result
+from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import Shard, digest
+from packer_cli.result.squared_lengths import squared_lengths
 
 _READ_BYTES = 1 << 20
 
@@ -85,6 +88,11 @@ def part_of(stored: Stored, name: str, start: int, size: int) -> bytes:
 def content_of(stored: Stored, name: str) -> bytes:
     """All of a side file. Raises DataError."""
     return part_of(stored, name, 0, -1)
+
+
+def squared_lengths_of(packed: PackedDirectory) -> Int64:
+    """int64[rows], what the side file says of each. Raises DataError for one that is unusable."""
+    return squared_lengths(packed)
 
 
 class Hashed:

@@ -37,6 +37,7 @@ from packer_cli.verify.reading import (
     open_shard,
     path_of,
 )
+from packer_cli.verify.squared_lengths import SumChecks
 
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CHUNK_TOKENS = 1 << 16  # that the rules look at together: they stay in the cache
@@ -70,6 +71,7 @@ class ShardChecks:
             unit.unit: np.unique([part[0] for part in unit.slices]).astype(np.int64)
             for unit in facts.units
         }
+        self._sums = SumChecks(packed, findings)
         self._counts = Counts()
         self._complete = True  # whether every row was counted
 
@@ -143,7 +145,7 @@ class ShardChecks:
                     self._complete = False
                     break
                 for batch in self._packed.filled(stored, first_row):
-                    self._check_batch(batch, first_row, shard.unit, rules, counts, parts)
+                    self._check_batch(batch, first_row, shard, rules, counts, parts)
                     first_row += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno:
@@ -158,7 +160,7 @@ class ShardChecks:
         self,
         batch: Any,
         first_row: int,
-        unit: int,
+        shard: Shard,
         rules: dict[str, Broken],
         counts: Counts,
         parts: list[Int64],
@@ -171,13 +173,14 @@ class ShardChecks:
             for one in broken_rules(batch.slice(begin, step), self._limits)
         ]
         if not broken and "segments" in config.columns:
-            broken = broken_sources(batch, self._files.get(unit, np.empty(0, np.int64)))
+            broken = broken_sources(batch, self._files.get(shard.unit, np.empty(0, np.int64)))
             parts.append(segments_in(batch))
         tokens = 0
         if not broken:
             more = count_rows(batch, config.max_length)
             more.rows, tokens = 0, more.tokens  # rows count, sound or not
             counts.add(more)
+            self._sums.compare(batch, shard, first_row)
         for one in broken:
             before = rules.get(one.rule)
             at = one._replace(row=first_row + one.row)
@@ -201,6 +204,7 @@ class ShardChecks:
 
     def check_totals(self) -> None:
         """Check the manifest's figures, if every shard could be counted."""
+        self._sums.report()
         if not self._complete:
             return
         wrong = differences(self._counts, self._packed)

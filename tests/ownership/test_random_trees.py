@@ -26,7 +26,7 @@ NAMES = (
     "chat_template.jinja", "shard-00000-000.arrow", "shard-00000-000.arrow.part",
     "shard-99999-999.arrow", "notes.txt", "folder/notes.txt", ".packer-export.json",
     "input_ids.npy", "labels.npy", "lock", "staged.json", "result", "result/manifest.json", "old/x",
-    "publishing.json", ".packer/publishing.json",
+    "publishing.json", ".packer/publishing.json", "squared_lengths.npy",
 )  # fmt: skip
 PLACES = ("out", "staging", "remote", "exported", "exported.packer-partial", "out/.packer", "")
 COMMANDS: tuple[tuple[str, ...], ...] = (

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from exporting import table_of
+from forging import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import (
@@ -26,6 +27,7 @@ from varied_results import conversation, texts
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
+from packer_cli.result.layout import SQUARED_LENGTHS
 from packer_cli.result.view import View
 
 
@@ -309,6 +311,10 @@ def test_a_view_exported_is_the_packed_directory(
     assert result.exit_code == 0, result.stderr
     check_directory("out")
     assert contents("out") == contents("packed")
+    _without_squared_lengths("view")
+    result = packer("export", "view", "--to", "packed", "-o", "older", "-q")
+    assert result.exit_code == 0, result.stderr
+    check_directory("older")
     if "--columns" not in options:
         for name in ("view", "packed"):
             to = ["--to", "unpacked", "-o", f"unpacked-{name}", "-q"]
@@ -318,6 +324,22 @@ def test_a_view_exported_is_the_packed_directory(
     again = packer("export", "view", "--to", "packed", "-o", "out", "-q", "--overwrite")
     assert_error(again, 2, "out: is not empty")
     assert contents("out") == contents("packed")
+
+
+def _without_squared_lengths(directory: str) -> None:
+    """As packers before 0.2 have written it."""
+    result = Result(directory)
+    del result.manifest["side_files"][SQUARED_LENGTHS]
+    result.save()
+    Path(directory, SQUARED_LENGTHS).unlink()
+
+
+def test_a_view_without_squared_lengths_gets_them_with_an_update(view: Path) -> None:
+    _without_squared_lengths("view")
+    tokenize("c", text_lines(9, 99))
+    result = packer("pack", "a", "b", "c", "-l", 64, "--view", "--update", "-q", "-o", "view")
+    assert result.exit_code == 0, result.stderr
+    check_directory("view")
 
 
 def test_a_packed_directory_is_not_exported_as_one(view: Path) -> None:

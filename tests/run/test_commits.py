@@ -21,6 +21,7 @@ from packer_cli.run.commits import UnitRecord
 UNIT = WorkUnit(5, (Slice(0, 10, None, 7), Slice(2, 0, 3, 9)))
 SHA256 = "ab" * 32
 SIZES = (70, 30)
+REJECTED_5, SUMS_5 = commits.rejected_name(5), commits.squared_lengths_name(5)
 
 
 def shard_name(unit: int, part: int) -> str:
@@ -52,7 +53,8 @@ def work(tmp_path: Path) -> Path:
 def put_files(folder: Path) -> None:
     for part, size in enumerate(SIZES):
         (folder / shard_name(UNIT.index, part)).write_bytes(bytes(size))
-    (folder / commits.rejected_name(UNIT.index)).write_bytes(bytes(12))
+    (folder / REJECTED_5).write_bytes(bytes(12))
+    (folder / SUMS_5).write_bytes(bytes(8 * 2 * len(SIZES)))
 
 
 def test_a_record_survives(work: Path) -> None:
@@ -95,12 +97,12 @@ def test_a_record_of_other_slices_is_none(work: Path, slices: tuple[Slice, ...])
     assert commits.read_unit(work, WorkUnit(UNIT.index, slices)) is None
 
 
-@pytest.mark.parametrize("name", [shard_name(5, 0), shard_name(5, 1), "rejected"])
+@pytest.mark.parametrize("name", [shard_name(5, 0), shard_name(5, 1), REJECTED_5, SUMS_5])
 @pytest.mark.parametrize("change", [-1, 1, None])
 def test_files_of_another_size_are_not_those_of_the_unit(
     work: Path, name: str, change: int | None
 ) -> None:
-    path = work / (commits.rejected_name(5) if name == "rejected" else name)
+    path = work / name
     size = path.stat().st_size
     path.unlink()
     if change is not None:
@@ -124,12 +126,13 @@ def test_a_record_with_the_shards_of_another_unit_is_none(
 def test_reused_shards_stay_beside_the_result(work: Path) -> None:
     record = replace(record_of(), reused=True)
     commits.write_unit(work, record)
-    for path in (*work.glob("shard-*"), *work.glob("rejected-*")):
+    for path in (*work.glob("shard-*"), work / REJECTED_5, work / SUMS_5):
         path.unlink()
     assert commits.read_unit(work, UNIT) is None
     put_files(work.parents[1])
     assert commits.read_unit(work, UNIT) == record
-    (work.parents[1] / commits.rejected_name(5)).unlink()  # a part of rejected.jsonl there
+    for name in (REJECTED_5, SUMS_5):  # which are parts of side files there
+        (work.parents[1] / name).unlink()
     assert commits.read_unit(work, UNIT) == record
 
 

@@ -85,7 +85,7 @@ def test_overwrite_replaces_a_result_and_leaves_other_files(data: Path) -> None:
     assert recover_texts("out") == ["new"]
     assert sorted(contents(Path("out"))) == [
         "dataset_info.json", "input_times.json", "manifest.json", "notes.txt",
-        shard_of().name, "state.json", "units.jsonl",
+        shard_of().name, "squared_lengths.npy", "state.json", "units.jsonl",
     ]  # fmt: skip
 
 

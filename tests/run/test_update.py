@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from altered import altered
+from forging import Result
 from support import (
     assert_error,
     check_directory,
@@ -20,6 +21,8 @@ from support import (
     recover_texts,
     shard_of,
 )
+
+from packer_cli.result.layout import SQUARED_LENGTHS
 
 OPTIONS = ["-l", 64, "-t", "bytes", "-q", "--unit-bytes", "5k"]
 
@@ -288,6 +291,36 @@ cli.main()
         done = packer(*arguments, out)
         assert done.exit_code == 0, (step, done.stderr)
         assert contents(out) == contents("out"), (step, killed.returncode)
+
+
+def test_a_result_without_squared_lengths_gets_them(result: Path) -> None:
+    """An earlier packer has not written them; `check_directory` counts those of kept units, too."""
+    earlier = Result("out")
+    del earlier.manifest["side_files"][SQUARED_LENGTHS]
+    earlier.save()
+    Path("out", SQUARED_LENGTHS).unlink()
+    kept = shards_of(result, "b.jsonl")
+    Path("a.jsonl").write_bytes(jsonl(*texts(2)))
+    update("a.jsonl", "b.jsonl")
+    assert shards_of(result, "b.jsonl") == kept
+
+
+def test_squared_lengths_of_a_lost_file_are_counted_again(result: Path) -> None:
+    Path("out", SQUARED_LENGTHS).unlink()
+    Path("a.jsonl").write_bytes(jsonl(*texts(2)))
+    update("a.jsonl", "b.jsonl")
+
+
+def test_squared_lengths_that_were_changed_are_not_replaced(result: Path) -> None:
+    """Like every file that is no longer what packer wrote."""
+    path = Path("out", SQUARED_LENGTHS)
+    path.write_bytes(path.read_bytes()[:-8])
+    Path("a.jsonl").write_bytes(jsonl(*texts(2)))
+    before = contents("out")
+    done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "out")
+    assert_error(done, 2, "out: holds files that packer did not make, or that have changed")
+    assert SQUARED_LENGTHS in done.stderr
+    assert contents("out") == before
 
 
 def test_records_that_are_missing_are_noticed(result: Path) -> None:

@@ -1,0 +1,236 @@
+"""Schedules: which rows make a step, and every row once an epoch however often sizes change."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packer_cli.errors import UsageError
+from packer_cli.steps.costs import row_costs
+from packer_cli.steps.grid import Grid, Sizes
+from packer_cli.steps.schedule import Schedule
+
+SMALL: dict[str, Any] = {"seed": 3, "block_rows": 4, "window_blocks": 3}
+relaxed = settings(max_examples=150, deadline=None)
+ManySizes = tuple[int, int, int]  # world_size, batch_size, micro_batches
+
+
+def costs_of(rows: int) -> np.ndarray:
+    """Long-tailed, and some of them equal."""
+    return np.random.default_rng(rows).lognormal(3, 1.5, rows).round()
+
+
+def schedule(rows: int, sizes: ManySizes, balance: Any = None, **options: Any) -> Schedule:
+    world_size, batch_size, micro_batches = sizes
+    return Schedule(
+        rows, world_size=world_size, batch_size=batch_size, micro_batches=micro_batches,
+        balance=balance, **({"costs": costs_of(rows)} | SMALL | options),
+    )  # fmt: skip
+
+
+def steps_of(one: Schedule, begin: int, end: int) -> list[np.ndarray]:
+    """The rows of each step between two places."""
+    steps = []
+    while begin < end:
+        _, stop = one.step_at(begin)
+        steps.append(one.rows_at(begin, stop))
+        begin = stop
+    return steps
+
+
+many_rows = st.integers(7, 200)
+many_sizes = st.tuples(st.integers(1, 7), st.integers(1, 3), st.integers(1, 4))
+balances = st.sampled_from(["step", "order"])
+
+
+@st.composite
+def many_stages(draw: st.DrawFn, rows: int) -> list[int]:
+    cuts = sorted(draw(st.sets(st.integers(1, rows - 1), max_size=3)))
+    return np.diff([0, *cuts, rows]).tolist() if cuts else []
+
+
+@relaxed
+@given(many_rows, many_sizes)
+def test_a_balanced_step_has_the_rows_of_the_plain_one(rows: int, sizes: ManySizes) -> None:
+    plain, even = (schedule(rows, sizes, balance) for balance in (None, "step"))
+    for epoch in range(3):
+        begin, end = even.epoch_at(epoch * rows)
+        assert (begin, end) == plain.epoch_at(epoch * rows)
+        steps = zip(steps_of(plain, begin, end), steps_of(even, begin, end), strict=True)
+        assert all(sorted(one) == sorted(other) for one, other in steps)
+
+
+@relaxed
+@given(many_rows, many_sizes, st.integers(1, 5), st.data())
+def test_windows_have_their_rows_and_cross_no_stage(
+    rows: int, sizes: ManySizes, window: int, data: st.DataObject
+) -> None:
+    stages = data.draw(many_stages(rows))
+    options = {"stages": stages, "window": window}
+    plain, even = (schedule(rows, sizes, balance, **options) for balance in (None, "order"))
+    world_size, batch_size, micro_batches = sizes
+    grid = Grid(rows, 0, Sizes(*sizes), list(accumulate(stages)), window)
+    place, most = 0, world_size * batch_size * micro_batches
+    while place < 3 * rows - world_size:
+        begin, end = grid.window_at(place)
+        assert begin == place < end <= place + window * most
+        expected = plain.rows_at(begin, end)
+        assert sorted(even.rows_at(begin, end)) == sorted(expected)
+        ends = list(accumulate(stages or [rows]))
+        its_stages = {bisect_right(ends, row) for row in expected}
+        assert len(its_stages) == 1 or end <= place + most
+        place = end
+
+
+def test_windows_of_a_stage_are_about_as_long() -> None:
+    """65 steps are not 64 and one, which would have no others to meet."""
+    grid = Grid(65 * 8, 0, Sizes(4, 1, 2), window=64)
+    assert grid.window_at(0) == (0, 32 * 8)
+    assert grid.window_at(32 * 8) == (32 * 8, 65 * 8)
+
+
+@pytest.mark.parametrize("balance", ["step", "order"])
+def test_rows_are_the_same_however_they_are_asked_for(balance: str) -> None:
+    one, other = (schedule(1000, (4, 2, 3), balance, window=5) for _ in range(2))
+    whole = one.rows_at(0, 2500)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        begin, end = sorted(rng.integers(0, 2500, 2).tolist())
+        assert other.rows_at(begin, end).tolist() == whole[begin:end].tolist()
+
+
+@relaxed
+@given(many_rows, many_sizes, balances, st.integers(0, 400), st.data())
+def test_equal_sizes_go_on_as_if_nothing_had_happened(
+    rows: int, sizes: ManySizes, balance: str, turns: int, data: st.DataObject
+) -> None:
+    options = {"stages": data.draw(many_stages(rows)), "window": 3}
+    one = schedule(rows, sizes, balance, **options)
+    begin = min(turns * sizes[0], 3 * rows)
+    begin -= begin % sizes[0]
+    dealt = one.history(begin)
+    assert dealt == [[0, *sizes]]
+    again = schedule(rows, sizes, balance, **options, begin=begin, dealt=dealt)
+    assert again.rows_at(begin, 5 * rows).tolist() == one.rows_at(begin, 5 * rows).tolist()
+
+
+@relaxed
+@given(many_rows, balances, st.lists(st.tuples(many_sizes, st.integers(0, 60)), max_size=12),
+       st.data())  # fmt: skip
+def test_every_row_is_taken_once_an_epoch_whatever_the_sizes_were(
+    rows: int, balance: str, runs: list[tuple[ManySizes, int]], data: st.DataObject
+) -> None:
+    """Runs that end anywhere, and go on with other sizes from the state of the last one."""
+    options = {"stages": data.draw(many_stages(rows)), "window": data.draw(st.integers(1, 4))}
+    place, dealt, taken = 0, [], []
+    for sizes, turns in [*runs, ((3, 2, 2), 1000), ((3, 2, 2), 1000)]:
+        one = schedule(rows, sizes, balance, **options, begin=place, dealt=dealt)
+        stop = min(place + turns * sizes[0], one.epoch_at(place).end)
+        taken += one.rows_at(place, stop).tolist()
+        place, dealt = stop, one.history(stop)
+    assert len(dealt) == 1  # what no row depends on any more is forgotten
+    plain = schedule(rows, (1, 1, 1), **options)
+    assert Counter(taken) == Counter(plain.rows_at(0, place).tolist())
+
+
+def test_what_was_left_of_a_step_comes_first() -> None:
+    one = schedule(100, (4, 1, 3), "step")
+    steps = one.rows_at(0, 24)
+    dealt = one.history(16)  # a third of the second step is taken
+    more = schedule(100, (2, 1, 5), "step", begin=16, dealt=dealt)
+    assert dealt == [[0, 4, 1, 3]]
+    assert more.history(16) == [[0, 4, 1, 3], [16, 2, 1, 5]]
+    assert more.history(26) == [[16, 2, 1, 5]]
+    plain = schedule(100, (1, 1, 1)).rows_at(0, 100)
+    assert sorted(more.rows_at(16, 26)) == sorted([*steps[16:24], *plain[24:26]])
+    assert more.rows_at(0, 24)[:16].tolist() == steps[:16].tolist()  # what was before, too
+    assert (
+        schedule(100, (2, 1, 5), "step", begin=26, dealt=more.history(26)).rows_at(26, 90).tolist()
+        == more.rows_at(26, 90).tolist()
+    )
+
+
+def test_what_is_forgotten_is_not_guessed() -> None:
+    later = schedule(100, (2, 1, 5), "step", begin=30, dealt=[[16, 2, 1, 5]])
+    assert len(later.rows_at(16, 30)) == 14
+    with pytest.raises(UsageError, match="place 15: rows before place 16 were dealt"):
+        later.rows_at(15, 30)
+
+
+def unevenness(costs: np.ndarray, one: Schedule, rows: int, ranks: int) -> float:
+    """The mean over whole steps of the costliest rank's share of the mean rank's."""
+    size = one.step_at(0).end
+    steps = one.rows_at(0, rows // size * size).reshape(-1, size // ranks, ranks)
+    sums = costs[steps].sum(axis=1)
+    return float((sums.max(axis=1) / sums.mean(axis=1)).mean())
+
+
+def test_steps_are_more_even_by_step_and_most_even_by_order() -> None:
+    rows, costs = 6000, 400 + np.minimum(costs_of(6000), 600)
+    options: dict[str, Any] = {"block_rows": 256, "window_blocks": 64, "costs": costs}
+    random, step, order = (
+        unevenness(costs, schedule(rows, (16, 1, 4), balance, **options), rows, 16)
+        for balance in (None, "step", "order")
+    )
+    assert random > 1.2 > step > 1.01 > order
+
+
+def test_steps_of_a_window_are_shuffled() -> None:
+    """Or they would begin with the costliest, and end with the cheapest."""
+    costs = costs_of(4000)
+    steps = costs[schedule(4000, (8, 1, 1), "order").rows_at(0, 64 * 8)].reshape(64, 8).sum(axis=1)
+    order = np.argsort(np.argsort(-steps))
+    assert abs(np.corrcoef(order, np.arange(64))[0, 1]) < 0.3
+
+
+# --- costs and errors ---
+
+
+def test_a_row_costs_its_places_and_its_squares() -> None:
+    squared = np.array([16, 100], np.int64)
+    assert row_costs(squared, 10, hidden_size=4).tolist() == [256, 340]
+    assert row_costs(squared, 10, cost=lambda sums: sums * 2).tolist() == [32, 200]
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("hidden_size and cost: neither given", {}),
+        ("hidden_size and cost: both given", {"hidden_size": 4, "cost": lambda sums: sums}),
+        ("hidden_size: 0 is less than 1", {"hidden_size": 0}),
+        (r"an array of shape \(\) for 2 rows, not \(2,\)", {"cost": lambda sums: 1.0}),
+        (r"an array of shape \(1,\) for 2 rows", {"cost": lambda sums: sums[1:]}),
+        ("cost: is nan for row 1", {"cost": lambda sums: [1, float("nan")]}),
+        ("cost: is inf for row 0", {"cost": lambda sums: [float("inf"), 1]}),
+        ("cost: is -1.0 for row 0", {"cost": lambda sums: [-1, 1]}),
+        ("cost: returned str, which is no array of numbers", {"cost": lambda sums: "much"}),
+    ],
+)
+def test_costs_that_are_none(message: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=message):
+        row_costs(np.array([16, 100], np.int64), 10, **options)
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("balance: 'even' is not one of step, order", {"balance": "even"}),
+        ("balance: 'step' of 10 rows, and no costs", {"balance": "step", "costs": None}),
+        ("balance: 'order' of 10 rows, and 9 costs", {"balance": "order", "costs": np.ones(9)}),
+        ("window: 0 is less than 1", {"window": 0}),
+        ("world_size: 0 is less than 1", {"world_size": 0}),
+        ("batch_size: -1 is less than 1", {"batch_size": -1}),
+        ("micro_batches: 0 is less than 1", {"micro_batches": 0}),
+        ("block_rows: 0 is less than 1", {"block_rows": 0}),
+    ],
+)
+def test_sizes_that_are_none(message: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=message):
+        Schedule(10, **({"world_size": 2, "costs": np.ones(10)} | SMALL | options))
