@@ -95,7 +95,8 @@ def counted(packed: PackedDirectory, shards: Iterable[Shard]) -> Iterator[Int64]
         for batch in packed.stored(shard):
             if broken := broken_cu_seqlens(batch, limits):
                 raise DataError(
-                    f"{packed.place_of(shard.file)}: is damaged: {broken[0].rule}{broken[0].detail}",
+                    f"{packed.place_of(shard.file)}: is damaged: "
+                    f"{broken[0].rule}{broken[0].detail}",
                     PACK_AGAIN,
                 )
             _, length, offsets = segments_of(batch)
