@@ -51,24 +51,30 @@ class Foresight:
         self._ahead.follow([one for shard in ordered if (one := self._wanted[shard]) is not None])
 
     def check_order(
-        self, stages: Sequence[int], block_rows: int, window_blocks: int, *, shuffled: bool = True
+        self,
+        stages: Sequence[int],
+        block_rows: int,
+        window_blocks: int,
+        *,
+        windows: int = 1,
+        shuffled: bool = True,
     ) -> None:
         """Raise UsageError when the cache cannot hold the shards of a window at once.
 
-        `stages`: how many rows each has; none: all rows are one. Warns when an epoch fetches most
-        shards several times.
+        `stages`: how many rows each has; none: all rows are one. `windows`: how many are read at
+        once. Warns when an epoch fetches most shards several times.
         """
         if self._cache.limit is None:
             return
         room, blocks = self._cache.room(), self._blocks(stages, block_rows)
-        need = largest_window(blocks, window_blocks if shuffled else 1)
+        need = largest_window(blocks, window_blocks * windows if shuffled else 1)
         need = min(need, int(self._edges[-1]))
         if need > room:
             raise UsageError(
-                f"PackedSampler: the shards of a window of {window_blocks} blocks of {block_rows} "
-                f"rows have up to {need:,} bytes, cache_bytes has room for {room:,}: each would "
-                "be fetched over and over",
-                self._way_out(blocks, block_rows, need, room),
+                f"PackedSampler: the shards of {window_blocks * windows} blocks of {block_rows} "
+                f"rows, which are read at once, have up to {need:,} bytes, cache_bytes has room "
+                f"for {room:,}: each would be fetched over and over",
+                self._way_out(need, room, most_window_blocks(blocks, room) // windows, block_rows),
             )
         if shuffled and (times := self._times(blocks, room)) > _OFTEN:
             warnings.warn(
@@ -92,11 +98,10 @@ class Foresight:
             found.append(self._edges[after] - self._edges[before])
         return found
 
-    def _way_out(self, blocks: list[Int64], block_rows: int, need: int, room: int) -> str:
-        limit = self._cache.limit or 0
-        more = f"give cache_bytes={limit - room + need} or more"
-        fewer = most_window_blocks(blocks, room)
-        return more + (f", or window_blocks={fewer} with block_rows={block_rows}" if fewer else "")
+    def _way_out(self, need: int, room: int, window_blocks: int, block_rows: int) -> str:
+        more = f"give cache_bytes={(self._cache.limit or 0) - room + need} or more"
+        fewer = f", or window_blocks={window_blocks} with block_rows={block_rows}"
+        return more + fewer if window_blocks else more
 
     def _times(self, blocks: list[Int64], room: int) -> float:
         """About how often an epoch fetches each shard: once for each block, if it is not here."""

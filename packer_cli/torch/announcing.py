@@ -51,6 +51,10 @@ def announcer_of(
     window = block_rows * window_blocks
     together = 1 + -(-steps // window) if steps else 1  # windows of the shuffle, at most
     foresight.check_order(
-        stages, block_rows, window_blocks * together, shuffled=seed is not None or steps > 0
+        stages,
+        block_rows,
+        window_blocks,
+        windows=together,
+        shuffled=seed is not None or steps > 0,
     )
     return Announcer(foresight, order, max(window, steps))

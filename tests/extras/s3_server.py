@@ -41,9 +41,9 @@ def point_to(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @contextmanager
-def empty_bucket() -> Iterator[Any]:
-    """A bucket of the server that is found."""
-    found = boto3.resource("s3").Bucket("bucket")
+def empty_bucket(endpoint: str | None = None) -> Iterator[Any]:
+    """A bucket of this server, or else of the one that is found."""
+    found = boto3.resource("s3", endpoint_url=endpoint).Bucket("bucket")
     found.create()
     yield found
     found.objects.all().delete()
@@ -53,13 +53,14 @@ def empty_bucket() -> Iterator[Any]:
 class Proxy:
     """`endpoint` leads to a server.
 
+    bucket     what is behind it, reached directly, where a test says so
     requests   "GET key" of all, in their order
     disturb    by key: gives "" (leave it), "500", "cut" (in the middle of the content) or "reset"
     """
 
     def __init__(self, behind: str) -> None:
-        self.requests: list[str] = []
-        self.disturb: Callable[[str], str] = lambda key: ""
+        self.bucket: Any = None
+        self.undisturbed()
         address = behind.removeprefix("http://")
         proxy = self
 
@@ -99,6 +100,10 @@ class Proxy:
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def undisturbed(self) -> None:
+        self.requests: list[str] = []
+        self.disturb: Callable[[str], str] = lambda key: ""
 
     def close(self) -> None:
         self._server.shutdown()

@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import boto3
 import numpy as np
 import pytest
 import s3_server
 import torch
+from s3fs import S3FileSystem
 from support import packer
 from torch.utils.data import DataLoader
 
@@ -37,9 +37,14 @@ SMALL: dict[str, Any] = {"block_rows": 16, "window_blocks": 4}
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_server.server() as url:
-        yield url
+def servers() -> Iterator[tuple[str, s3_server.Proxy]]:
+    """The URL of a server, and the proxy before it. One for all: fsspec remembers where it was."""
+    with s3_server.server() as endpoint:
+        proxy = s3_server.Proxy(endpoint)
+        S3FileSystem.clear_instance_cache()
+        yield endpoint, proxy
+        S3FileSystem.clear_instance_cache()
+        proxy.close()
 
 
 @pytest.fixture(scope="module")
@@ -63,25 +68,30 @@ def pack(out: Path, seed: int, *more: object) -> None:
 
 @pytest.fixture
 def proxy(
-    endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch, packed: Path
+    servers: tuple[str, s3_server.Proxy],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    packed: Path,
 ) -> Iterator[s3_server.Proxy]:
     """Before a bucket that holds the result at URL."""
-    found = s3_server.Proxy(endpoint)
-    s3_server.point_to(endpoint, folder, monkeypatch)
-    with s3_server.empty_bucket() as bucket:
-        for path in packed.iterdir():
-            if path.is_file():
-                bucket.put_object(Key=f"some/out/{path.name}", Body=path.read_bytes())
-        monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
-        monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
-        yield found
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        found.close()
+    endpoint, proxy = servers
+    s3_server.point_to(proxy.endpoint, folder, monkeypatch)
+    monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
+    proxy.undisturbed()
+    with s3_server.empty_bucket(endpoint) as proxy.bucket:
+        upload(proxy, packed)
+        yield proxy
+        proxy.undisturbed()
 
 
-def put(name: str, content: bytes) -> None:
-    """Replace an object, in the bucket itself."""
-    boto3.resource("s3").Bucket("bucket").put_object(Key=f"some/out/{name}", Body=content)
+def upload(proxy: s3_server.Proxy, folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_file():
+            put(proxy, path.name, path.read_bytes())
+
+
+def put(proxy: s3_server.Proxy, name: str, content: bytes) -> None:
+    proxy.bucket.put_object(Key=f"some/out/{name}", Body=content)
 
 
 def of_shards(proxy: s3_server.Proxy) -> Counter[str]:
@@ -162,7 +172,7 @@ def test_resuming_with_a_cold_cache(proxy: s3_server.Proxy, packed: Path) -> Non
 
 def test_balanced_steps(proxy: s3_server.Proxy, packed: Path) -> None:
     """Costs are a file of the result; the cache keeps it, too."""
-    local, dataset = PackedDataset(packed), PackedDataset(URL, cache="cache", cache_bytes=250_000)
+    local, dataset = PackedDataset(packed), PackedDataset(URL, cache="cache", cache_bytes=400_000)
     options: dict[str, Any] = {
         "balance": "order", "batch_size": 2, "micro_batches": 2, "hidden_size": 8, "window": 4,
         "rank": 1, "world_size": 2, **SMALL,
@@ -170,7 +180,7 @@ def test_balanced_steps(proxy: s3_server.Proxy, packed: Path) -> None:
     assert list(PackedSampler(dataset, **options)) == list(PackedSampler(local, **options))
     assert np.array_equal(dataset.squared_lengths, local.squared_lengths)
     assert ids(dataset, PackedSampler(dataset, **options)).any()
-    assert size_of("cache") <= 250_000
+    assert size_of("cache") <= 400_000
 
 
 def _rank(rank: int, limit: int | None, found: Any) -> None:
@@ -228,13 +238,13 @@ class TestFaults:
         shard = open_packed(packed).facts.shards[2]
         whole = (packed / shard.file).read_bytes()
         dataset = PackedDataset(URL, cache="cache")
-        put(shard.file, whole[:-1] + bytes([whole[-1] ^ 1]))
+        put(proxy, shard.file, whole[:-1] + bytes([whole[-1] ^ 1]))
         with pytest.raises(DataError, match=f"its sha256 is .*, the manifest says {shard.sha256}"):
             ids(dataset, workers=1)
-        put(shard.file, whole[: len(whole) // 2])
+        put(proxy, shard.file, whole[: len(whole) // 2])
         with pytest.raises(DataError, match=f"has {len(whole) // 2} bytes, the manifest says"):
             ids(dataset, workers=1)
-        put(shard.file, whole)
+        put(proxy, shard.file, whole)
         assert torch.equal(ids(dataset, workers=1), ids(PackedDataset(packed)))
 
     def test_another_result_in_its_place(self, proxy: s3_server.Proxy, packed: Path) -> None:
@@ -242,10 +252,8 @@ class TestFaults:
         first = dataset[0]["input_ids"]
         pickled = pickle.dumps(dataset)
         pack(Path("another").absolute(), 1)
-        boto3.resource("s3").Bucket("bucket").objects.all().delete()
-        for path in Path("another").iterdir():
-            if path.is_file():
-                put(path.name, path.read_bytes())
+        proxy.bucket.objects.all().delete()
+        upload(proxy, Path("another"))
         assert torch.equal(pickle.loads(pickled)[0]["input_ids"], first)  # noqa: S301
         with pytest.raises(DataError, match=f"{URL}: was replaced by another result while it was"):
             dataset[-1]
@@ -255,9 +263,7 @@ def test_a_view_stays_local(proxy: s3_server.Proxy) -> None:
     Path("data.jsonl").write_text('{"input_ids": [1, 2, 3]}\n')
     assert packer("tokenize", "data.jsonl", "-o", "tokens", "-q").exit_code == 0
     assert packer("pack", "tokens", "-l", 8, "--view", "-o", "view", "-q").exit_code == 0
-    for path in Path("view").iterdir():
-        if path.is_file():
-            put(path.name, path.read_bytes())
+    upload(proxy, Path("view"))
     with pytest.raises(UsageError, match=f"{URL}: a view, which is only read from a local"):
         PackedDataset(URL, cache="cache")
 

@@ -493,7 +493,7 @@ class TestForesight:
     def test_an_order_that_the_cache_holds(self, url: str) -> None:
         result = opened(url, 150_000)
         seen = Foresight([result], result.cache)
-        with pytest.raises(UsageError, match="of 64 blocks of 16 rows have up to") as caught:
+        with pytest.raises(UsageError, match="of 64 blocks of 16 rows, which") as caught:
             seen.check_order([], 16, 64)
         more, fewer = caught.value.tip.split(", or ")
         blocks = int(fewer.split("window_blocks=")[1].split()[0])
