@@ -25,7 +25,7 @@ _AT_ONCE = 4  # ranges, so that 32 MiB are held in memory
 TRIES = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 8.0
 _LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)
-_UPLOAD_AGAIN = "upload the result again, all of it, or open the one that is there now"
+_UPLOAD_AGAIN = "remove the object and upload it again; if the result was replaced, open it again"
 
 _T = TypeVar("_T")
 

@@ -191,9 +191,9 @@ def _rank(rank: int, limit: int | None, found: Any) -> None:
 
 @pytest.mark.parametrize("limit", [None, 200_000])
 def test_two_ranks_share_a_cache(proxy: s3_server.Proxy, packed: Path, limit: int | None) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    found = spawn.Queue()
-    ranks = [spawn.Process(target=_rank, args=(rank, limit, found)) for rank in range(2)]
+    fork = multiprocessing.get_context("fork")  # which starts at once
+    found = fork.Queue()
+    ranks = [fork.Process(target=_rank, args=(rank, limit, found)) for rank in range(2)]
     for one in ranks:
         one.start()
     rows = dict(found.get(timeout=120) for _ in ranks)

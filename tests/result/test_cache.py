@@ -214,7 +214,7 @@ class TestFaults:
     def test_an_object_with_other_content(self, url: str, shard: Path) -> None:
         whole = shard.read_bytes()
         shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        said = self.fault(url, "upload the result again")
+        said = self.fault(url, "remove the object and upload it again")
         found = hashlib.sha256(shard.read_bytes()).hexdigest()
         expected = hashlib.sha256(whole).hexdigest()
         assert said == f"{url}/{shard.name}: its sha256 is {found}, the manifest says {expected}"
@@ -227,7 +227,7 @@ class TestFaults:
         whole = shard.read_bytes()
         shard.write_bytes(whole[:-9] if how == "shorter" else whole + b"x")
         size = len(shard.read_bytes())
-        said = self.fault(url, "upload the result again")
+        said = self.fault(url, "remove the object and upload it again")
         assert said == f"{url}/{shard.name}: has {size} bytes, the manifest says {len(whole)}"
 
     def test_an_object_cut_short_while_it_is_fetched(
@@ -235,7 +235,7 @@ class TestFaults:
     ) -> None:
         size = shard.stat().st_size
         while_fetched(lambda: os.truncate(shard, size // 2))
-        said = self.fault(url, "upload the result again")
+        said = self.fault(url, "remove the object and upload it again")
         assert said == f"{url}/{shard.name}: has {size // 2} bytes, the manifest says {size}"
 
     def test_an_object_that_is_not_there(self, url: str, shard: Path) -> None:
