@@ -18,7 +18,7 @@ from packer_cli import storage
 from packer_cli.errors import DataError, UsageError
 from packer_cli.result.cache import MANIFEST as KEPT_MANIFEST
 from packer_cli.result.cache import SHARD, SIDE, Cache
-from packer_cli.result.fetching import Wanted, patiently
+from packer_cli.result.fetching import UPLOAD_AGAIN, Wanted, patiently
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest, checksum, load
 from packer_cli.result.reader import PackedDirectory
@@ -98,14 +98,11 @@ class CachedDirectory(PackedDirectory):
             found = sizes.get(shard.file)
             if found == shard.bytes:
                 continue
-            problem = (
-                "is missing"
-                if found is None
-                else f"has {found} bytes, the manifest says {shard.bytes}"
-            )
-            raise self.replaced() or DataError(
-                f"{self.place_of(shard.file)}: {problem}", "upload the result again, all of it"
-            )
+            problem, tip = "is missing", "upload the result again"
+            if found is not None:
+                problem = f"has {found} bytes, the manifest says {shard.bytes}"
+                tip = UPLOAD_AGAIN
+            raise self.replaced() or DataError(f"{self.place_of(shard.file)}: {problem}", tip)
 
     def replaced(self) -> DataError | None:
         try:

@@ -25,7 +25,7 @@ _AT_ONCE = 4  # ranges, so that 32 MiB are held in memory
 TRIES = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 8.0
 _LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)
-_UPLOAD_AGAIN = "remove the object and upload it again; if the result was replaced, open it again"
+UPLOAD_AGAIN = "remove the object and upload it again; if the result was replaced, open it again"
 
 _T = TypeVar("_T")
 
@@ -97,7 +97,7 @@ def _fetched(wanted: Wanted, descriptor: int, stopped: Callable[[], bool]) -> bo
     if sha.hexdigest() != wanted.sha256:
         raise DifferentError(
             f"{wanted.url}: its sha256 is {sha.hexdigest()}, the manifest says {wanted.sha256}",
-            _UPLOAD_AGAIN,
+            UPLOAD_AGAIN,
         )
     os.ftruncate(descriptor, size)
     os.fsync(descriptor)
@@ -137,6 +137,6 @@ def _different_size(wanted: Wanted) -> DifferentError | None:
         found = storage.stat(wanted.url, again=True).size
         if wanted.size not in (None, found):
             return DifferentError(
-                f"{wanted.url}: has {found} bytes, the manifest says {wanted.size}", _UPLOAD_AGAIN
+                f"{wanted.url}: has {found} bytes, the manifest says {wanted.size}", UPLOAD_AGAIN
             )
     return None
