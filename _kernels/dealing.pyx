@@ -8,10 +8,13 @@ et al. 2003 for more than two parts). Of a step of W ranks:
 2. Of the tuples of a micro-step, the two whose own sums differ most become one: the largest sum of
    one joins the smallest of the other, and so on. So again until one is left.
 3. The micro-steps' tuples become one in the same way.
+4. Where that is asked for, the costliest rank and the cheapest exchange the two rows that leave them
+   most alike, up to W times, until it is not worth it.
 
-A rank's i-th row is therefore one of the i-th W rows: when rows come costliest first, ranks meet at
-rows of like cost in every micro-step, too. O(rows · (log W + log B·M)) for a step. Only sums and
-differences of costs are compared: every machine deals alike.
+A rank's i-th row is one of the i-th W rows, but for exchanges, after which each rank's rows are in
+order again: when rows come costliest first, ranks meet at rows of like cost in every micro-step, too.
+O(rows · (log W + log B·M)) for a step. Only sums and differences of costs are compared: every
+machine deals alike.
 """
 
 import numpy as np
@@ -20,6 +23,7 @@ from libc.stdint cimport int64_t
 
 cdef enum:
     RUN = 8  # rows that are sorted by insertion
+    WORTH = 1024  # what is evened is more than such a part of the mean, or of the gap
 
 
 cdef inline void _insert(
@@ -164,6 +168,75 @@ cdef int64_t _difference(Tuples* state, int64_t* heap, int64_t size) noexcept no
     return heap[0]
 
 
+cdef inline void _into_order(int64_t* out, int64_t place, int64_t w, int64_t count) noexcept nogil:
+    """out[place::w] in order again, `count` rows of which the one at `place` may be wrong."""
+    cdef int64_t held = out[place], last = (count - 1) * w
+    while place >= w and out[place - w] > held:
+        out[place] = out[place - w]
+        place -= w
+    while place < last and out[place + w] < held:
+        out[place] = out[place + w]
+        place += w
+    out[place] = held
+
+
+cdef bint _exchange(
+    const double* costs, double* sums, int64_t w, int64_t count, int64_t most, int64_t least,
+    int64_t* out,
+) noexcept nogil:
+    """The best exchange of a row of rank `most` for a cheaper one of `least`, if worth it. Of
+    several as good ones, that of the first rows.
+    """
+    cdef double gap = sums[most] - sums[least], best = gap / WORTH, d, moved
+    cdef int64_t i, j, first, k = 0, best_i = -1, best_j = -1
+    for i in range(count):
+        # the first row that is cheaper by half the gap, or one before it
+        while k < count and costs[out[i * w + most]] - costs[out[k * w + least]] < gap / 2:
+            k += 1
+        first = max(k - 1, 0)
+        while first > 0 and costs[out[(first - 1) * w + least]] == costs[out[first * w + least]]:
+            first -= 1
+        for j in range(first, min(k + 1, count)):
+            d = costs[out[i * w + most]] - costs[out[j * w + least]]
+            moved = min(d, gap - d)
+            if moved > best:
+                best, best_i, best_j = moved, i, j
+    if best_i < 0:
+        return False
+    d = costs[out[best_i * w + most]] - costs[out[best_j * w + least]]
+    sums[most] -= d
+    sums[least] += d
+    i, j = best_i * w + most, best_j * w + least
+    out[i], out[j] = out[j], out[i]
+    _into_order(out, i, w, count)
+    _into_order(out, j, w, count)
+    return True
+
+
+cdef void _even_out(
+    const double* costs, double* sums, int64_t w, int64_t count, int64_t* out
+) noexcept nogil:
+    """Step 4, of one step whose rows are costliest first."""
+    cdef int64_t rank, i, turn, most, least
+    cdef double total = 0
+    for rank in range(w):
+        sums[rank] = 0
+        for i in range(count):
+            sums[rank] += costs[out[i * w + rank]]
+        total += sums[rank]
+    for turn in range(w):
+        most = least = 0
+        for rank in range(1, w):
+            if sums[rank] > sums[most]:
+                most = rank
+            if sums[rank] < sums[least]:
+                least = rank
+        if sums[most] * w <= total + total / WORTH:
+            return
+        if not _exchange(costs, sums, w, count, most, least, out):
+            return
+
+
 cdef void _deal_step(
     Tuples* state, const double* costs, int64_t count, int64_t batch_size,
     int64_t* tuples, int64_t* micro_steps, int64_t* out,
@@ -193,11 +266,12 @@ cdef void _deal_step(
 
 def deal(
     const double[::1] costs, int64_t world_size, int64_t batch_size, int64_t micro_batches,
-    int64_t[::1] out,
+    bint exchange, int64_t[::1] out,
 ):
     """Deal steps of world_size * batch_size * micro_batches rows, micro-step after micro-step.
 
     IN  costs  float64[n], n a multiple of world_size; the last step may be of fewer rows
+    IN  exchange  whether rows may leave their W rows; costs are then descending in each step
     OUT out    int64[n], the rows by places: in each step, row i of rank r is at i * world_size + r
     """
     cdef int64_t n = costs.shape[0], w = world_size
@@ -221,6 +295,8 @@ def deal(
             _deal_step(
                 &state, &costs[first], count, batch_size, &tuples[0], &micro_steps[0], &out[first]
             )
+            if exchange:
+                _even_out(&costs[first], &new_sums[0], w, count, &out[first])
             for i in range(first, first + count * w):
                 out[i] += first
             first += count * w

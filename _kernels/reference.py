@@ -529,7 +529,7 @@ def costliest_first(costs, size):
     return [row for block in blocks for row in sorted(block, key=lambda row: -costs[row])]
 
 
-def deal(costs, world_size, batch_size, micro_batches):
+def deal(costs, world_size, batch_size, micro_batches, exchange):
     """Row numbers by places: each step's rows i of all ranks, one i after another."""
     size, places = world_size * batch_size * micro_batches, []
     for begin in range(0, len(costs), size):
@@ -539,9 +539,36 @@ def deal(costs, world_size, batch_size, micro_batches):
         micro_steps = [
             _differenced(tuples[i : i + batch_size]) for i in range(0, len(tuples), batch_size)
         ]
-        ranks = [set(rows) for _, rows in _differenced(micro_steps)]
-        places += [row for group in groups for rank in ranks for row in rank.intersection(group)]
+        ranks = [sorted(rows) for _, rows in _differenced(micro_steps)]
+        if exchange:
+            _even_out(ranks, costs)
+        places += [row for rows in zip(*ranks, strict=True) for row in rows]
     return places
+
+
+def _even_out(ranks, costs):
+    """Exchanges between the costliest rank and the cheapest, the best one each time."""
+    sums = [sum(costs[row] for row in rank) for rank in ranks]
+    total = sum(sums)
+    for _ in ranks:
+        most, least = sums.index(max(sums)), sums.index(min(sums))
+        gap = sums[most] - sums[least]
+        if sums[most] * len(ranks) <= total + total / 1024:
+            return
+        pairs = [(a, b) for a in ranks[most] for b in ranks[least]]
+        a, b = max(pairs, key=lambda pair: _moved(costs, gap, *pair))  # of equal ones, the first
+        if _moved(costs, gap, a, b) <= gap / 1024:
+            return
+        d = costs[a] - costs[b]
+        sums[most], sums[least] = sums[most] - d, sums[least] + d
+        ranks[most] = sorted({*ranks[most], b} - {a})
+        ranks[least] = sorted({*ranks[least], a} - {b})
+
+
+def _moved(costs, gap, a, b):
+    """By how much the lesser of both sums comes nearer to the other's."""
+    d = costs[a] - costs[b]
+    return min(d, gap - d)
 
 
 def _differenced(tuples):

@@ -2,11 +2,13 @@
 
 A step of W ranks, M micro-batches and B rows in each is M micro-steps of W · B rows. Rows of like
 cost make a micro-step; then they are dealt so that the sums of ranks are even, in each micro-step
-and in the whole step. Which rows meet is decided before: `balance="step"` makes micro-steps of a
-step's own rows, `balance="order"` of those of a window of steps, and then shuffles micro-steps.
+and in the whole step. Which rows meet is decided before: `WithinSteps` makes micro-steps of a
+step's own rows, `WithinWindows` of those of a window of steps, and then shuffles micro-steps.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,24 +19,46 @@ from packer_cli.steps.grid import Sizes
 from packer_cli.steps.order import permutation
 
 
-def dealt_steps(rows: Int64, costs: Float64, sizes: Sizes) -> Int64:
-    """int64[n], the same rows by places: in each step, row i of rank r is at i * world_size + r.
+@dataclass(frozen=True)
+class Unbalanced:
+    """Leaves rows in their order."""
 
-    rows   int64[n], of steps one after another; the last may be shorter
-    costs  float64[all rows]
+    def __call__(self, rows: Int64, begin: int, sizes: Sizes) -> Int64:
+        return rows
+
+
+@dataclass(frozen=True)
+class WithinSteps:
+    """Deals the rows of steps. `costs` is float64[all rows].
+
+    Of int64[n], the rows of steps one after another, of which the last may be shorter, it makes
+    the same rows by places: in each step, row i of rank r is at i * world_size + r.
     """
-    rows = rows[_costliest_first(costs[rows], sizes.step)]
-    return rows[_dealt(costs[rows], sizes)]
+
+    costs: Float64
+
+    def __call__(self, rows: Int64, begin: int, sizes: Sizes) -> Int64:
+        rows = rows[_costliest_first(self.costs[rows], sizes.step)]
+        return rows[_dealt(self.costs[rows], sizes, exchange=True)]
 
 
-def dealt_window(rows: Int64, costs: Float64, sizes: Sizes, name: str) -> Int64:
-    """The same, where rows of like cost meet in micro-steps, which `name` then shuffles."""
-    rows = rows[_costliest_first(costs[rows], len(rows))]
-    whole = len(rows) // sizes.micro_step
-    cut = whole * sizes.micro_step
-    shuffled = rows[:cut].reshape(whole, sizes.micro_step)[permutation(whole, name)]
-    rows = np.concatenate([shuffled.ravel(), rows[cut:]])
-    return rows[_dealt(costs[rows], sizes)]
+@dataclass(frozen=True)
+class WithinWindows:
+    """Deals the rows of a window of steps in the same way, after those of like cost have met in
+    micro-steps, which are shuffled. The window begins at the place `begin`.
+    """
+
+    costs: Float64
+    seed: int | None
+
+    def __call__(self, rows: Int64, begin: int, sizes: Sizes) -> Int64:
+        rows = rows[_costliest_first(self.costs[rows], len(rows))]
+        whole = len(rows) // sizes.micro_step
+        cut = whole * sizes.micro_step
+        order = permutation(whole, f"{self.seed}/micro-steps from {begin}")
+        shuffled = rows[:cut].reshape(whole, sizes.micro_step)[order]
+        rows = np.concatenate([shuffled.ravel(), rows[cut:]])
+        return rows[_dealt(self.costs[rows], sizes, exchange=False)]
 
 
 def _costliest_first(costs: Float64, size: int) -> Int64:
@@ -43,7 +67,7 @@ def _costliest_first(costs: Float64, size: int) -> Int64:
     return order
 
 
-def _dealt(costs: Float64, sizes: Sizes) -> Int64:
+def _dealt(costs: Float64, sizes: Sizes, *, exchange: bool) -> Int64:
     order = np.empty(len(costs), np.int64)
-    dealing.deal(costs, sizes.world_size, sizes.batch_size, sizes.micro_batches, order)
+    dealing.deal(costs, sizes.world_size, sizes.batch_size, sizes.micro_batches, exchange, order)
     return order

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,18 @@ class Grid:
     sizes    of a step
     ends     of the stages in an epoch, the last one being `rows`
     window   how many steps make a window, at most
+
+    Raises DataError for more ranks than rows.
     """
 
     def __init__(
         self, rows: int, begin: int, sizes: Sizes, ends: Sequence[int] = (), window: int = 1
     ) -> None:
+        if rows < sizes.world_size:
+            raise DataError(
+                f"{sizes.world_size} ranks share {rows} rows: some would get none",
+                "use fewer ranks, or pack more data or shorter rows",
+            )
         self.begin, self.sizes, self.window = begin, sizes, window
         self._rows, self._ends = rows, ends or [rows]
 

@@ -12,6 +12,7 @@ on it: a run may go on with other sizes in the middle of a step.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any, Literal
@@ -21,7 +22,7 @@ import numpy as np
 from packer_cli.errors import UsageError, one_of
 from packer_cli.records import Int64
 from packer_cli.steps.costs import Float64
-from packer_cli.steps.dealing import dealt_steps, dealt_window
+from packer_cli.steps.dealing import Unbalanced, WithinSteps, WithinWindows
 from packer_cli.steps.eras import Deal, Era
 from packer_cli.steps.grid import Grid, Sizes, Stretch
 from packer_cli.steps.order import Order
@@ -44,7 +45,8 @@ class Schedule:
     begin            where the run goes on
     dealt            which sizes dealt rows before that: as `history` gave it
 
-    Raises UsageError for sizes below 1 and for balance without a cost for each row.
+    Raises UsageError for sizes below 1 and for balance without a cost for each row, and DataError
+    for more ranks than rows.
     """
 
     def __init__(
@@ -81,23 +83,14 @@ class Schedule:
     def rows_at(self, begin: int, end: int) -> Int64:
         """int64[end - begin], the rows of the places begin..end.
 
-        Raises UsageError for places before those that the schedule knows how rows were dealt from.
+        Raises UsageError for places of which it is not known any more how they were dealt.
         """
-        eras = [self._era]
-        while begin < eras[0].grid.begin and (before := eras[0].before):
-            eras.insert(0, before)
-        if begin < eras[0].grid.begin:
-            raise UsageError(
-                f"place {begin}: rows before place {eras[0].grid.begin} were dealt in a way that "
-                "is not known any more",
-                "take a state from an earlier time",
-            )
-        ends = [*(max(era.grid.begin, begin) for era in eras[1:]), end]
         pieces = []
-        for era, stop in zip(eras, ends, strict=True):
-            pieces.append(era.rows_at(begin, min(stop, end)))
-            begin = max(begin, min(stop, end))
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        while begin < end:
+            era, stop = self._era_at(begin)
+            pieces.append(era.rows_at(begin, min(end, stop)))
+            begin = stop
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
     @property
     def window_rows(self) -> int:
@@ -105,16 +98,41 @@ class Schedule:
         return self.sizes.step * (self._window if self._balance == "order" else 1)
 
     def epoch_of(self, place: int) -> int:
-        """The number of the epoch that a place is in."""
-        return self._era.grid.epoch_of(place)
+        """The number of the epoch that a place is in. Raises as `rows_at`."""
+        return self._era_at(place)[0].grid.epoch_of(place)
 
     def epoch_at(self, place: int) -> Stretch:
-        """(begin, end) of the epoch that a place is in; of the first one, from `begin` on."""
-        return self._era.grid.epoch_at(place)
+        """(begin, end) of the epoch that a place is in, or of that part of it in which sizes are
+        the same. Raises as `rows_at`.
+        """
+        era, stop = self._era_at(place)
+        begin, end = era.grid.epoch_at(place)
+        return Stretch(begin, min(end, stop))
 
     def step_at(self, place: int) -> Stretch:
-        """(begin, end) of the step that a place is in; the last one of an epoch may be shorter."""
-        return self._era.grid.step_at(place)
+        """(begin, end) of the step that a place is in. The last one of an epoch may be shorter, and
+        one in which other sizes took over ends there. Raises as `rows_at`.
+        """
+        era, stop = self._era_at(place)
+        begin, end = era.grid.step_at(place)
+        return Stretch(begin, min(end, stop))
+
+    def sizes_at(self, place: int) -> Sizes:
+        """The sizes that a place is dealt with. Raises as `rows_at`."""
+        return self._era_at(place)[0].grid.sizes
+
+    def _era_at(self, place: int) -> tuple[Era, int]:
+        """The era that a place is in, and where it ends."""
+        era, end = self._era, sys.maxsize
+        while place < era.grid.begin:
+            if era.before is None:
+                raise UsageError(
+                    f"place {place}: rows before place {era.grid.begin} were dealt in a way that "
+                    "is not known any more",
+                    "take a state from an earlier time",
+                )
+            era, end = era.before, era.grid.begin
+        return era, end
 
     def name(self) -> dict[str, Any]:
         """What the rows of places depend on, but for their costs and the sizes of steps."""
@@ -145,14 +163,10 @@ def _with_now(dealt: Sequence[Sequence[int]], begin: int, sizes: Sizes) -> list[
 def _dealing(balance: Balance | None, rows: int, seed: int | None, costs: Float64 | None) -> Deal:
     """How the rows of a block are dealt."""
     if balance is None:
-        return lambda rows, _begin, _sizes: rows
+        return Unbalanced()
     if balance not in BALANCES:
         raise one_of("balance", balance, BALANCES)
     if costs is None or len(costs) != rows:
         found = "no costs" if costs is None else f"{len(costs)} costs"
         raise UsageError(f"balance: {balance!r} of {rows} rows, and {found}")
-    if balance == "step":
-        return lambda rows, _begin, sizes: dealt_steps(rows, costs, sizes)
-    return lambda rows, begin, sizes: dealt_window(
-        rows, costs, sizes, f"{seed}/micro-steps from {begin}"
-    )
+    return WithinSteps(costs) if balance == "step" else WithinWindows(costs, seed)

@@ -97,11 +97,6 @@ class PackedSampler:
         )
         self._begin = 0  # where the next iteration begins
         self._go_to(0)
-        if self.rows < self.world_size:
-            raise DataError(
-                f"{self.world_size} ranks share {self.rows} rows: some would get none",
-                "use fewer ranks, or pack more data or shorter rows",
-            )
         steps = self._schedule.window_rows if balance else 0
         self._announcer = announcer_of(rows, seed, block_rows, window_blocks, steps)
 

@@ -52,7 +52,7 @@ def pack_recipe_of(page: str) -> None:
 def test_the_page_on_training(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "training.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 9
+    assert len(blocks) == 10
     pack_recipe_of(page)
     names: dict[str, object] = {}
     for block in blocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from bisect import bisect_right
 from collections import Counter
 from itertools import accumulate
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.steps.costs import row_costs
 from packer_cli.steps.grid import Grid, Sizes
 from packer_cli.steps.schedule import Schedule
@@ -151,6 +152,12 @@ def test_what_was_left_of_a_step_comes_first() -> None:
     plain = schedule(100, (1, 1, 1)).rows_at(0, 100)
     assert sorted(more.rows_at(16, 26)) == sorted([*steps[16:24], *plain[24:26]])
     assert more.rows_at(0, 24)[:16].tolist() == steps[:16].tolist()  # what was before, too
+    assert [more.step_at(place) for place in (0, 15, 16, 26)] == [
+        (0, 12), (12, 16), (16, 26), (26, 36),
+    ]  # fmt: skip
+    assert more.epoch_at(3) == (0, 16)
+    assert more.epoch_at(16) == (16, 100)
+    assert [more.sizes_at(place).world_size for place in (15, 16)] == [4, 2]
     assert (
         schedule(100, (2, 1, 5), "step", begin=26, dealt=more.history(26)).rows_at(26, 90).tolist()
         == more.rows_at(26, 90).tolist()
@@ -188,6 +195,23 @@ def test_steps_of_a_window_are_shuffled() -> None:
     steps = costs[schedule(4000, (8, 1, 1), "order").rows_at(0, 64 * 8)].reshape(64, 8).sum(axis=1)
     order = np.argsort(np.argsort(-steps))
     assert abs(np.corrcoef(order, np.arange(64))[0, 1]) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("balance", "expected"),
+    [
+        ("step", [9, 11, 4, 10, 5, 7, 8, 3, 2, 0, 1, 6]),
+        ("order", [4, 10, 9, 11, 2, 7, 8, 5, 1, 6, 0, 3]),
+    ],
+)
+def test_the_schedule_is_the_same_with_every_version(balance: Any, expected: list[int]) -> None:
+    """A run that is resumed after an upgrade goes on as it was."""
+    costs = np.array([5, 1, 9, 3, 3, 7, 2, 8, 6, 4, 1, 5], np.float64)
+    one = Schedule(
+        12, seed=0, block_rows=2, window_blocks=3, world_size=2, micro_batches=2,
+        balance=balance, costs=costs, window=2,
+    )  # fmt: skip
+    assert one.rows_at(0, 12).tolist() == expected
 
 
 # --- costs and errors ---
@@ -234,3 +258,25 @@ def test_costs_that_are_none(message: str, options: dict[str, Any]) -> None:
 def test_sizes_that_are_none(message: str, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=message):
         Schedule(10, **({"world_size": 2, "costs": np.ones(10)} | SMALL | options))
+
+
+def test_more_ranks_than_rows() -> None:
+    with pytest.raises(DataError, match="11 ranks share 10 rows: some would get none"):
+        schedule(10, (11, 1, 1))
+
+
+@pytest.mark.parametrize("balance", ["step", "order"])
+def test_it_takes_8_bytes_a_row(balance: Any) -> None:
+    """And the sums of squares as many, which are mapped."""
+    rows = 500_000
+    squared = np.arange(rows)
+    tracemalloc.start()
+    costs = row_costs(squared, 4096, hidden_size=16)
+    one = Schedule(
+        rows, seed=0, block_rows=256, window_blocks=64, world_size=8, batch_size=2,
+        micro_batches=4, balance=balance, costs=costs,
+    )  # fmt: skip
+    one.rows_at(0, 8)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 12 * rows
