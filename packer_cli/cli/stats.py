@@ -151,7 +151,8 @@ def _steps(
     from packer_cli.result.manifest import Manifest
     from packer_cli.stats.waiting import TooFewRowsError, Training, predict
 
-    training, steps = Training(ranks, micro_batches, batch_size, hidden_size), []
+    training = Training(ranks, micro_batches, batch_size, hidden_size)
+    steps: list[Prediction | None] = []
     for place, manifest in results:
         assert isinstance(manifest, Manifest)  # noqa: S101 for mypy: `_refuse` refuses others
         try:

@@ -111,8 +111,10 @@ class Packed(Writer):
         shard.file = name
 
     def close(self) -> None:
-        self._finish()
-        self._sums.close()
+        try:
+            self._finish()
+        finally:
+            self._sums.close()
         if sum(shard.rows for shard in self._shards) == self._view.facts.rows:
             self._describe()
 

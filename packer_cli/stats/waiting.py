@@ -25,7 +25,7 @@ from packer_cli.steps.schedule import Balance, Schedule
 
 _SEED, _BLOCK_ROWS, _WINDOW_BLOCKS = 0, 256, 64  # the defaults of PackedSampler
 _STRETCH = 64  # steps that are looked at together: as many as a window has
-_MOST_ROWS = 1 << 20  # that are looked at
+_MOST_ROWS = 1 << 22  # that are looked at
 _MEANING: dict[Balance | None, str] = {
     None: "random order",
     "step": 'balance="step": the rows of each step, dealt evenly to ranks',
@@ -105,7 +105,8 @@ class Prediction(NamedTuple):
         """A line for each order, after the titles; names come last."""
         lines = [["costliest / mean", "time saved", "rows"]]
         for balance, waiting in self.orders.items():
-            saved = percent(self.saved(balance)) if balance else ""
+            # which may be less than nothing by a hair
+            saved = percent(round(self.saved(balance), 4) + 0.0) if balance else ""
             lines.append([f"{waiting.max_over_mean:.3f}", saved, _MEANING[balance]])
         return lines
 

@@ -32,6 +32,8 @@ from support import (
     work_folder,
 )
 
+from packer_cli.run.commits import squared_lengths_name
+
 KILLS = int(os.environ.get("PACKER_KILLS", "10"))
 OPTIONS = ["-l", "256", "-t", "bytes", "-q"]
 UNITS = 40  # of the inputs below
@@ -383,6 +385,17 @@ def test_shards_that_were_damaged_meanwhile_are_packed_again(interrupted: Path) 
     (work_folder() / "unit-00003.json").write_bytes(b"{}")
     shard_of(work_folder(), 4).unlink()
     assert packer(*arguments("out")).exit_code == 0
+    assert packer(*arguments("fresh")).exit_code == 0
+    assert contents("out") == contents("fresh")
+
+
+def test_units_whose_squared_lengths_are_lost_are_packed_again(interrupted: Path) -> None:
+    """A power loss may have cut them short, and earlier packers have not written them."""
+    packed = len(records(interrupted))
+    os.truncate(work_folder() / squared_lengths_name(1), 8)
+    (work_folder() / squared_lengths_name(2)).unlink()
+    done = packer(*(argument for argument in arguments("out") if argument != "-q"))
+    assert f"continuing: {packed - 2} of {UNITS} units are already packed" in done.stderr
     assert packer(*arguments("fresh")).exit_code == 0
     assert contents("out") == contents("fresh")
 

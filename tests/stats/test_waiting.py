@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from forging import Result
-from packer_cli.steps.schedule import Schedule
 from support import assert_error, jsonl, packer, squared_lengths_by_hand
 
 from packer_cli.result.layout import SQUARED_LENGTHS
 from packer_cli.stats import waiting
+from packer_cli.steps.schedule import Schedule
 
 pytestmark = pytest.mark.usefixtures("folder")
 L, HIDDEN = 256, 4
@@ -166,10 +166,12 @@ def test_a_view_needs_no_tokens(out: Path) -> None:
 RECIPE = """
 max-length = 256
 tokenizer = "bytes"
-[split]
-validation = 0.1
-[sources.a]
+[validation]
+share = 0.1
+[[source]]
+name = "a"
 inputs = ["a.jsonl"]
+weight = 1
 """
 
 
