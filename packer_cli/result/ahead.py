@@ -76,5 +76,5 @@ class Ahead:
 
     def _fetch(self) -> None:
         while (one := self._next()) is not None:
-            with suppress(PackerError):
+            with suppress(PackerError, OSError):
                 self._cache.try_to_fetch(SHARD, one, _process_ends.is_set)

@@ -106,7 +106,7 @@ class CachedDirectory(PackedDirectory):
 
     def replaced(self) -> DataError | None:
         try:
-            now = patiently(lambda: load(self.url, incomplete_too=True))
+            now = load(self.url, incomplete_too=True)
         except DataError:
             return None
         if checksum(now.document) == self.digest:

@@ -22,8 +22,8 @@ from packer_cli.errors import DataError, PackerError
 
 RANGE_BYTES = 8 << 20
 _AT_ONCE = 4  # ranges, so that 32 MiB are held in memory
-TRIES = 5
-_FIRST_WAIT, _LONGEST_WAIT = 0.25, 8.0
+TRIES = 3  # each of which the store's package may repeat by itself, as s3fs does
+_FIRST_WAIT = 0.5
 _LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)
 UPLOAD_AGAIN = "remove the object and upload it again; if the result was replaced, open it again"
 
@@ -52,7 +52,7 @@ def patiently(ask: Callable[[], _T]) -> _T:
                 raise
             if attempt == TRIES:
                 raise DataError(f"{error.message} (tried {TRIES} times)", error.tip) from error
-        longest = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT)
+        longest = _FIRST_WAIT * 2**attempt
         time.sleep(random.uniform(longest / 2, longest))  # noqa: S311 apart from other processes
     raise AssertionError
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -170,6 +171,15 @@ def test_resuming_with_a_cold_cache(proxy: s3_server.Proxy, packed: Path) -> Non
     assert torch.equal(rest.int(), local.__getitems__(expected[300:]).columns["input_ids"])
 
 
+def test_a_sampler_pickles(proxy: s3_server.Proxy, packed: Path) -> None:
+    """As those of other datasets do; what it announces, it announces where it is."""
+    sampler = PackedSampler(PackedDataset(URL, cache="cache", cache_bytes=200_000), **SMALL)
+    first = list(islice(sampler, 10))
+    again = pickle.loads(pickle.dumps(sampler))  # noqa: S301
+    again.set_epoch(0)
+    assert list(islice(again, 10)) == first
+
+
 def test_balanced_steps(proxy: s3_server.Proxy, packed: Path) -> None:
     """Costs are a file of the result; the cache keeps it, too."""
     local, dataset = PackedDataset(packed), PackedDataset(URL, cache="cache", cache_bytes=400_000)
@@ -229,10 +239,13 @@ class TestFaults:
         """Bounded: the error comes from the worker that wants the rows, and names the object."""
         monkeypatch.setattr(fetching, "TRIES", 2)
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        monkeypatch.setattr(S3FileSystem, "retries", 1)  # they would take a minute
+        S3FileSystem.clear_instance_cache()
         dataset = PackedDataset(URL, cache="cache")
         proxy.disturb = lambda key: how if "shard-00002" in key else ""
         with pytest.raises(DataError, match=f"{URL}/shard-00002-.*: cannot read: .*tried 2 times"):
             ids(dataset, PackedSampler(dataset, **SMALL), workers=1)
+        S3FileSystem.clear_instance_cache()
 
     def test_an_object_that_is_replaced(self, proxy: s3_server.Proxy, packed: Path) -> None:
         shard = open_packed(packed).facts.shards[2]
@@ -294,6 +307,24 @@ class TestRoom:
         maps = Path("/proc/self/maps").read_text().splitlines()
         mapped = {line.split()[-2] for line in maps if "(deleted)" in line and "/cache/" in line}
         assert len(mapped) <= 1  # the one that made room for the last
+
+    def test_threads_may_share_a_dataset(
+        self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While one lets go of shards, others gather from them."""
+        monkeypatch.setattr(cached_rows, "_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(cached_rows, "_TURNS", 1000)  # each has an order of its own
+        dataset = PackedDataset(URL, cache="cache", cache_bytes=200_000)
+        local = PackedDataset(packed)
+
+        def is_right(seed: int) -> bool:
+            rows = list(PackedSampler(local, seed=seed, **SMALL))
+            parts = [dataset.__getitems__(rows[k : k + 16]) for k in range(0, len(rows), 16)]
+            found = torch.cat([part.columns["input_ids"] for part in parts])
+            return torch.equal(found, local.__getitems__(rows).columns["input_ids"])
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(is_right, range(4)))
 
     def test_a_window_never_needs_more_than_the_bound_that_is_checked(
         self, proxy: s3_server.Proxy, packed: Path

@@ -153,7 +153,7 @@ def test_any_order_in_any_room(packed: Path, data: st.DataObject) -> None:
         else:
             assert rows == content(local, number)
         assert sum(files().values()) - files()["owner.json"] <= limit
-    assert all("cannot read: cut (tried 5 times)" in one for one in said)
+    assert all("cannot read: cut (tried 3 times)" in one for one in said)
 
 
 class TestFaults:
@@ -209,7 +209,7 @@ class TestFaults:
 
         monkeypatch.setattr(Bucket, "disturb", staticmethod(disturb))
         said = self.fault(url, "check the network and the address")
-        assert said == f"{url}/{shard.name}: cannot read: connection reset (tried 5 times)"
+        assert said == f"{url}/{shard.name}: cannot read: connection reset (tried 3 times)"
 
     def test_an_object_with_other_content(self, url: str, shard: Path) -> None:
         whole = shard.read_bytes()
