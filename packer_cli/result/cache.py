@@ -64,6 +64,9 @@ class Cache:
     It pickles as these. Raises UsageError when the place in the folder is somebody else's.
     """
 
+    waited_for = 0  # bytes that `local` itself has fetched, in this process
+    given = 0.0  # bytes of the rows that were read of it, as their readers say
+
     def __init__(self, folder: Path, limit: int | None = None) -> None:
         self.folder, self.limit = folder, limit
 
@@ -128,19 +131,21 @@ class Cache:
         """
         name = _name(kind, wanted.sha256)
         while not self._holds(name, wanted.size):
-            if not self.try_to_fetch(kind, wanted):
+            if self.try_to_fetch(kind, wanted):
+                self.waited_for += wanted.size or 0
+            elif not self._holds(name, wanted.size):
                 time.sleep(_LOOK_SECONDS)
         return self.path(name)
 
     def try_to_fetch(
         self, kind: str, wanted: Wanted, stopped: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Fetch a file unless it is here; False when another process does, and once `stopped` says
-        so. Raises as `local`.
+        """Fetch a file; False when it is here already, when another process fetches it, and once
+        `stopped` says so. Raises as `local`.
         """
         name = _name(kind, wanted.sha256)
         if self._holds(name, wanted.size):
-            return True
+            return False
         with self._begun(name, wanted.size) as descriptor:
             if descriptor is None:
                 return False

@@ -47,7 +47,7 @@ class CachedRows(ResultRows):
     def gather(self, rows: Int64) -> RowBatch:
         self._look()
         self._used[np.searchsorted(self._ends, rows, side="right")] = True
-        self._read += len(rows)
+        self.cache.given += len(rows) * self._row_bytes
         return super().gather(rows)
 
     @cached_property
@@ -59,7 +59,12 @@ class CachedRows(ResultRows):
         """bool[shards], which have been read since the last look."""
         return np.zeros(len(self._ends), bool)
 
-    _looked, _read, _fetched = 0.0, 0, 0  # seconds; rows; bytes of shards that a batch waited for
+    @cached_property
+    def _row_bytes(self) -> float:
+        facts = self.packed.facts
+        return sum(shard.bytes for shard in facts.shards) / facts.rows
+
+    _looked = 0.0  # seconds
 
     def _look(self) -> None:
         """Tell the cache which shards are read, and let those go that it has removed."""
@@ -81,25 +86,19 @@ class CachedRows(ResultRows):
             self._mapped = mapped.without(ends - [shards[index].rows for index in lost], ends)
 
     def _map(self, row: int, mapped: Mapped) -> Mapped:
-        entry, _ = self.packed.find(row)
-        if not self.packed.holds(entry):
-            self._fetched += entry.bytes
-            self._refuse_waste()
+        self._refuse_waste()
         return super()._map(row, mapped)
 
     def _refuse_waste(self) -> None:
-        limit, facts = self.cache.limit, self.packed.facts
-        if limit is None or self._fetched < _TURNS * limit:
+        limit, fetched, read = self.cache.limit, self.cache.waited_for, self.cache.given
+        if limit is None or fetched < _TURNS * limit or fetched <= _WASTE * read:
             return
-        total = sum(shard.bytes for shard in facts.shards)
-        read = total * self._read // facts.rows
-        if self._fetched > _WASTE * read:
-            raise UsageError(
-                f"{self.path}: {self._fetched:,} bytes of shards were fetched for {read:,} bytes "
-                f"of rows: the order asks for other shards than the cache holds, cache_bytes is "
-                f"{limit:,}",
-                f"shuffle with PackedSampler, or give cache_bytes={total * 101 // 100} or more",
-            )
+        total = sum(shard.bytes for shard in self.packed.facts.shards)
+        raise UsageError(
+            f"{self.path}: {fetched:,} bytes of shards were fetched for {read:,.0f} bytes of rows: "
+            f"the order asks for other shards than the cache holds, cache_bytes is {limit:,}",
+            f"shuffle with PackedSampler, or give cache_bytes={total * 101 // 100} or more",
+        )
 
     def _check(self, entry: Shard) -> None:
         """Nothing: what is in the cache has been compared with the manifest."""
