@@ -28,7 +28,7 @@ except ImportError as error:
     print(json.dumps({"skipped": f"the peers' environment has no {error.name}: make peers"}))
     sys.exit()
 
-URL, BATCH, ROUNDS = "s3://bucket/out", 8, 7
+URL, BATCH, ROUNDS = "s3://bucket/out", 8, 25
 
 
 def rates(directory: Path) -> dict[str, Any]:
