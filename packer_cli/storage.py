@@ -13,7 +13,7 @@ import hashlib
 import io
 import os
 import stat as local_stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -292,6 +292,22 @@ def open_bytes(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedRe
     if not is_url(path):
         return open(path, "rb", buffering=0)
     return io.BufferedReader(_Remote(path), ahead)
+
+
+def ranges(url: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The bytes begin .. end of an object for each span, one request each, at the same time where
+    the store's package can. Raises PackerError, also for an object that ends before.
+    """
+    with _asking(url):
+        store, name = _store(url)
+        begins, ends = [begin for begin, _ in spans], [end for _, end in spans]
+        parts: list[bytes] = store.cat_ranges([name] * len(spans), begins, ends, on_error="raise")
+        for (begin, end), part in zip(spans, parts, strict=True):
+            if len(part) != end - begin:
+                raise OSError(
+                    errno.EIO, f"bytes {begin} to {end} were asked for, {len(part)} bytes came"
+                )
+        return parts
 
 
 def open_arrow(path: str) -> Any:

@@ -97,9 +97,9 @@ class PackedDirectory:
     def _mapped(
         self, shard: Shard, read: Callable[[Any], Generator[Any, None, int]]
     ) -> Iterator[Any]:
-        path = self.path / shard.file
+        path = self.place_of(shard.file)
         try:
-            with pa.memory_map(str(path)) as source:
+            with self._map(shard) as source:
                 rows = yield from read(source)
         except (pa.ArrowException, OSError) as error:
             raise self.replaced() or DataError(
@@ -109,6 +109,18 @@ class PackedDirectory:
             raise DataError(
                 f"{path}: holds {rows} rows, the manifest says {shard.rows}", PACK_AGAIN
             )
+
+    def place_of(self, name: str) -> str:
+        """Where a file of the result is, for messages."""
+        return str(self.path / name)
+
+    def local(self, name: str) -> Path:
+        """A local file with the content of a side file."""
+        return self.path / name
+
+    def _map(self, shard: Shard) -> Any:
+        """The shard's bytes, mapped. Raises ArrowException or OSError."""
+        return pa.memory_map(str(self.path / shard.file))
 
     def replaced(self) -> DataError | None:
         """The error to raise when another result has taken the place of this one."""

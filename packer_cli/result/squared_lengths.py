@@ -46,7 +46,7 @@ def squared_lengths(packed: PackedDirectory) -> Int64:
     """
     if SQUARED_LENGTHS not in packed.facts.side_files:
         return np.concatenate([*counted(packed, packed.facts.shards)])
-    path = packed.path / SQUARED_LENGTHS
+    path = packed.local(SQUARED_LENGTHS)
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -95,7 +95,8 @@ def counted(packed: PackedDirectory, shards: Iterable[Shard]) -> Iterator[Int64]
         for batch in packed.stored(shard):
             if broken := broken_cu_seqlens(batch, limits):
                 raise DataError(
-                    f"{packed.path / shard.file}: is damaged: {broken[0].rule}{broken[0].detail}",
+                    f"{packed.place_of(shard.file)}: is damaged: "
+                    f"{broken[0].rule}{broken[0].detail}",
                     PACK_AGAIN,
                 )
             _, length, offsets = segments_of(batch)

@@ -92,6 +92,11 @@ class Schedule:
             begin = stop
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
+    @property
+    def window_rows(self) -> int:
+        """How many rows, of all ranks, are dealt together at most."""
+        return self.sizes.step * (self._window if self._balance == "order" else 1)
+
     def epoch_of(self, place: int) -> int:
         """The number of the epoch that a place is in. Raises as `rows_at`."""
         return self._era_at(place)[0].grid.epoch_of(place)

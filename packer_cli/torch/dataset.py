@@ -2,7 +2,7 @@
 
 Rows are gathered from memory-mapped shards, a whole batch at a time; nothing else is ever read
 into memory. Those of a view are filled from memory-mapped documents. Shards are mapped in the
-process that reads them, on first use.
+process that reads them, on first use; those of a result at a URL are fetched into a cache before.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from typing import Any
 
 import numpy as np
 
+from packer_cli import storage
 from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.records import Int32, Int64
+from packer_cli.result.cache import Cache
+from packer_cli.result.foresight import Foresight
 from packer_cli.result.joined import joined_fingerprint, joined_stages, tokens_of_each
 from packer_cli.result.manifest import TrainingStage
 from packer_cli.result.opening import Paths
 from packer_cli.result.squared_lengths import squared_lengths
+from packer_cli.torch.cached_rows import CachedRows
 from packer_cli.torch.joined import check_alike, joined_batches
 from packer_cli.torch.result_rows import ResultRows
 from packer_cli.torch.rows import SOURCE, RowBatch
@@ -34,12 +38,16 @@ class PackedDataset:
     joined one after another.
 
     path      the --output of `packer pack`, or a list of them, packed directories and views: they
-              must be alike in max_length, label shift, segment multiple and tokenizer
+              must be alike in max_length, label shift, segment multiple and tokenizer. A packed
+              directory may be a URL that fsspec reads, such as s3://bucket/out
     columns   which columns rows have, of those in the directory, and "source" of a recipe's
               results; None: all but `segments` and `source`
     tokenizer_sha256   digest of the tokenizer.json that training uses; checked when given
     tokens    of a view: where its tokenized directories are, if no longer where they were packed
               from; one or several, in any order
+    cache     of a URL, the local directory in which its shards are kept: for all processes of the
+              machine, and for the next run. They share it
+    cache_bytes   how large the cache may get; None: as large as the results are
 
     `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
     uint8[L], cu_seqlens int32[segments + 1], source int32[segments], which counts `sources`.
@@ -47,10 +55,14 @@ class PackedDataset:
     this package. Labels that the directory holds already shifted (`--label-shift pre`) are named
     shift_labels, never labels.
 
-    It pickles as its paths, and threads may share it. Raises DataError when a directory is not
-    finished, of another format version, packed with another tokenizer or changed since it was
-    pickled, a shard is missing or cut short, a tokenized directory of a view is gone or changed, or
-    joined results are not alike; UsageError for a column that is not there.
+    It pickles as its paths, and threads may share it. A request that fails is repeated; rows of
+    shards that are not what the manifest says are never given.
+
+    Raises DataError when a directory is not finished, of another format version, packed with
+    another tokenizer or changed since it was pickled, a shard is missing or cut short, a tokenized
+    directory of a view is gone or changed, joined results are not alike, or something at a URL
+    cannot be fetched or has changed; UsageError for a column that is not there, a URL without a
+    cache, or a cache that is too small.
     """
 
     def __init__(
@@ -60,12 +72,15 @@ class PackedDataset:
         *,
         tokenizer_sha256: str | None = None,
         tokens: Paths | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         if not paths:
             raise UsageError("PackedDataset: got no path", "give the --output of packer pack")
+        kept = _cache_of(paths, cache, cache_bytes)
         its_tokens = tokens_of_each(paths, tokens)
-        self._parts = [ResultRows(*one) for one in zip(paths, its_tokens, strict=True)]
+        self._parts = [_rows_of(*one, kept) for one in zip(paths, its_tokens, strict=True)]
         check_alike(self._parts, with_columns=columns is None)
         self.columns = self._chosen(columns)
         for part in self._parts:
@@ -73,9 +88,18 @@ class PackedDataset:
             if tokenizer_sha256 is not None:
                 _check_tokenizer(part, tokenizer_sha256)
 
+    @cached_property
+    def foresight(self) -> Foresight | None:
+        """What a sampler tells which rows come next; None where all results are local."""
+        caches = [part.cache for part in self._parts if isinstance(part, CachedRows)]
+        return Foresight([part.packed for part in self._parts], caches[0]) if caches else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "foresight"}
+
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """The directories."""
+    def paths(self) -> tuple[Path | str, ...]:
+        """The directories; URLs as they were given."""
         return tuple(part.path for part in self._parts)
 
     @property
@@ -116,7 +140,7 @@ class PackedDataset:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def result_of(self, row: int) -> tuple[Path, int]:
+    def result_of(self, row: int) -> tuple[Path | str, int]:
         """The directory that a row is of, and its number there, as `packer show` takes it.
 
         Raises IndexError.
@@ -186,6 +210,41 @@ class PackedDataset:
                     raise one_of("columns", name, part.columns_present())
         both = "cu_seqlens" in columns and PADDED_BOUNDARIES in present
         return tuple(dict.fromkeys([*columns, PADDED_BOUNDARIES] if both else columns))
+
+
+def _cache_of(
+    paths: Sequence[str | os.PathLike[str]],
+    cache: str | os.PathLike[str] | None,
+    cache_bytes: int | None,
+) -> Cache | None:
+    """The cache for the URLs among these; None when there are none."""
+    url = next((os.fspath(path) for path in paths if storage.is_url(os.fspath(path))), None)
+    if url is None:
+        if cache is not None or cache_bytes is not None:
+            raise UsageError(
+                f"{'cache' if cache is not None else 'cache_bytes'}: is for results at URLs, "
+                f"{os.fspath(paths[0])} is local and read in place",
+                "leave it out",
+            )
+        return None
+    if cache is None:
+        raise UsageError(
+            f"{url}: a URL, and no cache= says where its shards are kept",
+            'PackedDataset(url, cache="/a/local/directory"), with room for the result or '
+            "cache_bytes=",
+        )
+    if cache_bytes is not None and cache_bytes < 1:
+        raise UsageError(f"cache_bytes: {cache_bytes} is less than 1")
+    return Cache(storage.local(cache, "a cache is a local directory").absolute(), cache_bytes)
+
+
+def _rows_of(path: str | os.PathLike[str], tokens: Paths | None, cache: Cache | None) -> ResultRows:
+    name = os.fspath(path)
+    if cache is None or not storage.is_url(name):
+        return ResultRows(path, tokens)
+    if tokens:
+        raise UsageError(f"tokens: {name} is no view: it has its tokens itself", "leave it out")
+    return CachedRows(name.rstrip("/"), cache)
 
 
 def _check_tokenizer(part: ResultRows, expected: str) -> None:

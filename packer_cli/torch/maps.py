@@ -35,7 +35,7 @@ class MappedRows:
         self._firsts, self._ends = np.empty(0, np.int64), np.empty(0, np.int64)
         self._values = {name: np.empty(0, np.int64) for name in columns}  # addresses
         self._offsets = {name: np.empty(0, np.int64) for name in columns if name in RAGGED}
-        self._mapped: list[Any] = []  # the batches that own this memory
+        self._mapped: list[Any] = []  # of each span, the batch that owns its memory
 
     def added(self, first: int, batches: Sequence[Any]) -> MappedRows:
         """These spans and new ones: the rows of record batches, of which the first is `first`."""
@@ -53,8 +53,24 @@ class MappedRows:
             else:
                 addresses = [rows_of(batch.column(name)).ctypes.data for batch in batches]
             more._values[name] = np.insert(known, at, addresses)
-        more._mapped = [*self._mapped, *batches]
+        more._mapped = [*self._mapped[:at], *batches, *self._mapped[at:]]
         return more
+
+    @property
+    def firsts(self) -> Int64:
+        """int64[spans], the first row of each."""
+        return self._firsts
+
+    def without(self, begins: Int64, ends: Int64) -> MappedRows:
+        """These spans but for those of some rows: begins[k] .. ends[k], ascending."""
+        less = MappedRows(tuple(self._kinds), self._max_length)
+        at = np.searchsorted(ends, self._firsts, side="right")
+        keep = self._firsts < np.append(begins, self._firsts.max(initial=0) + 1)[at]
+        less._firsts, less._ends = self._firsts[keep], self._ends[keep]
+        less._values = {name: values[keep] for name, values in self._values.items()}
+        less._offsets = {name: values[keep] for name, values in self._offsets.items()}
+        less._mapped = [self._mapped[k] for k in np.flatnonzero(keep)]
+        return less
 
     def first_absent(self, rows: Int64) -> int:
         """The place in `rows` of the first that is in no span; -1 when all are here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from packer_cli.torch.maps import MappedRows, MappedViewRows
 from packer_cli.torch.rows import RAGGED, SOURCE, Lists, RowBatch
 
 SHIFTED = "shift_labels"
-_Mapped = MappedRows | MappedViewRows
+_LOCAL = "rows are only read from local directories"
+Mapped = MappedRows | MappedViewRows
 
 
 class ResultRows:
@@ -35,7 +37,7 @@ class ResultRows:
 
     def __init__(self, path: str | os.PathLike[str], tokens: Paths | None) -> None:
         # absolute: shards are mapped later, perhaps by a worker elsewhere
-        self.path = storage.local(path, "rows are only read from local directories").absolute()
+        self.path: Path | str = storage.local(path, _LOCAL).absolute()
         self.columns: tuple[str, ...] = ()
         self._digest: str | None = None
         self._tokens: Paths | None = tokens
@@ -50,15 +52,19 @@ class ResultRows:
         packed = open_packed(self.path, self._tokens)
         if self._digest not in (None, packed.facts.sha256):
             raise DataError(
-                f"{self.path / MANIFEST}: changed since the dataset was opened",
+                f"{self._manifest}: changed since the dataset was opened",
                 "open it again; pack into a new directory while one is in use",
             )
         return packed
 
+    @property
+    def _manifest(self) -> str:
+        return storage.join(str(self.path), MANIFEST)
+
     def _manifest_stamp(self) -> tuple[int, ...] | None:
         """What distinguishes a manifest from one that has replaced it, without reading it."""
         try:
-            status = (self.path / MANIFEST).stat()
+            status = os.stat(self._manifest)
         except OSError:
             return None  # whoever reads it reports the problem
         return status.st_ino, status.st_mtime_ns, status.st_size
@@ -143,7 +149,7 @@ class ResultRows:
             )
         return sources
 
-    def _map(self, row: int, mapped: _Mapped) -> _Mapped:
+    def _map(self, row: int, mapped: Mapped) -> Mapped:
         """`mapped`, with the shard of a row added that it lacks."""
         entry, within = self.packed.find(row)
         self._check(entry)  # the dataset may have been opened long ago
@@ -154,7 +160,7 @@ class ResultRows:
             absent = stored - set(batch.schema.names)
             if absent and not isinstance(self.packed, View):
                 raise DataError(
-                    f"{self.path / entry.file}: has no column {min(absent)}, "
+                    f"{self.packed.place_of(entry.file)}: has no column {min(absent)}, "
                     f"{MANIFEST} says it has",
                     PACK_AGAIN,
                 )
@@ -171,7 +177,7 @@ class ResultRows:
         self.packed.check_size(entry)
 
     @cached_property
-    def _mapped(self) -> _Mapped:
+    def _mapped(self) -> Mapped:
         """What this process has mapped."""
         if isinstance(self.packed, View):
             return MappedViewRows(self.columns, self.packed)

@@ -15,6 +15,7 @@ from typing import Any
 from packer_cli.errors import DataError, UsageError
 from packer_cli.steps.costs import Cost
 from packer_cli.steps.schedule import WINDOW, Balance, Schedule
+from packer_cli.torch.announcing import announcer_of
 from packer_cli.torch.balance import check_options, costs_of, digest_of
 from packer_cli.torch.ranks import share_of_ranks
 
@@ -96,12 +97,18 @@ class PackedSampler:
         )
         self._begin = 0  # where the next iteration begins
         self._go_to(0)
+        steps = self._schedule.window_rows if balance else 0
+        self._announcer = announcer_of(rows, seed, block_rows, window_blocks, steps)
 
     def __iter__(self) -> Iterator[int]:
         begin, end = self._begin, self._end()
         schedule, size = self._schedule, -(-_AT_ONCE // self.world_size) * self.world_size
         self._now, self._taken, self._restored = (begin, end), begin, False
+        if self._announcer is not None:
+            self._announcer.begin(begin)
         for first in range(begin, end, size):
+            if self._announcer is not None:
+                self._announcer.reached(first)
             rows = schedule.rows_at(first, min(first + size, end))[self.rank :: self.world_size]
             for turn, row in enumerate(rows.tolist(), 1):
                 place = first + turn * self.world_size

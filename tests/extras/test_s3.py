@@ -6,7 +6,6 @@ import bz2
 import gzip
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
+import s3_server
 from support import at_any_moment, check_directory, contents, jsonl, packer_process, recover_texts
 
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(20_000)]
@@ -27,29 +26,16 @@ TABLE = pa.table({"text": TEXTS})
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with s3_server.server() as url:
+        yield url
 
 
 @pytest.fixture
-def bucket(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def bucket(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An empty one, which the command finds by its environment."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "none"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    found = boto3.resource("s3").Bucket("bucket")
-    found.create()
-    yield found
-    found.objects.all().delete()
-    found.delete()
+    s3_server.point_to(endpoint, folder, monkeypatch)
+    with s3_server.empty_bucket() as found:
+        yield found
 
 
 def _arrow() -> bytes:

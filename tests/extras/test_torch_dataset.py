@@ -191,9 +191,16 @@ def test_a_relative_path_holds_elsewhere(packed: Path, monkeypatch: pytest.Monke
     assert torch.equal(dataset[3]["input_ids"], again[3]["input_ids"])
 
 
-def test_a_url() -> None:
-    with pytest.raises(UsageError, match="s3://bucket/rows: a URL, rows are only read from local"):
+def test_a_url_needs_a_cache_and_a_local_path_none(packed: Path) -> None:
+    with pytest.raises(UsageError, match="s3://bucket/rows: a URL, and no cache= says where"):
         PackedDataset("s3://bucket/rows")
+    for options in ({"cache": "cache"}, {"cache_bytes": 1 << 30}):
+        with pytest.raises(UsageError, match=f"{packed} is local and read in place"):
+            PackedDataset(packed, **options)
+    with pytest.raises(UsageError, match="a cache is a local directory"):
+        PackedDataset("s3://bucket/rows", cache="s3://bucket/cache")
+    with pytest.raises(UsageError, match="cache_bytes: 0 is less than 1"):
+        PackedDataset("s3://bucket/rows", cache="cache", cache_bytes=0)
 
 
 def test_it_pickles_as_its_path(packed: Path) -> None:

@@ -1,0 +1,363 @@
+"""PackedDataset at s3://: the rows of the local directory, by loaders, ranks and after faults."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import s3_server
+import torch
+from s3fs import S3FileSystem
+from support import packer
+from torch.utils.data import DataLoader
+
+from packer_cli import open_packed
+from packer_cli.errors import DataError, UsageError
+from packer_cli.result import fetching
+from packer_cli.result.foresight import largest_window
+from packer_cli.steps.order import Order
+from packer_cli.torch import PackedDataset, PackedSampler, cached_rows, padded_collate
+
+L = 64
+URL = "s3://bucket/some/out"
+SMALL: dict[str, Any] = {"block_rows": 16, "window_blocks": 4}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[str, s3_server.Proxy]]:
+    """The URL of a server, and the proxy before it. One for all: fsspec remembers where it was."""
+    with s3_server.server() as endpoint:
+        proxy = s3_server.Proxy(endpoint)
+        S3FileSystem.clear_instance_cache()
+        yield endpoint, proxy
+        S3FileSystem.clear_instance_cache()
+        proxy.close()
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 650 rows in two dozen shards."""
+    folder = tmp_path_factory.mktemp("packed")
+    pack(folder / "out", 0)
+    assert len(open_packed(folder / "out").facts.shards) > 10
+    return folder / "out"
+
+
+def pack(out: Path, seed: int, *more: object) -> None:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 90, 900)
+    lines = (json.dumps({"input_ids": random.integers(0, 50_000, n).tolist()}) for n in lengths)
+    data = out.parent / f"data-{out.name}.jsonl"
+    data.write_text("\n".join(lines))
+    result = packer("pack", data, "-l", L, "-q", "--unit-bytes", "15K", "-o", out, *more)
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.fixture
+def proxy(
+    servers: tuple[str, s3_server.Proxy],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    packed: Path,
+) -> Iterator[s3_server.Proxy]:
+    """Before a bucket that holds the result at URL."""
+    endpoint, proxy = servers
+    s3_server.point_to(proxy.endpoint, folder, monkeypatch)
+    monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
+    proxy.undisturbed()
+    with s3_server.empty_bucket(endpoint) as proxy.bucket:
+        upload(proxy, packed)
+        yield proxy
+        proxy.undisturbed()
+
+
+def upload(proxy: s3_server.Proxy, folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_file():
+            put(proxy, path.name, path.read_bytes())
+
+
+def put(proxy: s3_server.Proxy, name: str, content: bytes) -> None:
+    proxy.bucket.put_object(Key=f"some/out/{name}", Body=content)
+
+
+def of_shards(proxy: s3_server.Proxy) -> Counter[str]:
+    """How often each shard was asked for."""
+    return Counter(one for one in proxy.requests if "shard-" in one)
+
+
+def ids(dataset: PackedDataset, sampler: Any = None, workers: int = 0, **more: Any) -> Any:
+    """input_ids of all rows, as a loader gives them."""
+    loader = DataLoader(
+        dataset, 4, sampler=sampler, num_workers=workers,
+        collate_fn=partial(padded_collate, config=None), **more,
+    )  # fmt: skip
+    return torch.cat([batch["input_ids"] for batch in loader])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("limit", [None, 200_000])
+def test_rows_are_those_of_the_local_directory(
+    proxy: s3_server.Proxy, packed: Path, workers: int, limit: int | None
+) -> None:
+    """In the sampler's order, for two epochs, and the second run asks for the manifest alone."""
+    local, dataset = PackedDataset(packed), PackedDataset(URL, cache="cache", cache_bytes=limit)
+    assert dataset.fingerprint == local.fingerprint
+    assert dataset.paths == (URL,)
+    assert dataset.result_of(500)[0] == URL
+    mine, theirs = (PackedSampler(one, **SMALL) for one in (dataset, local))
+    for _ in range(2):
+        assert torch.equal(ids(dataset, mine, workers), ids(local, theirs))
+        assert mine.state_dict() == theirs.state_dict()
+    if limit is None:
+        assert set(of_shards(proxy).values()) == {1}
+        proxy.requests.clear()
+        again = PackedDataset(URL, cache="cache")
+        assert torch.equal(ids(again, workers=workers), ids(local))
+        assert {one.split()[1] for one in proxy.requests} == {"some/out/manifest.json"}
+    else:
+        assert size_of("cache") <= limit
+
+
+def size_of(folder: str) -> int:
+    """Of packer's files in a cache, without owner.json."""
+    found = [path for path in Path(folder).rglob("*") if path.is_file()]
+    return sum(path.stat().st_size for path in found if path.name != "owner.json")
+
+
+def test_spawned_workers(proxy: s3_server.Proxy, packed: Path) -> None:
+    dataset = PackedDataset(URL, ["input_ids", "cu_seqlens"], cache="cache")
+    dataset[0]
+    assert len(pickle.dumps(dataset)) < 1000
+    found = ids(dataset, workers=2, multiprocessing_context="spawn")
+    assert torch.equal(found, ids(PackedDataset(packed)))
+
+
+def test_a_list_of_urls_and_directories(proxy: s3_server.Proxy, packed: Path) -> None:
+    pack(Path("more"), 1)
+    both = PackedDataset([URL, "more"], cache="cache", cache_bytes=200_000)
+    local = PackedDataset([packed, "more"])
+    samplers = [PackedSampler(one, **SMALL) for one in (both, local)]
+    assert torch.equal(ids(both, samplers[0]), ids(local, samplers[1]))
+
+
+def test_resuming_with_a_cold_cache(proxy: s3_server.Proxy, packed: Path) -> None:
+    """In the middle of an epoch, on another machine."""
+    local = PackedDataset(packed)
+    expected = list(PackedSampler(local, **SMALL))
+    dataset = PackedDataset(URL, cache="cache")
+    sampler = PackedSampler(dataset, **SMALL)
+    first = list(islice(sampler, 300))
+    state = sampler.state_dict()
+    dataset = PackedDataset(URL, cache="other", cache_bytes=200_000)
+    sampler = PackedSampler(dataset, **SMALL)
+    sampler.load_state_dict(state)
+    rest = ids(dataset, sampler, workers=1)
+    assert first == expected[:300]
+    assert torch.equal(rest.int(), local.__getitems__(expected[300:]).columns["input_ids"])
+
+
+def test_a_sampler_pickles(proxy: s3_server.Proxy, packed: Path) -> None:
+    """As those of other datasets do; what it announces, it announces where it is."""
+    sampler = PackedSampler(PackedDataset(URL, cache="cache", cache_bytes=200_000), **SMALL)
+    first = list(islice(sampler, 10))
+    again = pickle.loads(pickle.dumps(sampler))  # noqa: S301
+    again.set_epoch(0)
+    assert list(islice(again, 10)) == first
+
+
+def test_balanced_steps(proxy: s3_server.Proxy, packed: Path) -> None:
+    """Costs are a file of the result; the cache keeps it, too."""
+    local, dataset = PackedDataset(packed), PackedDataset(URL, cache="cache", cache_bytes=400_000)
+    options: dict[str, Any] = {
+        "balance": "order", "batch_size": 2, "micro_batches": 2, "hidden_size": 8, "window": 4,
+        "rank": 1, "world_size": 2, **SMALL,
+    }  # fmt: skip
+    assert list(PackedSampler(dataset, **options)) == list(PackedSampler(local, **options))
+    assert np.array_equal(dataset.squared_lengths, local.squared_lengths)
+    assert ids(dataset, PackedSampler(dataset, **options)).any()
+    assert size_of("cache") <= 400_000
+
+
+def _rank(rank: int, limit: int | None, found: Any) -> None:
+    dataset = PackedDataset(URL, cache="cache", cache_bytes=limit)
+    sampler = PackedSampler(dataset, rank=rank, world_size=2, **SMALL)
+    found.put((rank, ids(dataset, sampler, workers=1).numpy()))
+
+
+@pytest.mark.parametrize("limit", [None, 350_000])
+def test_two_ranks_share_a_cache(proxy: s3_server.Proxy, packed: Path, limit: int | None) -> None:
+    fork = multiprocessing.get_context("fork")  # which starts at once
+    found = fork.Queue()
+    ranks = [fork.Process(target=_rank, args=(rank, limit, found)) for rank in range(2)]
+    for one in ranks:
+        one.start()
+    rows = dict(found.get(timeout=120) for _ in ranks)
+    for one in ranks:
+        one.join(60)
+        assert one.exitcode == 0
+    local = PackedDataset(packed)
+    for rank in range(2):
+        expected = ids(local, PackedSampler(local, rank=rank, world_size=2, **SMALL))
+        assert np.array_equal(rows[rank], expected.numpy())
+    if limit is None:
+        assert set(of_shards(proxy).values()) == {1}
+    else:
+        assert size_of("cache") <= limit
+
+
+class TestFaults:
+    def test_for_a_while(self, proxy: s3_server.Proxy, packed: Path) -> None:
+        seen: Counter[str] = Counter()
+
+        def disturb(key: str) -> str:
+            seen[key] += 1
+            return ("500", "cut", "reset")[seen[key] % 3] if seen[key] < 3 else ""
+
+        proxy.disturb = disturb
+        dataset = PackedDataset(URL, cache="cache")
+        assert torch.equal(ids(dataset, workers=2), ids(PackedDataset(packed)))
+
+    @pytest.mark.parametrize("how", ["500", "cut", "reset"])
+    def test_for_good(
+        self, proxy: s3_server.Proxy, monkeypatch: pytest.MonkeyPatch, how: str
+    ) -> None:
+        """Bounded: the error comes from the worker that wants the rows, and names the object."""
+        monkeypatch.setattr(fetching, "TRIES", 2)
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        monkeypatch.setattr(S3FileSystem, "retries", 1)  # they would take a minute
+        S3FileSystem.clear_instance_cache()
+        dataset = PackedDataset(URL, cache="cache")
+        proxy.disturb = lambda key: how if "shard-00002" in key else ""
+        with pytest.raises(DataError, match=f"{URL}/shard-00002-.*: cannot read: .*tried 2 times"):
+            ids(dataset, PackedSampler(dataset, **SMALL), workers=1)
+        S3FileSystem.clear_instance_cache()
+
+    def test_an_object_that_is_replaced(self, proxy: s3_server.Proxy, packed: Path) -> None:
+        shard = open_packed(packed).facts.shards[2]
+        whole = (packed / shard.file).read_bytes()
+        dataset = PackedDataset(URL, cache="cache")
+        put(proxy, shard.file, whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(DataError, match=f"its sha256 is .*, the manifest says {shard.sha256}"):
+            ids(dataset, workers=1)
+        put(proxy, shard.file, whole[: len(whole) // 2])
+        with pytest.raises(DataError, match=f"has {len(whole) // 2} bytes, the manifest says"):
+            ids(dataset, workers=1)
+        put(proxy, shard.file, whole)
+        assert torch.equal(ids(dataset, workers=1), ids(PackedDataset(packed)))
+
+    def test_another_result_in_its_place(self, proxy: s3_server.Proxy, packed: Path) -> None:
+        dataset = PackedDataset(URL, cache="cache")
+        first = dataset[0]["input_ids"]
+        pickled = pickle.dumps(dataset)
+        pack(Path("another").absolute(), 1)
+        proxy.bucket.objects.all().delete()
+        upload(proxy, Path("another"))
+        assert torch.equal(pickle.loads(pickled)[0]["input_ids"], first)  # noqa: S301
+        with pytest.raises(DataError, match=f"{URL}: was replaced by another result while it was"):
+            dataset[-1]
+
+
+def test_a_view_stays_local(proxy: s3_server.Proxy) -> None:
+    Path("data.jsonl").write_text('{"input_ids": [1, 2, 3]}\n')
+    assert packer("tokenize", "data.jsonl", "-o", "tokens", "-q").exit_code == 0
+    assert packer("pack", "tokens", "-l", 8, "--view", "-o", "view", "-q").exit_code == 0
+    upload(proxy, Path("view"))
+    with pytest.raises(UsageError, match=f"{URL}: a view, which is only read from a local"):
+        PackedDataset(URL, cache="cache")
+
+
+class TestRoom:
+    def test_an_order_that_does_not_fit(self, proxy: s3_server.Proxy) -> None:
+        dataset = PackedDataset(URL, cache="cache", cache_bytes=100_000)
+        with pytest.raises(UsageError, match="would be fetched over and over") as caught:
+            PackedSampler(dataset)
+        assert "give cache_bytes=" in caught.value.tip
+        with pytest.raises(UsageError, match=r"fetched for .* bytes of rows: the order asks for"):
+            ids(dataset, shuffle=True, generator=torch.Generator().manual_seed(0))
+
+    def test_what_has_left_the_cache_is_let_go(
+        self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Or the disk would not have its space back."""
+        monkeypatch.setattr(cached_rows, "_LOOK_SECONDS", 0.0)
+        dataset, local = (
+            PackedDataset(URL, cache="cache", cache_bytes=100_000),
+            PackedDataset(packed),
+        )
+        for first in range(0, len(local), 50):
+            rows = range(first, min(first + 50, len(local)))
+            got, expected = dataset.__getitems__(rows), local.__getitems__(rows)
+            assert torch.equal(got.columns["input_ids"], expected.columns["input_ids"])
+        dataset[0]
+        maps, here = Path("/proc/self/maps").read_text().splitlines(), str(Path("cache").absolute())
+        mapped = {line.split()[-2] for line in maps if "(deleted)" in line and here in line}
+        assert len(mapped) <= 1  # the one that made room for the last
+
+    def test_threads_may_share_a_dataset(
+        self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While one lets go of shards, others gather from them."""
+        monkeypatch.setattr(cached_rows, "_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(cached_rows, "_TURNS", 1000)  # each has an order of its own
+        dataset = PackedDataset(URL, cache="cache", cache_bytes=200_000)
+        local = PackedDataset(packed)
+
+        def is_right(seed: int) -> bool:
+            rows = list(PackedSampler(local, seed=seed, **SMALL))
+            parts = [dataset.__getitems__(rows[k : k + 16]) for k in range(0, len(rows), 16)]
+            found = torch.cat([part.columns["input_ids"] for part in parts])
+            return torch.equal(found, local.__getitems__(rows).columns["input_ids"])
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(is_right, range(4)))
+
+    def test_a_window_never_needs_more_than_the_bound_that_is_checked(
+        self, proxy: s3_server.Proxy, packed: Path
+    ) -> None:
+        shards = open_packed(packed).facts.shards
+        ends = np.cumsum([shard.rows for shard in shards])
+        sizes = np.array([shard.bytes for shard in shards])
+        dataset = PackedDataset(URL, cache="cache", cache_bytes=1 << 30)
+        foresight = dataset.foresight
+        assert foresight is not None
+        for block_rows, window_blocks in ((4, 3), (16, 4), (50, 2), (100, 1)):
+            bound = largest_window(foresight._blocks([], block_rows), window_blocks)
+            rows = len(dataset) // block_rows * block_rows  # a shorter block would shift windows
+            order, size = Order(rows, 0, block_rows, window_blocks), block_rows * window_blocks
+            for epoch in range(3):
+                for first in range(0, rows, size):
+                    places = epoch * rows + first, epoch * rows + min(first + size, rows)
+                    window = order.rows_at(*places)
+                    used = np.unique(np.searchsorted(ends, window, side="right"))
+                    assert sizes[used].sum() <= bound
+
+
+def test_a_finished_process_ends(proxy: s3_server.Proxy) -> None:
+    """Also in the middle of fetching ahead, without a word."""
+    script = (
+        "from packer_cli.torch import PackedDataset, PackedSampler\n"
+        f"dataset = PackedDataset('{URL}', cache='cache')\n"
+        "sampler = PackedSampler(dataset)\n"
+        "print(next(iter(sampler)) >= 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True,
+        cwd=Path.cwd(), env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("True\n", "")
+    shutil.rmtree("cache")

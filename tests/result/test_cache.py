@@ -1,0 +1,516 @@
+"""Results at URLs through a cache: the rows of the local directory, in bounds, or an error."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import packer
+
+from packer_cli import open_packed
+from packer_cli.errors import DataError, UsageError
+from packer_cli.result import fetching
+from packer_cli.result.ahead import Ahead
+from packer_cli.result.cache import Cache
+from packer_cli.result.cached import CachedDirectory, open_cached
+from packer_cli.result.foresight import Foresight
+from packer_cli.result.reader import PackedDirectory
+
+FORK = multiprocessing.get_context("fork")
+
+
+class Bucket(LocalFileSystem):
+    """A store of objects in local files, read by requests; a test can disturb them."""
+
+    protocol = "bucket"
+    requests: ClassVar[list[str]] = []
+    disturb: ClassVar[Callable[[str, bytes], bytes]] = staticmethod(lambda path, content: content)
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+        name = os.path.basename(path)
+        Bucket.requests.append(name)
+        with open("/".join([os.path.dirname(path), "..", "requests"]), "a") as log:
+            log.write(name + "\n")  # of other processes, too
+        return Bucket.disturb(name, super().cat_file(path, start, end, **options))
+
+
+@pytest.fixture(autouse=True)
+def _store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    monkeypatch.setattr(Bucket, "requests", [])
+    monkeypatch.setattr(Bucket, "disturb", staticmethod(lambda path, content: content))
+    monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(fetching, "RANGE_BYTES", 2000)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About twenty shards of 5 to 20 KB."""
+    folder = tmp_path_factory.mktemp("packed")
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 90, 900)
+    lines = (json.dumps({"input_ids": random.integers(0, 50_000, n).tolist()}) for n in lengths)
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    pack(folder / "data.jsonl", folder / "out")
+    assert len(open_packed(folder / "out").facts.shards) > 10
+    return folder / "out"
+
+
+def pack(data: Path, out: Path, *more: object) -> None:
+    options = ("-l", 64, "-q", "--unit-bytes", "15K", "-o", out, *more)
+    result = packer("pack", data, *options)
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.fixture
+def place(packed: Path, folder: Path) -> Path:
+    """A copy that is the bucket's content."""
+    shutil.copytree(packed, folder / "bucket" / "out")
+    return folder / "bucket" / "out"
+
+
+@pytest.fixture
+def url(place: Path) -> str:
+    return f"bucket://{place}"
+
+
+def opened(url: str, limit: int | None = None) -> CachedDirectory:
+    return open_cached(url, Cache(Path("cache").absolute(), limit))
+
+
+def content(result: PackedDirectory, number: int) -> list[Any]:
+    return [batch.to_pydict() for batch in result.stored(result.facts.shards[number])]
+
+
+def files() -> dict[str, int]:
+    """What is in the cache's own folder, with sizes."""
+    return {path.name: path.stat().st_size for path in Path("cache").rglob("*") if path.is_file()}
+
+
+def shards_fetched() -> list[str]:
+    return [name for name in Bucket.requests if name.startswith("shard")]
+
+
+def test_rows_are_those_of_the_local_directory_and_fetched_once(packed: Path, url: str) -> None:
+    result, local = opened(url), open_packed(packed)
+    for number in range(len(local.facts.shards)):
+        assert content(result, number) == content(local, number)
+    fetched = shards_fetched()
+    assert len(fetched) > 2 * len(local.facts.shards)  # in ranges
+    again = opened(url)
+    for number in range(len(local.facts.shards)):
+        assert content(again, number) == content(local, number)
+    assert shards_fetched() == fetched
+    assert not [name for name in files() if name.endswith(".part")]
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_any_order_in_any_room(packed: Path, data: st.DataObject) -> None:
+    """Reading in any order, with errors of the store in between, gives the rows of the local
+    directory, or the error; the cache never grows beyond its bound.
+    """
+    shutil.rmtree("bucket", ignore_errors=True)
+    shutil.rmtree("cache", ignore_errors=True)
+    shutil.copytree(packed, "bucket/out")
+    local = open_packed(packed)
+    sizes = [shard.bytes for shard in local.facts.shards]
+    least = max(sizes) + 20_000  # and the manifest
+    limit = data.draw(st.integers(least, sum(sizes) + 20_000))
+    fails: list[bool] = []
+    said: list[str] = []
+
+    def disturb(name: str, found: bytes) -> bytes:
+        if name.startswith("shard") and fails and fails.pop():
+            raise OSError("cut")
+        return found
+
+    Bucket.disturb = staticmethod(disturb)
+    results = [opened(f"bucket://{Path('bucket/out').absolute()}", limit) for _ in range(2)]
+    numbers = st.integers(0, len(sizes) - 1)
+    for number in data.draw(st.lists(numbers, max_size=30)):
+        fails[:] = data.draw(st.lists(st.booleans(), max_size=8))
+        try:
+            rows = content(results[data.draw(st.integers(0, 1))], number)
+        except DataError as error:
+            said.append(error.message)
+        else:
+            assert rows == content(local, number)
+        assert sum(files().values()) - files()["owner.json"] <= limit
+    assert all("cannot read: cut (tried 3 times)" in one for one in said)
+
+
+class TestFaults:
+    def fault(self, url: str, tip: str = "") -> str:
+        """The error of reading shard 3; nothing of it stays."""
+        with pytest.raises(DataError) as caught:
+            content(opened(url), 3)
+        assert tip in caught.value.tip
+        assert not [name for name in files() if name.endswith(".part")]
+        return caught.value.message
+
+    @pytest.fixture
+    def shard(self, place: Path) -> Path:
+        return place / open_packed(place).facts.shards[3].file
+
+    @pytest.fixture
+    def while_fetched(self, shard: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """What happens to the object just before it is fetched, once the result is open."""
+
+        def do(accident: Callable[[], object]) -> None:
+            def disturb(name: str, found: bytes) -> bytes:
+                if name == shard.name and not done:
+                    done.append(accident())
+                    raise OSError("cut")
+                return found
+
+            done: list[object] = []
+            monkeypatch.setattr(Bucket, "disturb", staticmethod(disturb))
+
+        return do
+
+    def test_a_connection_that_is_cut_for_a_while(
+        self, packed: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tries: list[str] = []
+
+        def disturb(name: str, found: bytes) -> bytes:
+            tries.append(name)
+            if len(tries) % 3:
+                raise TimeoutError("no answer")
+            return found
+
+        monkeypatch.setattr(Bucket, "disturb", staticmethod(disturb))
+        assert content(opened(url), 3) == content(open_packed(packed), 3)
+
+    def test_a_connection_that_is_cut_for_good(
+        self, url: str, shard: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def disturb(name: str, found: bytes) -> bytes:
+            if name == shard.name:
+                raise ConnectionResetError("connection reset")
+            return found
+
+        monkeypatch.setattr(Bucket, "disturb", staticmethod(disturb))
+        said = self.fault(url, "check the network and the address")
+        assert said == f"{url}/{shard.name}: cannot read: connection reset (tried 3 times)"
+
+    def test_an_object_with_other_content(self, url: str, shard: Path) -> None:
+        whole = shard.read_bytes()
+        shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        said = self.fault(url, "remove the object and upload it again")
+        found = hashlib.sha256(shard.read_bytes()).hexdigest()
+        expected = hashlib.sha256(whole).hexdigest()
+        assert said == f"{url}/{shard.name}: its sha256 is {found}, the manifest says {expected}"
+        Bucket.requests.clear()
+        shard.write_bytes(whole)
+        assert content(opened(url), 3)
+
+    @pytest.mark.parametrize("how", ["shorter", "longer"])
+    def test_an_object_of_another_size(self, url: str, shard: Path, how: str) -> None:
+        whole = shard.read_bytes()
+        shard.write_bytes(whole[:-9] if how == "shorter" else whole + b"x")
+        size = len(shard.read_bytes())
+        said = self.fault(url, "remove the object and upload it again")
+        assert said == f"{url}/{shard.name}: has {size} bytes, the manifest says {len(whole)}"
+
+    def test_an_object_cut_short_while_it_is_fetched(
+        self, url: str, shard: Path, while_fetched: Any
+    ) -> None:
+        size = shard.stat().st_size
+        while_fetched(lambda: os.truncate(shard, size // 2))
+        said = self.fault(url, "remove the object and upload it again")
+        assert said == f"{url}/{shard.name}: has {size // 2} bytes, the manifest says {size}"
+
+    def test_an_object_that_is_not_there(self, url: str, shard: Path) -> None:
+        shard.unlink()
+        assert self.fault(url) == f"{url}/{shard.name}: is missing"
+
+    def test_an_object_that_goes(self, url: str, shard: Path, while_fetched: Any) -> None:
+        while_fetched(shard.unlink)
+        assert self.fault(url) == f"{url}/{shard.name}: cannot read: no such file"
+        assert Bucket.requests.count(shard.name) == 2  # cut, then not there; not asked for again
+
+    def test_another_result_meanwhile(
+        self, url: str, packed: Path, place: Path, while_fetched: Any
+    ) -> None:
+        pack(packed.parent / "data.jsonl", Path("other").absolute(), "--seed", 5)
+
+        def replace() -> None:
+            shutil.rmtree(place)
+            shutil.copytree("other", place)
+
+        while_fetched(replace)
+        assert self.fault(url) == f"{url}: was replaced by another result while it was read"
+
+    def test_a_result_that_is_replaced_before_a_worker_opens_it(
+        self, url: str, packed: Path, place: Path
+    ) -> None:
+        digest = opened(url).digest
+        cache = Cache(Path("cache").absolute())
+        pack(packed.parent / "data.jsonl", Path("other").absolute(), "--seed", 5)
+        shutil.rmtree(place)
+        shutil.copytree("other", place)
+        assert open_cached(url, cache, digest).digest == digest  # as the cache knows it
+        shutil.rmtree("cache")
+        with pytest.raises(DataError, match="changed since the dataset was opened"):
+            open_cached(url, Cache(Path("cache").absolute()), digest)
+
+    def test_no_result(self, url: str, place: Path) -> None:
+        (place / "manifest.json").unlink()
+        with pytest.raises(DataError, match=r"has no manifest\.json"):
+            opened(url)
+        with pytest.raises(DataError, match="no such directory"):
+            opened(url + "/nothing")
+
+
+def test_a_full_disk(url: str, small_disk: Path, packed: Path) -> None:
+    """It is refused at the beginning; one that fills later is an error, and nothing stays of the
+    shard.
+    """
+    _on_a_small_disk(url, small_disk, packed)
+    gc.collect()  # closes what is open there
+
+
+def _on_a_small_disk(url: str, disk: Path, packed: Path) -> None:
+    limited = open_cached(url, Cache(disk / "cache", 120_000))
+    with pytest.raises(UsageError, match=r"the result has .*, and the disk has ") as caught:
+        open_cached(url, Cache(disk / "cache"))
+    assert "give cache_bytes=" in caught.value.tip
+    (disk / "other").write_bytes(bytes(os.statvfs(disk).f_bavail * 4096))
+    with pytest.raises(DataError, match=r"cache: .*: the disk is full"):
+        content(limited, 0)
+    names = [path.name for path in (disk / "cache").rglob("*")]
+    assert not [name for name in names if name.startswith("shard")]
+    (disk / "other").unlink()
+    for number in range(len(limited.facts.shards)):
+        assert content(limited, number) == content(open_packed(packed), number)
+
+
+def test_a_bound_that_holds_no_shard(url: str) -> None:
+    with pytest.raises(UsageError, match="cache_bytes: 10,000 bytes do not hold the largest shard"):
+        opened(url, 10_000)
+
+
+class TestForeignFiles:
+    def test_beside_the_cache_they_stay(self, url: str) -> None:
+        Path("cache").mkdir()
+        Path("cache/mine").write_text("mine")
+        content(opened(url, 120_000), 0)
+        assert Path("cache/mine").read_text() == "mine"
+
+    def test_a_folder_of_its_name_is_refused(self, url: str) -> None:
+        Path("cache/packer-cache").mkdir(parents=True)
+        Path("cache/packer-cache/shard-1").write_text("mine")
+        with pytest.raises(UsageError, match=r"packer-cache: has no owner\.json of packer's") as e:
+            opened(url)
+        assert e.value.tip == "move them elsewhere, or choose another cache="
+        assert files() == {"shard-1": 4}
+
+    def test_inside_they_are_refused(self, url: str) -> None:
+        content(opened(url), 0)
+        (inside,) = {path.parent for path in Path("cache").rglob("shard-*")}
+        (inside / "notes").write_text("mine")
+        with pytest.raises(UsageError, match="holds files that packer did not make: notes"):
+            opened(url)
+        assert (inside / "notes").read_text() == "mine"
+
+
+def test_two_results_share_a_cache(packed: Path, url: str, place: Path) -> None:
+    pack(packed.parent / "data.jsonl", place.parent / "other", "--seed", 5)
+    other = f"bucket://{place.parent}/other"
+    limit = 150_000
+    one, two = opened(url, limit), opened(other, limit)
+    for number in range(len(one.facts.shards)):
+        assert content(one, number) == content(open_packed(packed), number)
+        assert content(two, number) == content(open_packed(place.parent / "other"), number)
+        assert sum(files().values()) - files()["owner.json"] <= limit
+
+
+def test_what_is_not_used_goes_first(url: str) -> None:
+    result = opened(url, 120_000)
+    content(result, 0)
+    shards = result.facts.shards
+    for number in range(1, len(shards)):
+        result.cache.touch([shards[0].sha256])
+        content(result, number)
+    assert result.holds(shards[0])
+    assert not result.holds(shards[1])
+
+
+def test_what_is_mapped_stays_when_it_goes(packed: Path, url: str) -> None:
+    result, local = opened(url, 120_000), open_packed(packed)
+    mapped = list(result.stored(result.facts.shards[0]))
+    for number in range(1, len(result.facts.shards)):
+        content(result, number)
+    assert not result.holds(result.facts.shards[0])
+    assert [batch.to_pydict() for batch in mapped] == content(local, 0)
+    assert result.cache.gone([result.facts.shards[0].sha256]) == [result.facts.shards[0].sha256]
+
+
+def _read_all(url: str, limit: int | None, expected: list[Any]) -> None:
+    result = opened(url, limit)
+    order = np.random.default_rng(os.getpid()).permutation(len(expected))
+    assert all(content(result, number) == expected[number] for number in order)
+
+
+def joined(processes: list[Any]) -> list[int | None]:
+    for one in processes:
+        one.join(60)
+    return [one.exitcode for one in processes]
+
+
+@pytest.mark.parametrize("limit", [None, 120_000])
+def test_processes_at_once(packed: Path, url: str, place: Path, limit: int | None) -> None:
+    """Each shard is fetched once for all of them, where the cache holds the result."""
+    local = open_packed(packed)
+    expected = [content(local, number) for number in range(len(local.facts.shards))]
+    given = (url, limit, expected)
+    processes = [FORK.Process(target=_read_all, args=given) for _ in range(4)]
+    for one in processes:
+        one.start()
+    assert joined(processes) == [0] * 4
+    fetched = (place.parent / "requests").read_text().splitlines()
+    if limit is None:
+        ranges = sum(-(-shard.bytes // 2000) for shard in local.facts.shards)
+        assert len([name for name in fetched if name.startswith("shard")]) == ranges
+
+
+def test_processes_that_are_killed(packed: Path, url: str, place: Path) -> None:
+    """Whatever they leave, the next ones read the right rows, and wait for nobody."""
+    local, limit = open_packed(packed), 120_000
+    expected = [content(local, number) for number in range(len(local.facts.shards))]
+    log = place.parent / "requests"
+    for seen in range(1, 80, 7):
+        processes = [FORK.Process(target=_read_all, args=(url, limit, expected)) for _ in range(2)]
+        log.write_text("")
+        for one in processes:
+            one.start()
+        while len(log.read_text().splitlines()) < seen and any(p.is_alive() for p in processes):
+            time.sleep(0.001)
+        os.kill(processes[0].pid or 0, signal.SIGKILL)
+        assert joined(processes) in ([-9, 0], [0, 0])
+    result = opened(url, limit)
+    for number in range(len(expected)):
+        assert content(result, number) == expected[number]
+    assert not [name for name in files() if name.endswith(".part")]
+
+
+def waited(what: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 30
+    while not what() and time.monotonic() < end:
+        time.sleep(0.01)
+    return what()
+
+
+class TestAhead:
+    def test_shards_are_fetched_as_far_as_there_is_room(self, url: str) -> None:
+        result = opened(url, 120_000)
+        shards, ahead = result.facts.shards, Ahead(result.cache)
+        wanted = [result.wanted(shard) for shard in shards]
+        room, fitting = result.cache.room(), 0
+        for shard in shards:
+            room -= shard.bytes
+            fitting += room >= 0
+        assert 3 < fitting < len(shards)
+        ahead.follow(wanted)
+        assert waited(lambda: all(map(result.holds, shards[:fitting])))
+        ahead.follow(wanted[2 : 2 + fitting - 2])
+        assert waited(lambda: not threads())
+        assert all(map(result.holds, shards[:fitting]))
+
+    def test_an_error_is_left_to_who_reads(self, url: str, place: Path) -> None:
+        result = opened(url)
+        shards = result.facts.shards
+        (place / shards[1].file).unlink()
+        Ahead(result.cache).follow([result.wanted(shard) for shard in shards])
+        assert waited(lambda: not threads())
+        assert [result.holds(shard) for shard in shards].count(False) == 1
+        with pytest.raises(DataError, match="no such file"):
+            content(result, 1)
+
+    def test_a_copy_of_the_process_fetches_by_itself(self, packed: Path, url: str) -> None:
+        """Threads and locks of the first process, in the middle of fetching, hold up nobody."""
+        begun, go_on = threading.Event(), threading.Event()
+
+        def disturb(name: str, found: bytes) -> bytes:
+            if threading.current_thread().name == "packer-ahead":
+                begun.set()
+                go_on.wait(60)
+            return found
+
+        result = opened(url)
+        Bucket.disturb = staticmethod(disturb)
+        ahead = Ahead(result.cache)
+        wanted = [result.wanted(shard) for shard in result.facts.shards]
+        ahead.follow(wanted)
+        assert begun.wait(30)
+        number = len(wanted) - 1  # which no thread has begun
+        expected = content(open_packed(packed), number)
+
+        def copy() -> None:
+            go_on.set()  # its own
+            assert content(result, number) == expected
+            ahead.follow(wanted[5:])
+            os._exit(7)
+
+        child = FORK.Process(target=copy)
+        child.start()
+        assert joined([child]) == [7]
+        go_on.set()
+        assert waited(lambda: not threads())
+
+
+def threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name == "packer-ahead"]
+
+
+class TestForesight:
+    def test_coming_rows(self, url: str) -> None:
+        result = opened(url)
+        rows = np.cumsum([shard.rows for shard in result.facts.shards])
+        Foresight([result], result.cache).coming(np.array([rows[3], 0, rows[3] - 1]))
+        assert waited(lambda: not threads())
+        held = [k for k, shard in enumerate(result.facts.shards) if result.holds(shard)]
+        assert held == [0, 3, 4]
+
+    def test_an_order_that_the_cache_holds(self, url: str) -> None:
+        result = opened(url, 150_000)
+        seen = Foresight([result], result.cache)
+        with pytest.raises(UsageError, match="of 64 blocks of 16 rows, which") as caught:
+            seen.check_order([], 16, 64)
+        more, fewer = caught.value.tip.split(", or ")
+        blocks = int(fewer.split("window_blocks=")[1].split()[0])
+        seen.check_order([], 16, blocks)
+        with pytest.raises(UsageError):
+            seen.check_order([], 16, blocks + 1)
+        enough = opened(url, int(more.split("=")[1].split()[0]))
+        Foresight([enough], enough.cache).check_order([], 16, 64)
+        Foresight([enough], enough.cache).check_order([], 16, 1, shuffled=False)
+
+    def test_a_word_about_what_is_fetched_often(self, url: str) -> None:
+        result = opened(url, 100_000)
+        with pytest.warns(UserWarning, match="an epoch fetches shards about"):
+            Foresight([result], result.cache).check_order([], 2, 2)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterator[None]:
+    yield
+    assert waited(lambda: not threads())
