@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.run_options import JINJA2
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import reader_for
@@ -116,6 +117,7 @@ class Composer:
             unshown=sum(map(self._leaves_out_tools, documents)),
             conversations=[document.conversation for document in documents] if again else None,
             bad=bad,
+            notices=tuple(r.notice for r in self.renderers if r.notice),
             consumed=records.consumed,
             stretches=records.stretches,
         )
@@ -251,12 +253,13 @@ def make_composer(
     special_tokens: dict[str, Any],
     end_tokens: tuple[str, ...],
     specials: Specials = NO_SPECIALS,
+    engine: str = JINJA2,
 ) -> Composer:
     """A composer, here or in a child: its arguments can be pickled, a compiled template cannot."""
     sources = [] if template is None else [template.source, template.tool_use]
     renders = shape.is_chat or config.prompt_template == "chat"
     renderers = tuple(
-        Renderer(ChatTemplate(source, special_tokens), config, ends_matter=bool(end_tokens))
+        Renderer(ChatTemplate(source, special_tokens, engine), config, ends_matter=bool(end_tokens))
         for source in sources
         if source is not None and renders
     )
