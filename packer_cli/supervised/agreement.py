@@ -11,7 +11,7 @@ What the code fails on is left to jinja2 each time: errors are always jinja2's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 from jinja2 import nodes
@@ -106,7 +106,7 @@ def differs_at_start(
     """
     for talk in talks:
         rendered = code(talk)
-        if rendered is not None and rendered != jinja2(talk):
+        if rendered is not None and not rendered.is_like(jinja2(talk)):
             return repr(talk[0])[:80]
     return None
 
@@ -133,11 +133,11 @@ class Samples:
 
 
 def _structure(messages: list[Message], tools: list[Any] | None) -> set[Any]:
-    """Fields of messages, roles with those before, types of content, and how many calls of what."""
-    roles = [message.get("role") for message in messages]
+    """Fields and roles of messages, types of their content, and how many calls of what."""
     structure: set[Any] = set(map(tuple, messages))
-    structure |= set(pairwise([bool(tools), *roles, None]))
+    structure |= {message["role"] for message in messages}
     structure |= {type(message.get("content")) for message in messages}
+    structure.add(bool(tools))
     for message in messages:
         if "tool_calls" in message:
             structure.add((len(message), *map(_call, message["tool_calls"] or ())))

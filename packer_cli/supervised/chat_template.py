@@ -13,16 +13,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from types import MethodType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from packer_cli.config.run_options import JINJA2
 from packer_cli.errors import InternalError, UsageError
@@ -32,6 +33,7 @@ from packer_cli.supervised.template_code import Mark, Root, compiled
 _NO_TOKEN = re.compile(r"^'(\w+_token)' is undefined$")
 FIXED_DATE = datetime(2024, 1, 1)
 _MARK = "_packer_mark"
+_NOTHING = (0, None)
 _BEGIN, _END = -1, -2  # of a `{% generation %}` block; loops count from 0
 _Span = tuple[int, int]
 
@@ -40,8 +42,7 @@ class RefusedError(ValueError):
     """The template cannot render these messages: they are a bad record."""
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One turn of a template's loop over messages: characters start..stop of the text.
 
     `message` is the value of the loop's variable: one of the messages, or what the template made of
@@ -55,54 +56,67 @@ class Turn:
 
 @dataclass(frozen=True)
 class Rendering:
-    """The text of a conversation; `generated`: the spans of its `{% generation %}` blocks."""
+    """The text of a conversation; `generated`: the spans of its `{% generation %}` blocks.
 
-    text: str
-    turns: list[Turn]
-    generated: list[_Span]
-
-
-class _Tracker:
-    """What the marks in a template call while it is rendered. Lives as long as one rendering.
-
-    `blocks`: the pieces of the text so far. Marks note how many there are; `rendering` makes
-    turns of them.
+    `edges`: where each piece of the text ends, after 0; `marks`: what the loops noted.
     """
 
-    def __init__(self) -> None:
-        self.blocks: list[str] = []
-        self.marks: list[Mark] = []
+    text: str
+    generated: list[_Span]
+    edges: list[int]
+    marks: list[Mark]
 
-    def mark(self, number: int, value: object = None, messages: object = None) -> None:
-        """The end of a turn of a loop. Another one begins with `value`, if that is a message, or
-        the index of one in a list of messages.
-        """
-        self.marks.append((number, len(self.blocks), value, messages))
-
-    def rendering(self) -> Rendering:
-        """Raises TypeError when a piece is no text."""
-        edges = [0, *accumulate(map(len, self.blocks))]
+    @cached_property
+    def turns(self) -> list[Turn]:
+        """In the order of their ends."""
         turns: list[Turn] = []
-        generated: list[_Span] = []
-        begun: dict[int, tuple[int, dict[str, Any]]] = {}
-        generation = 0
-        for number, count, value, messages in self.marks:
-            position = edges[count]
-            if number == _BEGIN:
-                generation = position
-                continue
-            if number == _END:
-                generated.append((generation, position))
-                continue
-            if number in begun:
-                start, message = begun.pop(number)
-                if position > start:  # many loops only look at the messages
-                    turns.append(Turn(start, position, message))
+        begun: dict[int, tuple[int, dict[str, Any] | None]] = {}
+        for loop, count, value, messages in self.marks:
+            position = self.edges[count]
+            start, message = begun.pop(loop, _NOTHING)
+            if start < position and message is not None:  # many loops only look at messages
+                turns.append(Turn(start, position, message))
             if type(value) is int and isinstance(messages, list) and -1 < value < len(messages):
                 value = messages[value]  # noqa: PLW2901
             if type(value) is dict and "role" in value:
-                begun[number] = (position, value)
-        return Rendering("".join(self.blocks), turns, generated)
+                begun[loop] = (position, value)
+        return turns
+
+    def is_like(self, other: Rendering | None) -> bool:
+        """Whether they are the same to whoever reads them."""
+        return other is not None and (self.text, self.generated, self.turns) == (
+            other.text, other.generated, other.turns,
+        )  # fmt: skip
+
+
+class _Tracker:
+    """The pieces of a text, and marks among them, while a template is rendered."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.marks: list[Mark] = []
+        self.generation: list[int] = []
+
+    def mark(self, number: int, value: object = None, messages: object = None) -> None:
+        """The end of a turn of a loop. Another one begins with `value`, if that is a message, or
+        the index of one in a list of messages. With `_BEGIN` and `_END`, of a generation block.
+        """
+        if number < 0:
+            self.generation += number, len(self.pieces)
+        else:
+            self.marks.append((number, len(self.pieces), value, messages))
+
+    def rendering(self) -> Rendering:
+        """Raises TypeError when a piece is no text."""
+        edges = [0, *accumulate(map(len, self.pieces))]
+        generated: list[_Span] = []
+        begin, noted = 0, iter(self.generation)
+        for number, count in zip(noted, noted, strict=True):
+            if number == _BEGIN:
+                begin = edges[count]
+            else:
+                generated.append((begin, edges[count]))
+        return Rendering("".join(self.pieces), generated, edges, self.marks)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -165,6 +179,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             kwargs.pop("_loop_vars", None)  # of jinja's own, for those who ask for the context
             kwargs.pop("_block_vars", None)
             return __obj(*args, **kwargs)
+        if __obj is Namespace:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return Namespace(*args, **kwargs)
         if kind is Macro:
             kwargs.pop("_loop_vars", None)
             kwargs.pop("_block_vars", None)
@@ -271,7 +289,6 @@ class ChatTemplate:
         # random: other text every time, and as much of it as the template asks for
         del environment.globals["lipsum"], environment.filters["random"]
         self.source = source
-        self._special_tokens = special_tokens
         try:
             self._template = environment.from_string(source)
             tree = environment.parse(source)
@@ -280,6 +297,7 @@ class ChatTemplate:
                 f"the chat template does not compile: {error}",
                 "mend it, or name another one with --chat-template",
             ) from error
+        self._known = {**self._template.globals, **special_tokens}
         self.marks_generation = _marks_generation(tree)
         self.notice = ""
         self._code: Root | None = None
@@ -327,9 +345,8 @@ class ChatTemplate:
         rendering = self._by_code(talk, ways)
         if rendering is None:
             return self._by_jinja2(talk)
-        if self._samples.wants(
-            messages, tools, bytes(ways)
-        ) and rendering != self._by_jinja2_or_none(talk):
+        wanted = self._samples.wants(messages, tools, bytes(ways))
+        if wanted and not rendering.is_like(self._by_jinja2_or_none(talk)):
             raise InternalError(
                 f"the chat template, compiled, renders {str(messages)[:80]} otherwise than jinja2",
                 "run again with --template-engine jinja2, and please report the template",
@@ -342,7 +359,7 @@ class ChatTemplate:
             return None
         tracker, context = self._context(talk)
         try:
-            self._code(context, tracker.blocks, tracker.marks, ways)
+            self._code(context, tracker, ways)
             return tracker.rendering()
         except Exception:
             return None
@@ -356,24 +373,22 @@ class ChatTemplate:
     def _context(self, talk: Talk) -> tuple[_Tracker, Context]:
         messages, tools, add_generation_prompt = talk
         tracker = _Tracker()
-        context = self._template.new_context(
-            {
-                **self._special_tokens,
-                "messages": messages,
-                "tools": tools,
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-                _MARK: tracker.mark,
-            }
-        )
-        return tracker, context
+        template = self._template
+        variables = {
+            **self._known,
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            _MARK: tracker.mark,
+        }
+        return tracker, Context(template.environment, variables, template.name, template.blocks)
 
     def _by_jinja2(self, talk: Talk) -> Rendering:
         tracker, context = self._context(talk)
-        blocks = tracker.blocks
         try:
-            for block in self._template.root_render_func(context):
-                blocks.append(block)
+            for piece in self._template.root_render_func(context):
+                tracker.pieces.append(piece)
         except jinja2.TemplateError as error:
             if missing := _NO_TOKEN.search(str(error)):
                 raise UsageError(

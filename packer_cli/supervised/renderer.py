@@ -82,8 +82,9 @@ class Renderer:
         """Whether the conversation has tools or tool calls that the template never looks at."""
         if conversation.tools and "tools" not in self._template.source:
             return True
-        called = any(message.get("tool_calls") for message in conversation.messages)
-        return called and "tool_calls" not in self._template.source
+        if "tool_calls" in self._template.source:
+            return False
+        return any(message.get("tool_calls") for message in conversation.messages)
 
 
 def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, list[Span]]:

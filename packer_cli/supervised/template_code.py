@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from io import StringIO
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, MacroRef, find_undeclared
@@ -35,7 +35,7 @@ from jinja2.utils import Namespace
 
 # number, how many pieces of text there are, the two other arguments of the call
 Mark = tuple[int, int, Any, Any]
-Root = Callable[[Context, list[str], list[Mark], bytearray], None]
+Root = Callable[[Context, "Tracker", bytearray], None]
 # Each also runs in a context of blocks, loops or files of its own.
 _NOT_COVERED: Any = (
     nodes.Block, nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport,
@@ -60,12 +60,24 @@ _SEQUENCES: tuple[type, ...] = (
     range,
 )
 _COMMONS = {
-    "resolve": "context.resolve_or_missing", "append": "pieces.append", "mark": "marks.append",
+    "resolve": "context.resolve_or_missing", "pieces": "tracker.pieces",
+    "append": "pieces.append", "mark": "tracker.marks.append",
+    "generation": "tracker.generation.extend",
     "undefined": "environment.undefined", "cond_expr_undefined": "undefined",
     "concat": "environment.concat",
 }  # fmt: skip
 _RESOLVED = "# what the context knows"
 _IDENTITIES = {"none": "None", "true": "True", "false": "False"}
+
+
+class Tracker(Protocol):
+    """What a rendering adds to: pieces of text, the marks of loops, and those of generation
+    blocks, each of these as a number and how many pieces there are.
+    """
+
+    pieces: list[str]
+    marks: list[Mark]
+    generation: list[int]
 
 
 class NotCoveredError(Exception):
@@ -75,11 +87,12 @@ class NotCoveredError(Exception):
 def compiled(
     environment: Environment, tree: nodes.Template, given: Iterable[str], mark: str
 ) -> tuple[Root, int]:
-    """A function that renders the template in a context: it adds to pieces of text and to marks,
+    """A function that renders the template in a context: it adds to what a tracker holds,
     and sets a byte for every branch that it takes. The number is that of branches.
 
     given  variables that every context has
-    mark   the function among them that is called as a statement, to add to the marks
+    mark   the function among them that is called as a statement: with a number, below 0 for
+           generation blocks, and perhaps a value and a list of messages
 
     The function raises what jinja2 raises, and NotCoveredError for values that it cannot
     handle as jinja2 does. Raises NotCoveredError for a template with inheritance or imports.
@@ -136,7 +149,7 @@ class _Generator(CodeGenerator):
     def source(self) -> str:
         resolved = (f"given_{name} = resolve({name!r})" for name in sorted(self._resolved))
         code = self._out.getvalue().replace(_RESOLVED, "; ".join(resolved) or "pass")
-        return code.replace("def root(context,", "def root(context, pieces, marks, ways,")
+        return code.replace("def root(context,", "def root(context, tracker, ways,")
 
     # -- Expressions as strings
 
@@ -396,7 +409,10 @@ class _Generator(CodeGenerator):
             return
         number, *values = [self._expression(value, frame) for value in call.args]
         value, messages = [*values, "None", "None"][:2]
-        self.writeline(f"mark(({number}, len(pieces), {value}, {messages}))", node)
+        if call.args[0].value < 0:
+            self.writeline(f"generation(({number}, len(pieces)))", node)
+        else:
+            self.writeline(f"mark(({number}, len(pieces), {value}, {messages}))", node)
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
         sure = set(self._sure)

@@ -64,9 +64,12 @@ class AssistantSpans:
         speakers = [message for message in messages if message.get("role") == ASSISTANT]
         if not speakers:
             return []
-        turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
         if self._template.marks_generation:
             self._check_tags(messages, tools)
+            if not last_only and not any(map(has_flags, speakers)):
+                return rendering.generated
+        turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
+        if self._template.marks_generation:
             return self._chosen(rendering.generated, turns, speakers, last_only)
         numbered = _numbered(turns, messages)
         if numbered is None or _nested(turns):
@@ -89,7 +92,7 @@ class AssistantSpans:
             if len(spans) != len(speakers):  # nothing shows whose they are
                 raise _undecidable("no loop of the template shows which of its tags are the last")
             spans = spans[-1:]
-        if not any(has_flags(message) for message in speakers):
+        if not any(map(has_flags, speakers)):
             return spans
         if all(is_trained(message) for message in speakers):
             return spans
@@ -185,7 +188,7 @@ class AssistantSpans:
 
     def _check_tags(self, messages: list[_Message], tools: list[Any] | None) -> None:
         """Raises UndecidableError when the template's tags hold words of others."""
-        fresh = set(contexts(messages, tools).values()) - self._learned.keys()
+        fresh = set(contexts(messages, tools).values()).difference(self._learned)
         if fresh and (why := self._wrongly_tagged(messages, tools)):
             raise _undecidable(why)
         self._learned |= dict.fromkeys(fresh, Edges(""))
