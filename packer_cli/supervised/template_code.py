@@ -373,10 +373,8 @@ class _Generator(CodeGenerator):
             self._sure = sure
 
     def pop_assign_tracking(self, frame: Frame) -> None:
-        if frame.loop_frame:
-            self._assign_stack.pop()
-        else:
-            super().pop_assign_tracking(frame)
+        """Variables are Python's alone: only blocks and imports would ask the context for them."""
+        self._assign_stack.pop()
 
     def visit_Assign(self, node: nodes.Assign, frame: Frame) -> None:  # noqa: N802
         super().visit_Assign(node, frame)
