@@ -12,13 +12,13 @@ TRIGGER = "trigger the fault"
 
 
 def _composer(compiled: Callable[..., Any], *arguments: Any) -> LimitedComposer:
-    chat_template.compiled = compiled
+    vars(chat_template)["compiled"] = compiled
     return LimitedComposer(*arguments)
 
 
 def _adding(text: Callable[[Any], str]) -> Callable[..., Any]:
     """A compiler of templates that write more than they should, depending on the context."""
-    compiled = chat_template.compiled
+    compiled: Callable[..., Any] = vars(chat_template)["compiled"]
 
     def wrong(*arguments: Any) -> Any:
         root, branches = compiled(*arguments)

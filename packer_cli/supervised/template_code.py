@@ -17,6 +17,7 @@ attribute or call. Who uses it compares it with jinja2 (engine_check.py).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from io import StringIO
 from typing import Any, Protocol
@@ -106,7 +107,10 @@ def compiled(
         "Mapping": Mapping, "SEQUENCES": frozenset(_SEQUENCES),
         "of_namespace": _of_namespace(environment),
     }  # fmt: skip
-    exec(compile(generator.source, "<chat template>", "exec"), names)  # noqa: S102 it is sandboxed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # templates may ask whether 'a' is none
+        code = compile(generator.source, "<chat template>", "exec")
+    exec(code, names)  # noqa: S102 it is sandboxed
     root: Root = names["root"]
     return root, generator.branches
 
