@@ -99,12 +99,19 @@ def contexts(messages: list[_Message], tools: list[Any] | None) -> dict[int, tup
     tools; whether a user's message follows, and whether calls went before. Messages with equal
     contexts are taken to be rendered alike.
     """
-    return _around(tuple(map(_kind, messages)), bool(tools))
+    return _around(tuple(map(_kind, messages)), bool(tools))[0]
+
+
+def distinct_contexts(messages: list[_Message], tools: list[Any] | None) -> frozenset[Any]:
+    """The different ones among `contexts`."""
+    return _around(tuple(map(_kind, messages)), bool(tools))[1]
 
 
 @lru_cache(_MOST_KNOWN)
-def _around(kinds: tuple[_Kind, ...], tools: bool) -> dict[int, tuple[Any, ...]]:
-    """The same of the kinds of messages. Nobody may change it."""
+def _around(
+    kinds: tuple[_Kind, ...], tools: bool
+) -> tuple[dict[int, tuple[Any, ...]], frozenset[Any]]:
+    """Both, of the kinds of messages. Nobody may change them."""
     following, last_user = _following(kinds), -1
     for i in range(len(kinds) - 1, -1, -1):
         if kinds[i][0] == "user":
@@ -122,7 +129,7 @@ def _around(kinds: tuple[_Kind, ...], tools: bool) -> dict[int, tuple[Any, ...]]
             results = min(results + 1, 2)
         else:
             results, before = 0, kind
-    return around
+    return around, frozenset(around.values())
 
 
 def _following(kinds: tuple[_Kind, ...]) -> list[tuple[int, Any]]:

@@ -24,7 +24,7 @@ from packer_cli.supervised.edges import (
     common_prefix,
 )
 from packer_cli.supervised.messages import ASSISTANT, has_flags, is_trained
-from packer_cli.supervised.probes import contexts, probe_of
+from packer_cli.supervised.probes import contexts, distinct_contexts, probe_of
 
 PROBE = "\ue000probe\ue001"
 _Message = dict[str, Any]
@@ -188,7 +188,7 @@ class AssistantSpans:
 
     def _check_tags(self, messages: list[_Message], tools: list[Any] | None) -> None:
         """Raises UndecidableError when the template's tags hold words of others."""
-        fresh = set(contexts(messages, tools).values()).difference(self._learned)
+        fresh = distinct_contexts(messages, tools).difference(self._learned)
         if fresh and (why := self._wrongly_tagged(messages, tools)):
             raise _undecidable(why)
         self._learned |= dict.fromkeys(fresh, Edges(""))
