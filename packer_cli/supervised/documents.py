@@ -134,7 +134,9 @@ class Composer:
         """
         conversation = self._conversation(fields)
         if conversation is not None:
-            given = conversation.messages, conversation.tools
+            given: Any = conversation.messages, conversation.tools
+            if any(type(message.get("content")) is list for message in conversation.messages):
+                given = _content(conversation)  # parts may spell one out together
             return given, partial(_content, conversation), partial(self.render, conversation)
         document = self._of_fields(fields)
         return document.text, lambda: document.text, lambda: document
