@@ -16,7 +16,7 @@ from packer_cli.supervised.messages import ASSISTANT, REASONING
 
 _Message = dict[str, Any]
 _Kind = tuple[Any, ...]
-_MOST_KNOWN = 1024  # conversations, each of a few kB
+_MOST_KNOWN = 128  # conversations, each of about 8 kB
 # Two things that templates look for in the words themselves: reasoning, and results of tools
 # that a user's message holds.
 _THOUGHT, _RESULT = "</think>", "<tool_response>"
