@@ -16,6 +16,7 @@ import string
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -65,6 +66,35 @@ def unpacked(settings: Settings, name: str) -> Path:
             path.write_bytes(source.read())
     _touch(path)
     return path
+
+
+def repeated(settings: Settings, name: str, times: int) -> Path:
+    """The conversations of one file of shared/data, each `times` times with a new word in every
+    message.
+    """
+    path = settings.cache / f"{name}-times-{times}-{_VERSION}.jsonl"
+    if not path.is_file():
+        say(f"making the input {path.name}")
+        records = [msgspec.json.decode(line) for line in unpacked(settings, name).open("rb")]
+        chance = random.Random(name)
+        work = path.with_suffix(".part")
+        with open(work, "wb") as out:
+            for _ in range(times):
+                for record in records:
+                    messages = [_with_new_word(m, chance) for m in record["messages"]]
+                    out.write(msgspec.json.encode(record | {"messages": messages}) + b"\n")
+        os.rename(work, path)
+    _touch(path)
+    return path
+
+
+def _with_new_word(message: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str) or not content:
+        return message
+    place = content.find(" ", chance.randrange(len(content))) + 1
+    word = _letters(chance, chance.randint(3, 9))
+    return message | {"content": f"{content[:place]}{word} {content[place:]}"}
 
 
 def once(settings: Settings) -> list[Path]:

@@ -193,6 +193,7 @@ class Records:
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
     bad        records that could not be read; they are not among the n
+    notices    what the user is told of how they were made, said once
     consumed   bytes of the file (as stored on disk) read so far, for progress
     stretches  what was read of the file, at the end of a slice
     """
@@ -210,6 +211,7 @@ class Records:
     conversations: list[Any] | None = None
     fields: list[dict[str, Any]] | None = None
     bad: list[BadRecord] = field(default_factory=list)
+    notices: tuple[str, ...] = ()
     consumed: int = 0
     stretches: list[Stretch] = field(default_factory=list)
 

@@ -10,6 +10,7 @@ from packer_cli.config.option import OUTPUT, RUNNING, Option, plain, settle
 from packer_cli.errors import UsageError
 
 SECONDS_PER_RECORD = 60.0
+JINJA2 = "jinja2"  # the engine of templates that defines what is right
 _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
 
 
@@ -48,6 +49,15 @@ class EncodingOptions:
             RUNNING,
             metavar="NAME",
             choices=plain(("auto", "gigatoken", "tokenizers")),
+        ),
+    ] = "auto"
+    template_engine: Annotated[
+        str,
+        Option(
+            "What renders chat templates; it never changes the result:",
+            RUNNING,
+            metavar="NAME",
+            choices=plain(("auto", "compiled", JINJA2)),
         ),
     ] = "auto"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from packer_cli.config.documents import MIB, DocumentConfig
 from packer_cli.config.formats import format_named
-from packer_cli.config.run_options import SECONDS_PER_RECORD, EncodingOptions
+from packer_cli.config.run_options import JINJA2, SECONDS_PER_RECORD, EncodingOptions
 from packer_cli.config.shape_rules import by_file_shape, trained_on
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
@@ -239,9 +239,12 @@ def _supervised(
 ) -> Source:
     """Of supervised records, and of texts in other files of the same run."""
     own, files = by_file_shape(run.config, run.shape), chosen.files
-    parts = {name: _composer_parts(*one, files, chosen.template) for name, one in own.items()}
+    engine = options.template_engine
+    parts = {n: _composer_parts(*one, files, chosen.template, engine) for n, one in own.items()}
     rendered = {name: parts[name] for name, one in own.items() if _renders(*one)}
-    processes = _processes(options.max_seconds_per_record, rendered) if rendered else None
+    processes = None
+    if rendered:
+        processes = _processes(options.max_seconds_per_record, rendered, notify)
     reads, renders = dict[str | None, Read](), dict[str | None, _Render]()
     for name, (shape, config) in own.items():
         reads[name] = partial(_plain_read, shape, config)
@@ -284,10 +287,14 @@ def _supervised(
     return Source(read, encode, tokenizer, processes, info=info)
 
 
-def _processes(seconds: float, composers: dict[str | None, tuple[Any, ...]]) -> ComposingProcesses:
+def _processes(
+    seconds: float,
+    composers: dict[str | None, tuple[Any, ...]],
+    notify: Notify = lambda message: None,
+) -> ComposingProcesses:
     from packer_cli.supervised.processes import ComposingProcesses  # noqa: PLC0415
 
-    return ComposingProcesses(seconds, composers)
+    return ComposingProcesses(seconds, composers, notify)
 
 
 def _encoders(
@@ -360,13 +367,15 @@ def _composer_parts(
     config: DocumentConfig,
     files: TokenizerFiles | None,
     template: TemplateChoice | None,
+    engine: str = JINJA2,
 ) -> tuple[Any, ...]:
     """The arguments of `make_composer`."""
     from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
 
     end_tokens = tuple(files.added_tokens) if files else ()
     used = template if _renders(shape, config) else None
-    return shape, config, used, special_tokens(files), end_tokens, _specials(files, config)
+    specials = _specials(files, config)
+    return shape, config, used, special_tokens(files), end_tokens, specials, engine
 
 
 def _plain_encoder(

@@ -108,7 +108,7 @@ def _pack_all(
     key = hashlib.sha256(run.to_bytes()).hexdigest()
     told = _Told(
         key, str(work.resolve()), os.getcwd(), options.tokenizer_backend,
-        options.max_seconds_per_record,
+        options.template_engine, options.max_seconds_per_record,
     )  # fmt: skip
     queue = iter(units)
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -149,6 +149,7 @@ class _Told(NamedTuple):
     folder: str
     directory: str
     tokenizer_backend: str
+    template_engine: str
     max_seconds_per_record: float
 
 
@@ -179,6 +180,7 @@ def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
             _workers.pop(old).close()
         options = RunOptions(
             workers=1, tokenizer_backend=told.tokenizer_backend, progress=False,
+            template_engine=told.template_engine,
             max_seconds_per_record=told.max_seconds_per_record,
         )  # fmt: skip
         _workers[told] = Worker(

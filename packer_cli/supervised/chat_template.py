@@ -14,21 +14,28 @@ from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property, partial
+from itertools import accumulate
 from types import MethodType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
-from jinja2.runtime import LoopContext
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from packer_cli.errors import UsageError
+from packer_cli.config.run_options import JINJA2
+from packer_cli.errors import InternalError, UsageError
+from packer_cli.supervised.agreement import Samples, Talk, battery, differs_at_start
+from packer_cli.supervised.template_code import Mark, Root, compiled
 
 _NO_TOKEN = re.compile(r"^'(\w+_token)' is undefined$")
 FIXED_DATE = datetime(2024, 1, 1)
-_MARK, _CLOSE = "_packer_turn", "_packer_loop_end"
-_BEGIN, _END = "_packer_generation", "_packer_generation_end"
+_MARK = "_packer_mark"
+_NOTHING = (0, None)
+_BEGIN, _END = -1, -2  # of a `{% generation %}` block; loops count from 0
 _Span = tuple[int, int]
 
 
@@ -36,8 +43,7 @@ class RefusedError(ValueError):
     """The template cannot render these messages: they are a bad record."""
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One turn of a template's loop over messages: characters start..stop of the text.
 
     `message` is the value of the loop's variable: one of the messages, or what the template made of
@@ -51,49 +57,67 @@ class Turn:
 
 @dataclass(frozen=True)
 class Rendering:
-    """The text of a conversation; `generated`: the spans of its `{% generation %}` blocks."""
+    """The text of a conversation; `generated`: the spans of its `{% generation %}` blocks.
+
+    `edges`: where each piece of the text ends, after 0; `marks`: what the loops noted.
+    """
 
     text: str
-    turns: list[Turn]
     generated: list[_Span]
+    edges: list[int]
+    marks: list[Mark]
+
+    @cached_property
+    def turns(self) -> list[Turn]:
+        """In the order of their ends."""
+        turns: list[Turn] = []
+        begun: dict[int, tuple[int, dict[str, Any] | None]] = {}
+        for loop, count, value, messages in self.marks:
+            position = self.edges[count]
+            start, message = begun.pop(loop, _NOTHING)
+            if start < position and message is not None:  # many loops only look at messages
+                turns.append(Turn(start, position, message))
+            if type(value) is int and isinstance(messages, list) and -1 < value < len(messages):
+                value = messages[value]  # noqa: PLW2901
+            if type(value) is dict and "role" in value:
+                begun[loop] = (position, value)
+        return turns
+
+    def is_like(self, other: Rendering | None) -> bool:
+        """Whether they are the same to whoever reads them."""
+        return other is not None and (self.text, self.generated, self.turns) == (
+            other.text, other.generated, other.turns,
+        )  # fmt: skip
 
 
 class _Tracker:
-    """What the marks in a template call while it is rendered. Lives as long as one rendering."""
+    """The pieces of a text, and marks among them, while a template is rendered."""
 
     def __init__(self) -> None:
-        self.blocks: list[str] = []
-        self.turns: list[Turn] = []
-        self.generated: list[_Span] = []
-        self._counted = self._length = 0
-        self._open: dict[int, tuple[int, dict[str, Any]]] = {}
-        self._generation = 0
+        self.pieces: list[str] = []
+        self.marks: list[Mark] = []
+        self.generation: list[int] = []
 
-    def _position(self) -> int:
-        for block in self.blocks[self._counted :]:
-            self._length += len(block)
-        self._counted = len(self.blocks)
-        return self._length
+    def mark(self, number: int, value: object = None, messages: object = None) -> None:
+        """The end of a turn of a loop. Another one begins with `value`, if that is a message, or
+        the index of one in a list of messages. With `_BEGIN` and `_END`, of a generation block.
+        """
+        if number < 0:
+            self.generation += number, len(self.pieces)
+        else:
+            self.marks.append((number, len(self.pieces), value, messages))
 
-    def turn(self, loop: int, value: object, messages: object = None) -> None:
-        """A turn begins, of a message, or of its index in a list of messages."""
-        self.loop_end(loop)
-        if type(value) is int and isinstance(messages, list) and -1 < value < len(messages):
-            value = messages[value]
-        if type(value) is dict and "role" in value:
-            self._open[loop] = (self._position(), value)
-
-    def loop_end(self, loop: int) -> None:
-        if loop in self._open:
-            start, message = self._open.pop(loop)
-            if self._position() > start:  # many loops only look at the messages
-                self.turns.append(Turn(start, self._length, message))
-
-    def generation(self) -> None:
-        self._generation = self._position()
-
-    def generation_end(self) -> None:
-        self.generated.append((self._generation, self._position()))
+    def rendering(self) -> Rendering:
+        """Raises TypeError when a piece is no text."""
+        edges = [0, *accumulate(map(len, self.pieces))]
+        generated: list[_Span] = []
+        begin, noted = 0, iter(self.generation)
+        for number, count in zip(noted, noted, strict=True):
+            if number == _BEGIN:
+                begin = edges[count]
+            else:
+                generated.append((begin, edges[count]))
+        return Rendering("".join(self.pieces), generated, edges, self.marks)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -105,11 +129,12 @@ class _Generation(jinja2.ext.Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         inner = nodes.Scope(body, lineno=line)  # as in the original, `set` does not leak out
-        return [_call(_BEGIN, line), inner, _call(_END, line)]
+        return [_mark(_BEGIN, line), inner, _mark(_END, line)]
 
 
-def _call(name: str, line: int, *arguments: nodes.Expr) -> nodes.ExprStmt:
-    call = nodes.Call(nodes.Name(name, "load"), list(arguments), [], None, None)
+def _mark(number: int, line: int, *values: nodes.Expr) -> nodes.ExprStmt:
+    arguments = [nodes.Const(number), *values]
+    call = nodes.Call(nodes.Name(_MARK, "load"), arguments, [], None, None)
     statement = nodes.ExprStmt(call)
     statement.set_lineno(line)
     return statement
@@ -123,6 +148,9 @@ _PLAIN = {
 }
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _BUILTIN_METHOD = type("".split)
+
+
+_WRITING: Any = (nodes.Output, nodes.CallBlock, nodes.FilterBlock)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -152,6 +180,14 @@ class _Environment(ImmutableSandboxedEnvironment):
             kwargs.pop("_loop_vars", None)  # of jinja's own, for those who ask for the context
             kwargs.pop("_block_vars", None)
             return __obj(*args, **kwargs)
+        if __obj is Namespace:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return Namespace(*args, **kwargs)
+        if kind is Macro:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return __obj(__context.eval_ctx, *args, **kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -168,7 +204,7 @@ def _mark_loops(node: nodes.Node, numbers: Iterator[int]) -> None:
     nothing there.
     """
     if isinstance(node, nodes.Macro | nodes.CallBlock | nodes.FilterBlock | nodes.AssignBlock):
-        if any(call.node.name == _BEGIN for call in _named_calls(node)):
+        if _marks_generation(node):
             raise jinja2.TemplateSyntaxError("{% generation %} inside a macro", node.lineno)
         return
     for name, value in node.iter_fields():
@@ -181,13 +217,12 @@ def _mark_loops(node: nodes.Node, numbers: Iterator[int]) -> None:
                 continue
             _mark_loops(child, numbers)
             if isinstance(child, nodes.For) and isinstance(child.target, nodes.Name):
-                if child.recursive:
+                if child.recursive or child.find(_WRITING) is None:
                     continue
-                loop, line = nodes.Const(next(numbers)), child.lineno
+                number, line = next(numbers), child.lineno
                 value_now = nodes.Name(child.target.name, "load")
-                marked = [loop, value_now, *_indexed_list(child)]
-                child.body.insert(0, _call(_MARK, line, *marked))
-                body.append(_call(_CLOSE, line, loop))
+                child.body.insert(0, _mark(number, line, value_now, *_indexed_list(child)))
+                body.append(_mark(number, line))
         setattr(node, name, body)
 
 
@@ -201,8 +236,10 @@ def _indexed_list(loop: nodes.For) -> list[nodes.Expr]:
     return []
 
 
-def _named_calls(node: nodes.Node) -> Iterator[Any]:
-    return (call for call in node.find_all(nodes.Call) if isinstance(call.node, nodes.Name))
+def _marks_generation(node: nodes.Node) -> bool:
+    calls: Iterator[Any] = node.find_all(nodes.Call)
+    marks = (c for c in calls if isinstance(c.node, nodes.Name) and c.node.name == _MARK)
+    return any(mark.args[0].value == _BEGIN for mark in marks)
 
 
 class _Dict:
@@ -263,6 +300,8 @@ class ChatTemplate:
     """A compiled template. `special_tokens`: bos_token and the like, as templates know them;
     `arguments`: further variables, as `chat_template_kwargs` of transformers, which win over these.
 
+    notice  why jinja2 renders although another engine could have been used, "" when it does not
+
     Raises UsageError for a template that does not compile. Safe to share between threads.
     """
 
@@ -271,25 +310,57 @@ class ChatTemplate:
         source: str,
         special_tokens: dict[str, Any],
         arguments: Mapping[str, Any] | None = None,
+        engine: str = JINJA2,
     ) -> None:
+        """`engine`: as --template-engine; "compiled" insists on what "auto" tries."""
         compiler = environment()
         self.source = source
-        self._variables = {**special_tokens, "documents": None, **(arguments or {})}
         try:
             self._template = compiler.from_string(source)
+            tree = compiler.parse(source)
         except jinja2.TemplateError as error:
             raise UsageError(
                 f"the chat template does not compile: {error}",
                 "mend it, or name another one with --chat-template",
             ) from error
-        self.marks_generation = any(
-            call.node.name == _BEGIN for call in _named_calls(compiler.parse(source))
-        )
+        self._known = {
+            **self._template.globals, **special_tokens, "documents": None, **(arguments or {})
+        }  # fmt: skip
+        self.marks_generation = _marks_generation(tree)
+        self.notice = ""
+        self._code: Root | None = None
+        self._branches = 0
+        self._samples = Samples()
+        if engine != JINJA2:
+            self._take_code(compiler, tree, insist=engine != "auto")
+
+    def _take_code(
+        self, compiler: jinja2.Environment, tree: nodes.Template, *, insist: bool
+    ) -> None:
+        """Render by the template's code from now on, if that is the same."""
+        talks = list(battery(tree))
+        given = ("messages", "tools", "documents", "add_generation_prompt", _MARK)
+        try:
+            self._code, self._branches = compiled(compiler, tree, given, _MARK)
+        except Exception as error:  # of another version of jinja2, perhaps
+            problem = f"it cannot be compiled ({type(error).__name__}: {error})"
+        else:
+            code = partial(self._by_code, ways=bytearray(self._branches))
+            difference = differs_at_start(code, self._by_jinja2_or_none, talks)
+            if difference is None:
+                return
+            problem = f"compiled, it renders {difference} otherwise"
+        self._code = None
+        if insist:
+            raise UsageError(
+                f"the chat template: {problem}", "use --template-engine jinja2 or auto"
+            )
+        self.notice = f"using the slower jinja2 for the chat template: {problem}"
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:
         """The same template with other values of some variables."""
         other = copy(self)
-        other._variables = {**self._variables, **arguments}
+        other._known = {**self._known, **arguments}
         return other
 
     def render(
@@ -300,25 +371,57 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
     ) -> Rendering:
         """Raises RefusedError when the template does not accept the messages, UsageError when it
-        needs a token that the tokenizer has not.
+        needs a token that the tokenizer has not, and InternalError when its code renders otherwise
+        than jinja2.
         """
-        tracker = _Tracker()
-        context = self._template.new_context(
-            {
-                **self._variables,
-                "messages": messages,
-                "tools": tools,
-                "add_generation_prompt": add_generation_prompt,
-                _MARK: tracker.turn,
-                _CLOSE: tracker.loop_end,
-                _BEGIN: tracker.generation,
-                _END: tracker.generation_end,
-            }
-        )
-        blocks = tracker.blocks
+        talk = messages, tools, add_generation_prompt
+        ways = bytearray(self._branches)
+        rendering = self._by_code(talk, ways)
+        if rendering is None:
+            return self._by_jinja2(talk)
+        wanted = self._samples.wants(messages, tools, bytes(ways))
+        if wanted and not rendering.is_like(self._by_jinja2_or_none(talk)):
+            raise InternalError(
+                f"the chat template, compiled, renders {str(messages)[:80]} otherwise than jinja2",
+                "run again with --template-engine jinja2, and please report the template",
+            )
+        return rendering
+
+    def _by_code(self, talk: Talk, ways: bytearray) -> Rendering | None:
+        """None for what is left to jinja2: its errors are the ones that count."""
+        if self._code is None:
+            return None
+        tracker, context = self._context(talk)
         try:
-            for block in self._template.root_render_func(context):
-                blocks.append(block)
+            self._code(context, tracker, ways)
+            return tracker.rendering()
+        except Exception:
+            return None
+
+    def _by_jinja2_or_none(self, talk: Talk) -> Rendering | None:
+        try:
+            return self._by_jinja2(talk)
+        except (RefusedError, UsageError):
+            return None
+
+    def _context(self, talk: Talk) -> tuple[_Tracker, Context]:
+        messages, tools, add_generation_prompt = talk
+        tracker = _Tracker()
+        template = self._template
+        variables = {
+            **self._known,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            _MARK: tracker.mark,
+        }
+        return tracker, Context(template.environment, variables, template.name, template.blocks)
+
+    def _by_jinja2(self, talk: Talk) -> Rendering:
+        tracker, context = self._context(talk)
+        try:
+            for piece in self._template.root_render_func(context):
+                tracker.pieces.append(piece)
         except jinja2.TemplateError as error:
             if missing := _NO_TOKEN.search(str(error)):
                 raise UsageError(
@@ -332,4 +435,4 @@ class ChatTemplate:
             raise RefusedError("the chat template fails on it: nested too deeply") from None
         except MemoryError:
             raise RefusedError("the chat template runs out of memory on it") from None
-        return Rendering("".join(blocks), tracker.turns, tracker.generated)
+        return tracker.rendering()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.run_options import JINJA2
 from packer_cli.config.shapes import ARGUMENTS, Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import reader_for
@@ -96,8 +97,10 @@ class Composer:
         for i, fields in enumerate(records.fields or []):
             try:
                 begin(int(records.positions[i]))
-                content, render = self._parsed(fields)
-                spelled = self.specials.in_record(content)
+                given, content, render = self._parsed(fields)
+                spelled = []
+                if self.specials.may_be_in(given):
+                    spelled = self.specials.in_record(content())
                 specials += len(spelled)
                 if spelled and self.specials.policy == "error":
                     raise SpelledOutError(spelled_out(spelled[0]))
@@ -137,21 +140,27 @@ class Composer:
             unread=unread,
             conversations=[document.conversation for document in documents] if again else None,
             bad=bad,
+            notices=tuple(r.notice for r in self.renderers if r.notice),
             consumed=records.consumed,
             stretches=records.stretches,
         )
 
-    def _parsed(self, fields: dict[str, Any]) -> tuple[Any, Callable[[], Document]]:
-        """The content of a record, and a function that makes its document.
+    def _parsed(
+        self, fields: dict[str, Any]
+    ) -> tuple[Any, Callable[[], Any], Callable[[], Document]]:
+        """All that a record holds, and functions that give its own content and its document.
 
         It is parsed and put together first: JSON text may escape anything, and special tokens may
         begin in a prompt and end in what follows it.
         """
         conversation = self._conversation(fields)
         if conversation is not None:
-            return _content(conversation), partial(self.render, conversation)
+            given: Any = conversation.messages, conversation.tools
+            if any(type(message.get("content")) is list for message in conversation.messages):
+                given = _content(conversation)  # parts may spell one out together
+            return given, partial(_content, conversation), partial(self.render, conversation)
         document = self._of_fields(fields)
-        return document.text, lambda: document
+        return document.text, lambda: document.text, lambda: document
 
     def _of_fields(self, fields: dict[str, Any]) -> Document:
         """The document of a prompt and completion, without a template. Raises MalformedError."""
@@ -297,7 +306,12 @@ def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple
     ]
     if not end_tokens:  # a tokenizer without special tokens cannot end a turn otherwise
         return len(turns), 0
-    return len(turns), sum(not turn.rstrip().endswith(end_tokens) for turn in turns)
+    without, usual = 0, end_tokens[0]  # of hundreds, most turns end in the same
+    for turn in map(str.rstrip, turns):
+        if not turn.endswith(usual):
+            end = next(filter(turn.endswith, end_tokens), None)
+            without, usual = without + (end is None), end or usual
+    return len(turns), without
 
 
 def make_composer(
@@ -307,13 +321,14 @@ def make_composer(
     special_tokens: dict[str, Any],
     end_tokens: tuple[str, ...],
     specials: Specials = NO_SPECIALS,
+    engine: str = JINJA2,
 ) -> Composer:
     """A composer, here or in a child: its arguments can be pickled, a compiled template cannot."""
     sources = [] if template is None else [template.source, template.tool_use]
     renders = shape.is_chat or config.prompt_template == "chat"
     renderers = tuple(
         Renderer(
-            ChatTemplate(source, special_tokens, config.arguments),
+            ChatTemplate(source, special_tokens, config.arguments, engine),
             config,
             ends_matter=bool(end_tokens),
         )

@@ -27,6 +27,7 @@ _FLAGS = ("weight", "train")
 _ELSEWHERE = ("text", "message", "parts")  # other names for content, which no template shows
 ASSISTANT = "assistant"
 REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
+_PARSED = frozenset(("function_call", "tool_calls", *REASONING, *_FLAGS))
 
 # What packer reads of a message, and names that tie calls to results.
 KNOWN_KEYS = frozenset(
@@ -51,7 +52,16 @@ def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str,
         raise MalformedError(f"field '{name}' is {kind_of(value)}, expected a list of messages")
     if not value:
         raise MalformedError(f"field '{name}' has no messages")
-    return [_message(item, f"{name}[{i}]", keep_parts) for i, item in enumerate(value)]
+    return [
+        item  # as most are
+        if type(item) is dict
+        and type(item.get("role")) is str
+        and type(item.get("content")) is str
+        and _PARSED.isdisjoint(item)
+        and None not in item.values()
+        else _message(item, f"{name}[{i}]", keep_parts)
+        for i, item in enumerate(value)
+    ]
 
 
 def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
@@ -96,11 +106,11 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
 
 def is_trained(message: dict[str, Any]) -> bool:
     """Whether the message's own `weight` and `train` leave it to be trained on."""
-    return all(message.get(flag, 1) for flag in _FLAGS)
+    return bool(message.get("weight", 1) and message.get("train", 1))
 
 
 def has_flags(message: dict[str, Any]) -> bool:
-    return any(flag in message for flag in _FLAGS)
+    return "weight" in message or "train" in message
 
 
 def _from_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ place of all words, so that the text that a template makes of it shows whose wor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ import msgspec
 from packer_cli.supervised.messages import ASSISTANT, REASONING
 
 _Message = dict[str, Any]
+_Kind = tuple[Any, ...]
+_MOST_KNOWN = 128  # conversations, each of about 8 kB
 # Two things that templates look for in the words themselves: reasoning, and results of tools
 # that a user's message holds.
 THOUGHT, RESULT = "</think>", "<tool_response>"
@@ -112,14 +115,26 @@ def contexts(messages: list[_Message], tools: list[Any] | None) -> dict[int, tup
     tools; whether a user's message follows, and whether calls went before. Messages with equal
     contexts are taken to be rendered alike.
     """
-    kinds = [_kind(message) for message in messages]
+    return _around(tuple(map(_kind, messages)), bool(tools))[0]
+
+
+def distinct_contexts(messages: list[_Message], tools: list[Any] | None) -> frozenset[Any]:
+    """The different ones among `contexts`."""
+    return _around(tuple(map(_kind, messages)), bool(tools))[1]
+
+
+@lru_cache(_MOST_KNOWN)
+def _around(
+    kinds: tuple[_Kind, ...], tools: bool
+) -> tuple[dict[int, tuple[Any, ...]], frozenset[Any]]:
+    """Both, of the kinds of messages. Nobody may change them."""
     following, last_user = _following(kinds), -1
     for i in range(len(kinds) - 1, -1, -1):
         if kinds[i][0] == "user":
             last_user = i
             break
     around: dict[int, tuple[Any, ...]] = {}
-    begins, called = (kinds[0][0] == "system", bool(tools)), False
+    begins, called = (kinds[0][0] == "system", tools), False
     results, before = 0, None
     for i, kind in enumerate(kinds):
         role = kind[0]
@@ -130,10 +145,10 @@ def contexts(messages: list[_Message], tools: list[Any] | None) -> dict[int, tup
             results = min(results + 1, 2)
         else:
             results, before = 0, kind
-    return around
+    return around, frozenset(around.values())
 
 
-def _following(kinds: list[tuple[Any, ...]]) -> list[tuple[int, Any]]:
+def _following(kinds: tuple[_Kind, ...]) -> list[tuple[int, Any]]:
     """For each message, how many results of tools follow it, two for more, and the kind behind."""
     following: list[tuple[int, Any]] = []
     now: tuple[int, Any] = (0, None)
@@ -144,7 +159,7 @@ def _following(kinds: list[tuple[Any, ...]]) -> list[tuple[int, Any]]:
     return following
 
 
-def _kind(message: _Message) -> tuple[Any, ...]:
+def _kind(message: _Message) -> _Kind:
     """(role, how the content looks, whether there is reasoning, how many calls, two for more)."""
     content, role = message.get("content"), message.get("role")
     look: Any = type(content)

@@ -11,7 +11,7 @@ brought down is replaced. The new one skips that record, and what is done alread
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from packer_cli.child_process import Child, LostChildError
@@ -33,10 +33,16 @@ class ComposingProcesses:
     when the template takes too long by itself, and Interrupted once `stop` was called.
     """
 
-    def __init__(self, seconds: float, composers: dict[str | None, tuple[Any, ...]]) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        composers: dict[str | None, tuple[Any, ...]],
+        notify: Callable[[str], None] = lambda message: None,
+    ) -> None:
         """`seconds`: for each record; `composers`: the arguments of `make_composer`, by
-        `InputFile.shape`.
+        `InputFile.shape`; `notify` hears what they notice, each notice once.
         """
+        self._notify, self._noticed = notify, set[str]()
         self._seconds = seconds
         self._composers = composers
         self._lock = threading.Lock()
@@ -61,6 +67,7 @@ class ComposingProcesses:
             try:
                 for records in child.items():
                     done += 1
+                    self._tell(records)
                     yield records
             except LostChildError as error:
                 refused |= self._too_slow(child, error)
@@ -80,6 +87,7 @@ class ComposingProcesses:
                 refused |= self._too_slow(child, error)
             else:
                 self._release(child)
+                self._tell(composed)
                 return composed
 
     def render(self, shape: str | None, conversation: Conversation) -> Document:
@@ -96,6 +104,14 @@ class ComposingProcesses:
         if isinstance(document, str):
             raise RefusedError(document)
         return document
+
+    def _tell(self, records: Records) -> None:
+        for notice in records.notices:
+            with self._lock:
+                if notice in self._noticed:
+                    continue
+                self._noticed.add(notice)
+            self._notify(notice)
 
     def stop(self) -> None:
         """End all children now and for good, even if threads wait for them."""

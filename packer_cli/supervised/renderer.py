@@ -64,6 +64,7 @@ class Renderer:
         self._assistant = AssistantSpans(template) if config.train_on != "all" else None
         self._shown = Shown(template)
         self.keep_parts = _shows_parts(template)
+        self.notice = template.notice
         if self._assistant is not None and ends_matter and not config.allow_open_turns:
             _refuse_open_turns(template, self._assistant, config.turn_end)
 

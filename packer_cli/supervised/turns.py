@@ -24,7 +24,7 @@ from packer_cli.supervised.edges import (
     common_prefix,
 )
 from packer_cli.supervised.messages import ASSISTANT, has_flags, is_trained
-from packer_cli.supervised.probes import contexts, probe_of
+from packer_cli.supervised.probes import contexts, distinct_contexts, probe_of
 
 PROBE = "\ue000probe\ue001"
 _Message = dict[str, Any]
@@ -62,7 +62,9 @@ class AssistantSpans:
         message's. `empty`: ids of messages of which the text shows nothing; they have none.
         Raises UndecidableError.
         """
-        spans, turns, speakers = self._found(rendering, messages, tools, last_only=last_only)
+        spans, turns, speakers = self._found(
+            rendering, messages, tools, last_only=last_only, turns_matter=bool(empty)
+        )
         if not empty:
             return spans
         if last_only and not turns:
@@ -71,17 +73,22 @@ class AssistantSpans:
 
     def _found(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
-        *, last_only: bool,
+        *, last_only: bool, turns_matter: bool,
     ) -> tuple[list[Span], list[Turn], list[_Message]]:  # fmt: skip
-        """(the spans, the turns that they were told by, the messages of the assistant)."""
+        """(the spans, the turns that they were told by, the messages of the assistant).
+
+        `turns_matter`: not only to those that need them, for they take time to find.
+        """
         speakers = [message for message in messages if message.get("role") == ASSISTANT]
         if not speakers:
             return [], [], []
-        turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
         if self._template.marks_generation:
             self._check_tags(messages, tools)
-            spans = self._chosen(rendering.generated, turns, speakers, last_only)
-            return spans, turns, speakers
+            if not (last_only or turns_matter or any(map(has_flags, speakers))):
+                return rendering.generated, [], speakers
+        turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
+        if self._template.marks_generation:
+            return self._chosen(rendering.generated, turns, speakers, last_only), turns, speakers
         numbered = _numbered(turns, messages)
         if numbered is None or _nested(turns):
             parts = [[span] for span in self._by_prefixes(rendering.text, messages, tools)]
@@ -104,7 +111,7 @@ class AssistantSpans:
             if len(spans) != len(speakers):  # nothing shows whose they are
                 raise _undecidable("no loop of the template shows which of its tags are the last")
             spans = spans[-1:]
-        if not any(has_flags(message) for message in speakers):
+        if not any(map(has_flags, speakers)):
             return spans
         if all(is_trained(message) for message in speakers):
             return spans
@@ -200,7 +207,7 @@ class AssistantSpans:
 
     def _check_tags(self, messages: list[_Message], tools: list[Any] | None) -> None:
         """Raises UndecidableError when the template's tags hold words of others."""
-        fresh = set(contexts(messages, tools).values()) - self._learned.keys()
+        fresh = distinct_contexts(messages, tools).difference(self._learned)
         if fresh and (why := self._wrongly_tagged(messages, tools)):
             raise _undecidable(why)
         self._learned |= dict.fromkeys(fresh, Edges(""))

@@ -12,11 +12,15 @@ import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
+
+import msgspec
 
 from packer_cli.errors import UsageError
 
 _MARK = "\ufdd0"  # a noncharacter, for a program's own use
+_encode = msgspec.json.Encoder().encode
 Span = tuple[int, int]
 SPELLED_OUT_TIP = "see --special-tokens-in-text, or use --on-error skip"
 
@@ -60,6 +64,16 @@ class Specials:
         match = self._contents.search(text) if self.tokens else None
         return match and match.group()
 
+    def may_be_in(self, value: Any) -> bool:
+        """Whether a record's fields may have any; False is certain, and known soon."""
+        if not self.tokens:
+            return False
+        try:
+            data = _encode(value)
+        except Exception:  # of a value, or a text, that JSON has not
+            return True
+        return self._beginning in data and self._encoded.search(data) is not None
+
     def in_record(self, value: Any) -> list[str]:
         """All special tokens in the strings of a record's fields, but for names of fields."""
         spelled: list[str] = []
@@ -102,6 +116,17 @@ class Specials:
         return re.compile("|".join(re.escape(token.content) for token in self._longest_first))
 
     @cached_property
+    def _encoded(self) -> re.Pattern[bytes]:
+        """Finds any of them inside JSON."""
+        return re.compile(b"|".join(re.escape(_encoded(t.content)) for t in self.tokens))
+
+    @cached_property
+    def _beginning(self) -> bytes:
+        """What all of them begin with, inside JSON."""
+        contents = [_encoded(token.content) for token in self.tokens]
+        return contents[0][: len(commonprefix(contents))]  # noqa: RUF071 it is meant
+
+    @cached_property
     def _taking(self) -> re.Pattern[str]:
         before, after = r"\s*", r"\s*"
         return re.compile(
@@ -110,6 +135,11 @@ class Specials:
                 for t in self._longest_first
             )
         )
+
+
+def _encoded(text: str) -> bytes:
+    """A text inside JSON: what it holds, its JSON holds."""
+    return _encode(text)[1:-1]
 
 
 NO_SPECIALS = Specials()
