@@ -310,6 +310,7 @@ class ChatTemplate:
         source: str,
         special_tokens: dict[str, Any],
         arguments: Mapping[str, Any] | None = None,
+        *,
         engine: str = JINJA2,
     ) -> None:
         """`engine`: as --template-engine; "compiled" insists on what "auto" tries."""

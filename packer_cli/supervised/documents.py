@@ -328,7 +328,7 @@ def make_composer(
     renders = shape.is_chat or config.prompt_template == "chat"
     renderers = tuple(
         Renderer(
-            ChatTemplate(source, special_tokens, config.arguments, engine),
+            ChatTemplate(source, special_tokens, config.arguments, engine=engine),
             config,
             ends_matter=bool(end_tokens),
         )

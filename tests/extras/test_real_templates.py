@@ -99,7 +99,7 @@ def accepted(tokenizer: Any, name: str, template: str) -> Json | None:
 def test_templates_are_compiled(name: str) -> None:
     """None is left to jinja2, and none is rendered otherwise."""
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<p>"}
-    template = ChatTemplate(TEMPLATES[name].read_text(encoding="utf-8"), tokens, "compiled")
+    template = ChatTemplate(TEMPLATES[name].read_text(encoding="utf-8"), tokens, engine="compiled")
     for structure in STRUCTURES.values():
         for record in (structure, with_text_arguments(structure)):
             talk = record["messages"], record.get("tools"), False

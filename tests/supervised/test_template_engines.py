@@ -47,7 +47,7 @@ def outcome(template: ChatTemplate, *talk: Any, prompt: bool = False) -> Renderi
 
 
 def both(source: str) -> tuple[ChatTemplate, ChatTemplate]:
-    return ChatTemplate(source, TOKENS, "compiled"), ChatTemplate(source, TOKENS)
+    return ChatTemplate(source, TOKENS, engine="compiled"), ChatTemplate(source, TOKENS)
 
 
 def check_equal(source: str, messages: list[Json], tools: list[Json] | None = None) -> None:
@@ -103,9 +103,9 @@ def test_real_templates_are_rendered_alike(structure: str) -> None:
 
 @shared
 def test_no_real_template_is_left_to_jinja2() -> None:
-    assert {name: ChatTemplate(source, TOKENS, "auto").notice for name, source in REAL.items()} == (
-        dict.fromkeys(REAL, "")
-    )
+    assert {
+        name: ChatTemplate(source, TOKENS, engine="auto").notice for name, source in REAL.items()
+    } == (dict.fromkeys(REAL, ""))
 
 
 ODD = {
@@ -307,7 +307,7 @@ def test_any_template_is_rendered_as_by_jinja2(source: str, messages: list[Json]
         jinja2 = ChatTemplate(source, TOKENS)
     except UsageError:
         return
-    compiled = ChatTemplate(source, TOKENS, "auto")
+    compiled = ChatTemplate(source, TOKENS, engine="auto")
     assert not compiled.notice, f"{compiled.notice}: {source}"
     talk = messages, [{"name": "t"}], False
     expected, by_code = jinja2._by_jinja2_or_none(talk), compiled._by_code(
