@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from bisect import bisect_right
 from collections import Counter
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_cli.errors import DataError, UsageError
+from packer_cli.steps import dealing, order
 from packer_cli.steps.costs import row_costs
 from packer_cli.steps.grid import Grid, Sizes
 from packer_cli.steps.schedule import Schedule
@@ -172,6 +173,46 @@ def test_what_is_forgotten_is_not_guessed() -> None:
     assert len(later.rows_at(16, 30)) == 14
     with pytest.raises(UsageError, match="place 15: rows before place 16 were dealt"):
         later.rows_at(15, 30)
+
+
+@pytest.mark.parametrize(
+    ("balance", "module", "name", "turn"),
+    [
+        (None, order, "permutation", 1),
+        (None, order, "permutation", 400),
+        ("step", order, "permutation", 340),
+        ("step", dealing, "_dealt", 1),
+        ("order", dealing, "_dealt", 2),
+    ],
+)
+def test_an_interruption_leaves_no_rows_of_another_place(
+    monkeypatch: pytest.MonkeyPatch, balance: Any, module: Any, name: str, turn: int
+) -> None:
+    """In a notebook the same sampler goes on after Ctrl+C."""
+    options = {"stages": [4000, 5000]}
+    expected = schedule(9000, (4, 2, 2), balance, **options).rows_at(0, 9000).tolist()
+    one = schedule(9000, (4, 2, 2), balance, **options)
+    one.rows_at(0, 16)
+    function, turns = getattr(module, name), count(1)
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        if next(turns) == turn:
+            raise KeyboardInterrupt
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(module, name, interrupted)
+    place = 0
+    with pytest.raises(KeyboardInterrupt):
+        for place in range(0, 9000, 8):
+            one.rows_at(place, place + 8)
+    assert one.rows_at(place, place + 8).tolist() == expected[place : place + 8]
+    assert one.rows_at(0, 9000).tolist() == expected
+
+
+@pytest.mark.parametrize("balance", ["step", "order"])
+@pytest.mark.parametrize("sizes", [(2, 2**40, 2**40), (2, 2**62, 4), (2, 1, 2**70), (1, 10**30, 1)])
+def test_steps_far_larger_than_the_epoch(balance: Any, sizes: ManySizes) -> None:
+    assert sorted(schedule(100, sizes, balance).rows_at(0, 100)) == [*range(100)]
 
 
 def unevenness(costs: np.ndarray, one: Schedule, rows: int, ranks: int) -> float:
