@@ -177,6 +177,55 @@ def test_refused(tokenizer: _Tokens, options: list[Any], parts: list[str]) -> No
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_tokens_that_would_not_leave_texts_whole_are_refused(
+    tokenizer: _Tokens, flag: str, special: bool
+) -> None:
+    """They take white space with them, or are not found in the middle of a word."""
+    path = tokenizer(special=special, **{flag: True})
+    result = packer("pack", "texts.jsonl", "-l", 512, "-o", "out", "-t", path, "--fim-rate", 1)
+    assert_error(result, 2, "'<|fim_prefix|>' of tokenizer", "takes white space with it")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("normalizer", [None, {"type": "Sequence", "normalizers": []}])
+def test_tokens_in_normalized_text(folder: Path, normalizer: Any) -> None:
+    """As DeepSeek has them, whose normalizer does nothing; one that does may hide tokens."""
+    document = tiny.byte_level()
+    for number, content in enumerate(QWEN):
+        tiny.with_added_token(document, content, 1000 + number, normalized=True, special=False)
+    Path("texts.jsonl").write_text(json.dumps({"text": TEXTS[3]}))
+    options = ["-l", 4096, "-t", folder / "tok", "--fim-rate", 1]
+    tiny.save(folder / "tok", document | {"normalizer": normalizer}, tokenizer_config={
+        "eos_token": tiny.EOS})  # fmt: skip
+    loaded.cache_clear()
+    pack("texts.jsonl", *options)
+    (ids,) = documents().values()
+    assert "".join(parts_of(ids, folder / "tok") or []) == TEXTS[3]
+    tiny.save(folder / "tok", document | {"normalizer": {"type": "Prepend", "prepend": "_"}})
+    assert_error(packer("pack", "texts.jsonl", *options, "-o", "other"), 2, "in normalized text")
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("policy", ["keep", "text"])
+def test_a_text_that_has_the_tokens_itself_stays_as_it_is(
+    tokenizer: _Tokens, special: bool, policy: str
+) -> None:
+    """As one does that was rearranged before."""
+    texts = ["".join(f"{token}some text" for token in QWEN), "a" + QWEN[2] + "b", "untouched"]
+    path = tokenizer(special=special)
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = ["-l", 4096, "-t", path, "--fim-rate", 1, "--special-tokens-in-text", policy]
+    manifest = pack("texts.jsonl", *options)
+    *own, other = (ids for _, ids in sorted(documents().items()))
+    loaded.cache_clear()
+    assert [loaded(path).decode(ids, skip_special_tokens=False) for ids in own] == texts[:2]
+    assert "".join(parts_of(other, path) or []) == texts[2]
+    assert manifest["fim_documents"] == 1
+    assert manifest["special_tokens_in_text"] == (4 if special else 0)
+
+
 def test_refused_for_conversations(tokenizer: _Tokens) -> None:
     Path("texts.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     result = packer("pack", "texts.jsonl", "-l", 512, "-t", tokenizer(), "--fim-rate", 1)
