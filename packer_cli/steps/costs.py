@@ -31,7 +31,9 @@ def row_costs(
 
     squared_lengths  int64[rows], the sum of the squared segment lengths of each row
     hidden_size      of the model; or else
-    cost             a function that takes int64[n] of those sums, and returns n costs
+    cost             a function that takes int64[n] of those sums, and returns n costs. They are
+                     rounded to float32: processors differ in the last bits of powers and the like,
+                     and ranks that deal differently would take rows twice
 
     Raises UsageError where not exactly one of both is given, and for costs that are none.
     """
@@ -51,7 +53,8 @@ def row_costs(
 
 def _checked(given: npt.ArrayLike, rows: int) -> Float64:
     try:
-        costs = np.array(given, np.float64)
+        with np.errstate(over="ignore"):  # to inf, which is refused below
+            costs = np.array(given, np.float32).astype(np.float64)
     except (TypeError, ValueError):
         raise UsageError(
             f"cost: returned {type(given).__name__}, which is no array of numbers",

@@ -267,6 +267,14 @@ def test_a_row_costs_its_places_and_its_squares() -> None:
     assert row_costs(squared, 10, cost=lambda sums: sums * 2).tolist() == [32, 200]
 
 
+def test_costs_that_differ_in_their_last_bits_are_the_same() -> None:
+    """numpy's powers do, from one kind of processor to the next."""
+    squared = np.random.default_rng(0).integers(1000, 10**9, 10_000)
+    one = row_costs(squared, 4096, cost=lambda sums: sums**0.6)
+    other = row_costs(squared, 4096, cost=lambda sums: np.nextafter(sums**0.6, np.inf))
+    assert one.tolist() == other.tolist()
+
+
 @pytest.mark.parametrize(
     ("message", "options"),
     [
@@ -277,6 +285,7 @@ def test_a_row_costs_its_places_and_its_squares() -> None:
         (r"an array of shape \(1,\) for 2 rows", {"cost": lambda sums: sums[1:]}),
         ("cost: is nan for row 1", {"cost": lambda sums: [1, float("nan")]}),
         ("cost: is inf for row 0", {"cost": lambda sums: [float("inf"), 1]}),
+        ("cost: is inf for row 1", {"cost": lambda sums: [1, 1e300]}),
         ("cost: is -1.0 for row 0", {"cost": lambda sums: [-1, 1]}),
         ("cost: returned str, which is no array of numbers", {"cost": lambda sums: "much"}),
     ],
