@@ -46,7 +46,7 @@ class FillInMiddle(NamedTuple):
     spm_rate: float
     tokens: tuple[str, str, str]
 
-    def parts(self, text: str) -> list[tuple[str, str]] | None:
+    def parts(self, text: str, specials: Specials) -> list[tuple[str, str]] | None:
         """(token, what follows it) of a text in its new order; None where it stays as it is, as one
         does that has such tokens itself.
         """
@@ -57,7 +57,7 @@ class FillInMiddle(NamedTuple):
             return None
         if any(token in text for token in self.tokens):  # nobody could tell whose they are
             return None
-        first, last = sorted(cut % (len(text) + 1) for cut in cuts)
+        first, last = sorted(specials.beside(cut % (len(text) + 1), text) for cut in cuts)
         beginning, middle, end = text[:first], text[first:last], text[last:]
         if which < self.spm_rate * _WHOLE:
             beginning, middle = "", beginning + middle
@@ -70,7 +70,7 @@ class FillInMiddle(NamedTuple):
         texts, controls = records.texts or [], dict(records.controls or {})
         ours, number = self._among(specials), 0
         for i, text in enumerate(texts):
-            if (parts := self.parts(text)) is None:
+            if (parts := self.parts(text, specials)) is None:
                 continue
             texts[i], number = "".join(token + after for token, after in parts), number + 1
             if i in controls:

@@ -143,9 +143,7 @@ def test_special_tokens_that_a_text_spells_out(tokenizer: _Tokens, policy: str) 
     options = ["-l", 4096, "-t", path, "--fim-rate", 1, "--special-tokens-in-text", policy]
     manifest = pack("texts.jsonl", *options)
     (ids,) = documents().values()
-    # one may be cut in two
-    least = 18 if policy == "keep" else 0
-    assert least <= ids.count(tiny.EOS_ID) <= (20 if policy == "keep" else 0)
+    assert ids.count(tiny.EOS_ID) == (20 if policy == "keep" else 0)
     parts = parts_of(ids, path)
     assert parts is not None
     assert "".join(parts) == "a</s>b" * 20
@@ -175,6 +173,17 @@ def test_refused(tokenizer: _Tokens, options: list[Any], parts: list[str]) -> No
     result = packer("pack", "texts.jsonl", "-l", 512, "-o", "out", *which, *options)
     assert_error(result, 2, *parts)
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("text", ["a<s>b{}", "{}<s>", "<s>{}", "<s><s>", "a <s> <s>{} b"])
+def test_no_special_token_is_cut_in_two(tokenizer: _Tokens, text: str) -> None:
+    path, numbers = tokenizer(), range(40 if "{}" in text else 1)
+    texts = [text.format(number) for number in numbers]
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in texts))
+    manifest = pack("texts.jsonl", "-l", 4096, "-t", path, "--fim-rate", 1)
+    cut = [parts_of(ids, path) for _, ids in sorted(documents().items())]
+    assert ["".join(parts or []) for parts in cut] == texts
+    assert manifest["special_tokens_in_text"] == text.count(tiny.BOS) * len(texts)
 
 
 @pytest.mark.parametrize("special", [True, False])
