@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64
+from packer_cli.steps.grid import whole_size
 
 Float64 = npt.NDArray[np.float64]
 Cost = Callable[[Int64], npt.ArrayLike]
@@ -31,7 +32,9 @@ def row_costs(
 
     squared_lengths  int64[rows], the sum of the squared segment lengths of each row
     hidden_size      of the model; or else
-    cost             a function that takes int64[n] of those sums, and returns n costs
+    cost             a function that takes int64[n] of those sums, and returns n costs. They are
+                     rounded to float32: processors differ in the last bits of powers and the like,
+                     and ranks that deal differently would take rows twice
 
     Raises UsageError where not exactly one of both is given, and for costs that are none.
     """
@@ -42,16 +45,16 @@ def row_costs(
             "the sums of squared segment lengths",
         )
     if hidden_size is not None:
-        if hidden_size < 1:
-            raise UsageError(f"hidden_size: {hidden_size} is less than 1")
-        return np.add(squared_lengths, _LINEAR * hidden_size * max_length, dtype=np.float64)
+        linear = _LINEAR * whole_size("hidden_size", hidden_size)
+        return np.add(squared_lengths, linear * max_length, dtype=np.float64)
     assert cost is not None  # noqa: S101 for mypy
     return _checked(cost(squared_lengths), len(squared_lengths))
 
 
 def _checked(given: npt.ArrayLike, rows: int) -> Float64:
     try:
-        costs = np.array(given, np.float64)
+        with np.errstate(over="ignore"):  # to inf, which is refused below
+            costs = np.array(given, np.float32).astype(np.float64)
     except (TypeError, ValueError):
         raise UsageError(
             f"cost: returned {type(given).__name__}, which is no array of numbers",

@@ -53,21 +53,23 @@ class WithinWindows:
 
     def __call__(self, rows: Int64, begin: int, sizes: Sizes) -> Int64:
         rows = rows[_costliest_first(self.costs[rows], len(rows))]
-        whole = len(rows) // sizes.micro_step
-        cut = whole * sizes.micro_step
+        size = min(sizes.micro_step, len(rows))
+        whole = len(rows) // size
+        cut = whole * size
         order = permutation(whole, f"{self.seed}/micro-steps from {begin}")
-        shuffled = rows[:cut].reshape(whole, sizes.micro_step)[order]
+        shuffled = rows[:cut].reshape(whole, size)[order]
         rows = np.concatenate([shuffled.ravel(), rows[cut:]])
         return rows[_dealt(self.costs[rows], sizes, exchange=False)]
 
 
 def _costliest_first(costs: Float64, size: int) -> Int64:
     order = np.empty(len(costs), np.int64)
-    dealing.costliest_first(costs, size, order)
+    dealing.costliest_first(costs, min(size, len(costs)), order)
     return order
 
 
 def _dealt(costs: Float64, sizes: Sizes, *, exchange: bool) -> Int64:
-    order = np.empty(len(costs), np.int64)
-    dealing.deal(costs, sizes.world_size, sizes.batch_size, sizes.micro_batches, exchange, order)
+    order, turns = np.empty(len(costs), np.int64), len(costs) // sizes.world_size
+    batch_size, micro_batches = min(sizes.batch_size, turns), min(sizes.micro_batches, turns)
+    dealing.deal(costs, sizes.world_size, batch_size, micro_batches, exchange, order)
     return order

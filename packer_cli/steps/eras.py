@@ -32,7 +32,7 @@ class Era:
     ) -> None:
         self.grid, self.before = grid, before
         self._order, self._deal, self._at_once = order, deal, at_once
-        self._block, self._rows = Stretch(-1, -1), np.empty(0, np.int64)
+        self._dealt = Stretch(-1, -1), np.empty(0, np.int64)  # both at once: see `rows_at`
         begin = grid.begin
         # up to where rows are those that the era before has in these places
         self._left = before.grid.window_at(begin) if before else Stretch(begin, begin)
@@ -42,14 +42,19 @@ class Era:
         self._settled: int = max(self._left.end, before._settled if before else begin)
 
     def rows_at(self, begin: int, end: int) -> Int64:
-        """int64[end - begin], the rows of the places begin..end."""
+        """int64[end - begin], the rows of the places begin..end.
+
+        A block is kept only once it is dealt: after an interruption it is dealt again, and a second
+        thread sees one block or the other.
+        """
         pieces = []
         while begin < end:
-            if not self._block.begin <= begin < self._block.end:
-                self._block = self._block_at(begin)
-                rows = self._before_dealing(*self._block)
-                self._rows = self._deal(rows, self._block.begin, self.grid.sizes)
-            piece = self._rows[begin - self._block.begin : end - self._block.begin]
+            block, rows = self._dealt
+            if not block.begin <= begin < block.end:
+                block = self._block_at(begin)
+                rows = self._deal(self._before_dealing(*block), block.begin, self.grid.sizes)
+                self._dealt = block, rows
+            piece = rows[begin - block.begin : end - block.begin]
             pieces.append(piece)
             begin += len(piece)
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)

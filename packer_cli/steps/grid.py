@@ -10,9 +10,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index as as_index
 from typing import NamedTuple
 
 from packer_cli.errors import DataError, UsageError
+
+
+def whole_size(name: str, size: object) -> int:
+    """A size as a plain int, which a state in JSON can hold. Raises UsageError for one below 1."""
+    try:
+        plain = as_index(size)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name}: {size!r} is not a whole number") from None
+    if plain < 1:
+        raise UsageError(f"{name}: {plain} is less than 1")
+    return plain
 
 
 @dataclass(frozen=True)
@@ -24,9 +36,8 @@ class Sizes:
     micro_batches: int = 1
 
     def __post_init__(self) -> None:
-        for name, size in vars(self).items():
-            if size < 1:
-                raise UsageError(f"{name}: {size} is less than 1")
+        for name, size in list(vars(self).items()):
+            object.__setattr__(self, name, whole_size(name, size))
 
     @property
     def micro_step(self) -> int:

@@ -46,8 +46,7 @@ class Order:
             if size < 1:
                 raise UsageError(f"{name}: {size} is less than 1")
         self.ends = list(accumulate(self._stages or [rows]))  # of stages, in an epoch
-        self._now = (-1, -1)
-        self._shuffled: _Shuffled
+        self._now: tuple[tuple[int, int], _Shuffled | None] = ((-1, -1), None)  # epoch and stage
 
     def name(self) -> dict[str, Any]:
         """What the order depends on."""
@@ -75,15 +74,16 @@ class Order:
             return np.arange(within, min(within + most, self.rows))
         stage = bisect_right(self.ends, within)
         first = self.ends[stage - 1] if stage else 0
-        if (epoch, stage) != self._now:
-            self._now = epoch, stage
-            self._shuffled = _Shuffled(
+        which, shuffled = self._now  # read and set at once: an interruption leaves no half of it
+        if shuffled is None or which != (epoch, stage):
+            shuffled = _Shuffled(
                 self.ends[stage] - first,
                 f"{self._seed}/{epoch}" + (f"/stage {stage}" if self._stages else ""),
                 self._block_rows,
                 self._window_blocks,
             )
-        return first + self._shuffled.some_rows(within - first, most)
+            self._now = (epoch, stage), shuffled
+        return first + shuffled.some_rows(within - first, most)
 
 
 class _Shuffled:
@@ -97,16 +97,18 @@ class _Shuffled:
         # the last block may be shorter, and be in any window
         self._missing = count * block_rows - rows
         self._short = int(np.flatnonzero(self._blocks == count - 1)[0]) // window_blocks
-        self._window, self._members = -1, np.empty(0, np.int64)
+        self._kept = -1, np.empty(0, np.int64)  # a window and its rows
 
     def some_rows(self, place: int, most: int) -> Int64:
         """The rows from a place on, `most` or, to the end of its window, fewer."""
         window = place // (self._block_rows * self._window_blocks)
         window += place >= self._begin(window + 1)
-        if window != self._window:
-            self._window, self._members = window, self._members_of(window)
+        kept, members = self._kept
+        if window != kept:
+            members = self._members_of(window)
+            self._kept = window, members
         within = place - self._begin(window)
-        return self._members[within : within + most]
+        return members[within : within + most]
 
     def _begin(self, window: int) -> int:
         missing = self._missing if window > self._short else 0

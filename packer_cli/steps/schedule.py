@@ -24,7 +24,7 @@ from packer_cli.records import Int64
 from packer_cli.steps.costs import Float64
 from packer_cli.steps.dealing import Unbalanced, WithinSteps, WithinWindows
 from packer_cli.steps.eras import Deal, Era
-from packer_cli.steps.grid import Grid, Sizes, Stretch
+from packer_cli.steps.grid import Grid, Sizes, Stretch, whole_size
 from packer_cli.steps.order import Order
 
 Balance = Literal["step", "order"]
@@ -67,10 +67,8 @@ class Schedule:
         dealt: Sequence[Sequence[int]] = (),
     ) -> None:
         self.sizes = Sizes(world_size, batch_size, micro_batches)
-        self._balance, self._window = balance, window
+        self._balance, self._window = balance, whole_size("window", window)
         self._order = Order(rows, seed, block_rows, window_blocks, stages)
-        if window < 1:
-            raise UsageError(f"window: {window} is less than 1")
         deal = _dealing(balance, rows, seed, costs)
         by_window = balance == "order"
         before: Era | None = None

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.errors import UsageError
 from packer_cli.records import Records
-from packer_cli.tokenization.locate import BYTES, TokenizerFiles
+from packer_cli.tokenization.locate import BYTES, TokenizerFiles, found_as_written
 from packer_cli.tokenization.specials import Span, Specials
 
 # As written before the beginning, the end and the middle of a text, by which tokenizers.
@@ -46,32 +46,36 @@ class FillInMiddle(NamedTuple):
     spm_rate: float
     tokens: tuple[str, str, str]
 
-    def parts(self, text: str) -> list[tuple[str, str]] | None:
-        """(token, what follows it) of a text in its new order; None where it stays as it is."""
+    def parts(self, text: str, specials: Specials) -> list[tuple[str, str]] | None:
+        """(token, what follows it) of a text in its new order; None where it stays as it is, as one
+        does that has such tokens itself.
+        """
         content = text.encode("utf-8", "surrogatepass")
         digest = blake2b(content, digest_size=32, person=b"packer fim").digest()
         whether, which, *cuts = unpack("<4Q", digest)
         if not text or whether >= self.rate * _WHOLE:
             return None
-        first, last = sorted(cut % (len(text) + 1) for cut in cuts)
+        if any(token in text for token in self.tokens):  # nobody could tell whose they are
+            return None
+        first, last = sorted(specials.beside(cut % (len(text) + 1), text) for cut in cuts)
         beginning, middle, end = text[:first], text[first:last], text[last:]
         if which < self.spm_rate * _WHOLE:
             beginning, middle = "", beginning + middle
         return list(zip(self.tokens, (beginning, end, middle), strict=True))
 
     def rearranged(self, records: Records, specials: Specials) -> tuple[Records, int]:
-        """Texts with some of them rearranged, and how many. The tokens written into them are no
-        special tokens of their own content.
+        """The records with some of their texts rearranged, in the same list, and how many. The
+        tokens written into them are no special tokens of their own content.
         """
-        texts, controls = list(records.texts or ()), dict(records.controls or {})
+        texts, controls = records.texts or [], dict(records.controls or {})
         ours, number = self._among(specials), 0
         for i, text in enumerate(texts):
-            if (parts := self.parts(text)) is None:
+            if (parts := self.parts(text, specials)) is None:
                 continue
             texts[i], number = "".join(token + after for token, after in parts), number + 1
             if i in controls:
                 controls[i] = _places(parts, ours)
-        return replace(records, texts=texts, controls=controls or None), number
+        return replace(records, controls=controls or None), number
 
     def written(self, specials: Specials) -> int:
         """How many special tokens are written into each text that is rearranged."""
@@ -93,10 +97,24 @@ def _places(parts: list[tuple[str, str]], tokens: set[str]) -> list[Span]:
 
 def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> FillInMiddle | None:
     """What the options ask for; None for nothing. Raises UsageError where the tokenizer has no
-    tokens for it.
+    tokens for it, or such as would take white space of the text with them.
     """
     if not config.fim_rate:
         return None
+    prefix, suffix, middle = tokens = _tokens(config, files)
+    for token in tokens:
+        if files is not None and not found_as_written(files.json, token):
+            raise UsageError(
+                f"--fim-rate: {token!r} of tokenizer {files.source} takes white space with it, or "
+                "is only found as a whole word or in normalized text: texts would not stay whole",
+                "name others with --fim-tokens, or set lstrip, rstrip, single_word and normalized "
+                "of the token to false in tokenizer.json",
+            )
+    return FillInMiddle(config.fim_rate, config.fim_spm_rate, (prefix, suffix, middle))
+
+
+def _tokens(config: DocumentConfig, files: TokenizerFiles | None) -> tuple[str, ...]:
+    """Those that are named, or the ones that packer knows. Raises UsageError for absent ones."""
     added = set(files.added_tokens) if files else set()
     name = files.source if files else BYTES
     if config.fim_tokens:
@@ -106,8 +124,7 @@ def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> Fill
                 f"--fim-tokens: {absent[0]!r} is not a token of its own for tokenizer {name}",
                 "name added tokens that its tokenizer.json has",
             )
-        prefix, suffix, middle = config.fim_tokens
-        return FillInMiddle(config.fim_rate, config.fim_spm_rate, (prefix, suffix, middle))
+        return config.fim_tokens
     known = [tokens for tokens in _KNOWN if added.issuperset(tokens)]
     if len(known) != 1:
         found = " and ".join(", ".join(tokens) for tokens in known) or "none that packer knows"
@@ -116,4 +133,4 @@ def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> Fill
             f"the middle of a text; found {found}",
             "name them with --fim-tokens BEGINNING,END,MIDDLE, or use a tokenizer for code",
         )
-    return FillInMiddle(config.fim_rate, config.fim_spm_rate, known[0])
+    return known[0]

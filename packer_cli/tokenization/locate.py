@@ -176,6 +176,19 @@ def _special(token: _AddedToken, document: _TokenizerJson) -> SpecialToken:
     return SpecialToken(token.content, token.id, token.lstrip, token.rstrip, plain, unknown)
 
 
+def found_as_written(content: bytes, token: str) -> bool:
+    """Whether an added token of a located tokenizer.json is found wherever a text has it, and takes
+    no white space next to it.
+    """
+    document = msgspec.json.decode(content, type=_TokenizerJson)
+    normalizes = document.normalizer not in (None, {"type": "Sequence", "normalizers": []})
+    return any(
+        not (one.lstrip or one.rstrip or one.single_word or (one.normalized and normalizes))
+        for one in document.added_tokens or []
+        if one.content == token
+    )
+
+
 def highest_id(content: bytes) -> int:
     """The highest id that a located tokenizer.json can give."""
     document = msgspec.json.decode(content, type=_TokenizerJson)

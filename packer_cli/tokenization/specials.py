@@ -74,6 +74,17 @@ class Specials:
             return True
         return self._beginning in data and self._encoded.search(data) is not None
 
+    def beside(self, cut: int, text: str) -> int:
+        """The place of a cut in a text, before the special token that it would cut in two."""
+        if not self.tokens:
+            return cut
+        longest = len(self._longest_first[0].content)
+        begin = max(cut - longest, 0)
+        for match in self._contents.finditer(text, begin, cut + longest):
+            if match.start() < cut < match.end():
+                return match.start()
+        return cut
+
     def in_record(self, value: Any) -> list[str]:
         """All special tokens in the strings of a record's fields, but for names of fields."""
         spelled: list[str] = []

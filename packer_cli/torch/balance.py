@@ -55,4 +55,4 @@ def costs_of(rows: int | Sized, hidden_size: int | None, cost: Cost | None) -> F
 
 def digest_of(costs: Float64) -> str:
     """By which states tell costs apart."""
-    return hashlib.sha256(costs.astype("<f8", copy=False).tobytes()).hexdigest()
+    return hashlib.sha256(costs.astype("<f8", copy=False).data).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from operator import index as as_index
 
 from packer_cli.errors import UsageError
 
@@ -24,6 +25,7 @@ def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
                 "Trainer, which distribute batches themselves, rank=0, world_size=1",
             )
         return 0, 1
+    rank, world_size = as_index(rank), as_index(world_size)  # plain ints: states are JSON
     if not 0 <= rank < world_size:
         raise UsageError(f"rank: {rank} is not between 0 and world_size - 1, {world_size - 1}")
     return rank, world_size

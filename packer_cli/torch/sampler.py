@@ -42,7 +42,7 @@ class PackedSampler:
                    step one after another, `batch_size` for each of `micro_batches` (1).
     hidden_size    of the model, by which rows cost `6 · hidden_size · L + Σ l²`; or else
     cost           a function of the rows' sums of squared segment lengths, int64[n], that returns n
-                   costs
+                   costs, the same ones on every rank
 
     Each iteration is an epoch; the first may be the rest of one. `state_dict()` has how many rows
     all ranks together have taken; `load_state_dict` goes on after them. A loader with workers reads
@@ -80,7 +80,9 @@ class PackedSampler:
             cost=cost, window=window,
         )  # fmt: skip
         costs = costs_of(rows, hidden_size, cost) if balance else None
-        self._cost = {} if costs is None else {"cost": hidden_size or digest_of(costs)}
+        self._cost = (
+            {} if costs is None else {"cost": int(hidden_size) if hidden_size else digest_of(costs)}
+        )
         self._schedule_from = partial(
             Schedule,
             self.rows,

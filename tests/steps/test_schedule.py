@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 from bisect import bisect_right
-from collections import Counter
-from itertools import accumulate
+from collections import Counter, deque
+from itertools import accumulate, count
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_cli.errors import DataError, UsageError
+from packer_cli.steps import dealing, order
 from packer_cli.steps.costs import row_costs
 from packer_cli.steps.grid import Grid, Sizes
 from packer_cli.steps.schedule import Schedule
@@ -174,6 +175,46 @@ def test_what_is_forgotten_is_not_guessed() -> None:
         later.rows_at(15, 30)
 
 
+@pytest.mark.parametrize(
+    ("balance", "module", "name", "turn"),
+    [
+        (None, order, "permutation", 1),
+        (None, order, "permutation", 400),
+        ("step", order, "permutation", 340),
+        ("step", dealing, "_dealt", 1),
+        ("order", dealing, "_dealt", 2),
+    ],
+)
+def test_an_interruption_leaves_no_rows_of_another_place(
+    monkeypatch: pytest.MonkeyPatch, balance: Any, module: Any, name: str, turn: int
+) -> None:
+    """In a notebook the same sampler goes on after Ctrl+C."""
+    options = {"stages": [4000, 5000]}
+    expected = schedule(9000, (4, 2, 2), balance, **options).rows_at(0, 9000).tolist()
+    one = schedule(9000, (4, 2, 2), balance, **options)
+    one.rows_at(0, 16)
+    function, turns = getattr(module, name), count(1)
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        if next(turns) == turn:
+            raise KeyboardInterrupt
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(module, name, interrupted)
+    places = iter(range(0, 9000, 8))
+    with pytest.raises(KeyboardInterrupt):
+        deque(one.rows_at(place, place + 8) for place in places)
+    place = next(places) - 8
+    assert one.rows_at(place, place + 8).tolist() == expected[place : place + 8]
+    assert one.rows_at(0, 9000).tolist() == expected
+
+
+@pytest.mark.parametrize("balance", ["step", "order"])
+@pytest.mark.parametrize("sizes", [(2, 2**40, 2**40), (2, 2**62, 4), (2, 1, 2**70), (1, 10**30, 1)])
+def test_steps_far_larger_than_the_epoch(balance: Any, sizes: ManySizes) -> None:
+    assert sorted(schedule(100, sizes, balance).rows_at(0, 100)) == [*range(100)]
+
+
 def unevenness(costs: np.ndarray, one: Schedule, rows: int, ranks: int) -> float:
     """The mean over whole steps of the costliest rank's share of the mean rank's."""
     size = one.step_at(0).end
@@ -226,6 +267,14 @@ def test_a_row_costs_its_places_and_its_squares() -> None:
     assert row_costs(squared, 10, cost=lambda sums: sums * 2).tolist() == [32, 200]
 
 
+def test_costs_that_differ_in_their_last_bits_are_the_same() -> None:
+    """numpy's powers do, from one kind of processor to the next."""
+    squared = np.random.default_rng(0).integers(1000, 10**9, 10_000)
+    one = row_costs(squared, 4096, cost=lambda sums: sums**0.6)
+    other = row_costs(squared, 4096, cost=lambda sums: np.nextafter(sums**0.6, np.inf))
+    assert one.tolist() == other.tolist()
+
+
 @pytest.mark.parametrize(
     ("message", "options"),
     [
@@ -236,6 +285,7 @@ def test_a_row_costs_its_places_and_its_squares() -> None:
         (r"an array of shape \(1,\) for 2 rows", {"cost": lambda sums: sums[1:]}),
         ("cost: is nan for row 1", {"cost": lambda sums: [1, float("nan")]}),
         ("cost: is inf for row 0", {"cost": lambda sums: [float("inf"), 1]}),
+        ("cost: is inf for row 1", {"cost": lambda sums: [1, 1e300]}),
         ("cost: is -1.0 for row 0", {"cost": lambda sums: [-1, 1]}),
         ("cost: returned str, which is no array of numbers", {"cost": lambda sums: "much"}),
     ],
