@@ -70,7 +70,8 @@ def stages_of(packed: PackedDirectory) -> tuple[TrainingStage, ...]:
         if not stages or ends == len(packed):
             return tuple(stages)
     raise DataError(
-        f"{packed.place_of(MANIFEST)}: its stages are not its {len(packed)} rows, one after another",
+        f"{packed.place_of(MANIFEST)}: its stages are not its {len(packed)} rows, one after "
+        "another",
         PACK_AGAIN,
     )
 

@@ -139,7 +139,6 @@ class Batches:
                 "train with smaller batches, or without dataloader_drop_last",
             )
         self._steps = -(-self._count // micro_batches)
-        self._epoch = -1  # before the first
         self._to_skip = 0  # steps that the Trainer skips in the next epoch,
         self._skipped = self._trained = 0  # those that it skips in this one, and has trained on
 
@@ -167,23 +166,26 @@ class Batches:
         expected = state["rows_per_step"]
         if self.rows_per_step != expected:
             raise _other_steps(expected, self.rows_per_step, self.sampler.world_size)
-        self.sampler.load_state_dict(state["sampler"])
+        saved, sampler = state["sampler"], self.sampler
+        sampler.load_state_dict(saved)
         epoch, within = divmod(steps, self._steps)
-        left = self._count - within * self._micro_batches
-        rest = -(-len(self.sampler) // self._batch_size)
-        if self.sampler.epoch != epoch or not left <= rest <= left + 1:
+        place = epoch * sampler.rows + within * self.rows_per_step
+        # an epoch begins with rows that the processes could not share in the one before
+        if not 0 <= place - saved["samples"] < self.rows_per_step:
             raise UsageError(
-                f"the checkpoint is at row {state['sampler']['samples']}, of epoch "
-                f"{self.sampler.epoch}, where the Trainer expects another: it counts {self._steps} "
-                "steps an epoch",
+                f"the checkpoint is at row {saved['samples']} of the run, the Trainer expects row "
+                f"{place}: it counts {self._steps} steps an epoch",
                 "resume on as many processes as the run began with",
             )
-        self._epoch, self._to_skip = epoch - 1, within
+        if sampler.epoch < epoch:  # fewer processes could share some of them, but it is over
+            rest = len(sampler) * sampler.world_size
+            sampler.load_state_dict(saved | {"samples": saved["samples"] + rest, "dealt": ()})
+        self._to_skip = within
 
     def next_epoch(self) -> None:
         """Called before each epoch of the Trainer."""
-        self._epoch += 1
-        self.sampler.set_epoch(self._epoch)
+        # as a checkpoint at the end of the last epoch has it; some rows may not have been drawn
+        self.sampler.load_state_dict(self.sampler.state_dict(rows=sys.maxsize))
         self._skipped, self._to_skip, self._trained = self._to_skip, 0, 0
 
     def step(self) -> None:
