@@ -35,7 +35,8 @@ class PackedTrainerMixin:
     Takes what the Trainer takes, with `train_dataset=PackedDataset(...)`, for SFTTrainer, too.
 
     * Each process gets its share of the rows, in the order of a `PackedSampler`; its seed is
-      `data_seed` of the arguments, or else `seed`.
+      `data_seed` of the arguments, or else `seed`, and none where train_sampling_strategy is
+      "sequential".
     * `packed_balance`, an attribute of the class, is the sampler's `balance`: "step" deals the rows
       of a step to processes and micro-batches so that none waits for another. Costs go by
       `hidden_size` of the model's config; without one there is no balance.
@@ -49,9 +50,9 @@ class PackedTrainerMixin:
     epoch, or begins the next one.
 
     Raises UsageError for a model without a config where there is no collator, for several GPUs in
-    one process, for context and sequence parallelism, for ignore_data_skip, and on resuming from a
-    checkpoint that has no position or steps of another number of rows; DataError for a checkpoint
-    of other data.
+    one process, for context and sequence parallelism, for other sampling strategies, for
+    ignore_data_skip, and on resuming from a checkpoint that has no position or steps of another
+    number of rows; DataError for a checkpoint of other data.
     """
 
     packed_balance: Literal["step", "order"] | None = "step"
@@ -89,7 +90,7 @@ class PackedTrainerMixin:
         rank, world_size = _share_of(self)
         sampler = PackedSampler(
             self.train_dataset,
-            seed=args.seed if args.data_seed is None else args.data_seed,
+            seed=_seed_of(args),
             rank=rank,
             world_size=world_size,
             **_balance_of(self),
@@ -256,6 +257,20 @@ def _config_of(model: Any) -> Any:
             "data_collator=partial(varlen_collate, config=None) for a model of your own",
         )
     return config
+
+
+def _seed_of(args: Any) -> int | None:
+    """The sampler's; None: rows as they are stored."""
+    strategy = getattr(args, "train_sampling_strategy", "random")
+    if strategy == "sequential":
+        return None
+    if strategy != "random":
+        raise UsageError(
+            f"train_sampling_strategy: {strategy!r} is for rows of unequal length",
+            "leave it out: packed_balance evens out what packed rows cost",
+        )
+    seed: int = args.seed if args.data_seed is None else args.data_seed
+    return seed
 
 
 def _balance_of(trainer: Any) -> dict[str, Any]:
