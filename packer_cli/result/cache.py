@@ -223,7 +223,8 @@ class Cache:
                     self._inside.unlink(victim)
                     used -= files.pop(victim).st_size
                 if used + size > self.limit:
-                    if any(n.endswith(PART) for n in files):
+                    # not those who wait for room themselves
+                    if any(n.endswith(PART) and files[n].st_size for n in files):
                         return False
                     raise UsageError(
                         f"cache: {self.folder}: cache_bytes is {self.limit:,}, and "
