@@ -61,9 +61,11 @@ os.register_at_fork(after_in_child=_forget_locks)
 class Cache:
     """`folder`, made if necessary, of at most `limit` bytes; None: as large as what is read.
 
-    It pickles as these. Raises UsageError when the place in the folder is somebody else's.
+    It pickles as these, with `planned`. Raises UsageError when the place in the folder is somebody
+    else's.
     """
 
+    planned = False  # a sampler's order fits: how much of a shard one process reads says nothing
     waited_for = 0  # bytes that `local` itself has fetched, in this process
     given = 0.0  # bytes of the rows that were read of it, as their readers say
 
@@ -71,7 +73,7 @@ class Cache:
         self.folder, self.limit = folder, limit
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "limit": self.limit}
+        return {"folder": self.folder, "limit": self.limit, "planned": self.planned}
 
     @cached_property
     def _own(self) -> OwnFolder:
@@ -221,7 +223,8 @@ class Cache:
                     self._inside.unlink(victim)
                     used -= files.pop(victim).st_size
                 if used + size > self.limit:
-                    if any(n.endswith(PART) for n in files):
+                    # not those who wait for room themselves
+                    if any(n.endswith(PART) and files[n].st_size for n in files):
                         return False
                     raise UsageError(
                         f"cache: {self.folder}: cache_bytes is {self.limit:,}, and "

@@ -59,7 +59,8 @@ class Foresight:
         windows: int = 1,
         shuffled: bool = True,
     ) -> None:
-        """Raise UsageError when the cache cannot hold the shards of a window at once.
+        """Raise UsageError when the cache cannot hold the shards of a window at once; else it is
+        `planned`.
 
         `stages`: how many rows each has; none: all rows are one. `windows`: how many are read at
         once. Warns when an epoch fetches most shards several times.
@@ -76,6 +77,7 @@ class Foresight:
                 f"for {room:,}: each would be fetched over and over",
                 self._way_out(need, room, most_window_blocks(blocks, room) // windows, block_rows),
             )
+        self._cache.planned = True
         if shuffled and (times := self._times(blocks, room)) > _OFTEN:
             warnings.warn(
                 f"cache_bytes has room for {in_words(room)} of {in_words(int(self._edges[-1]))}: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sized
 
 from packer_cli.errors import UsageError
@@ -51,8 +50,3 @@ def costs_of(rows: int | Sized, hidden_size: int | None, cost: Cost | None) -> F
             f"balance: {what} does not say what each row costs", "give the PackedDataset itself"
         )
     return row_costs(squared_lengths, rows.max_length, hidden_size, cost)  # type: ignore[union-attr]
-
-
-def digest_of(costs: Float64) -> str:
-    """By which states tell costs apart."""
-    return hashlib.sha256(costs.astype("<f8", copy=False).data).hexdigest()

@@ -91,7 +91,9 @@ class CachedRows(ResultRows):
 
     def _refuse_waste(self) -> None:
         limit, fetched, read = self.cache.limit, self.cache.waited_for, self.cache.given
-        if limit is None or fetched < _TURNS * limit or fetched <= _WASTE * read:
+        if limit is None or self.cache.planned:
+            return
+        if fetched < _TURNS * limit or fetched <= _WASTE * read:
             return
         total = sum(shard.bytes for shard in self.packed.facts.shards)
         raise UsageError(

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.steps.costs import Cost
+from packer_cli.steps.costs import Cost, digest_of
 from packer_cli.steps.schedule import WINDOW, Balance, Schedule
 from packer_cli.torch.announcing import announcer_of
-from packer_cli.torch.balance import check_options, costs_of, digest_of
+from packer_cli.torch.balance import check_options, costs_of
 from packer_cli.torch.ranks import share_of_ranks
 
 _AT_ONCE = 4096  # rows of all ranks

@@ -35,7 +35,8 @@ class PackedTrainerMixin:
     Takes what the Trainer takes, with `train_dataset=PackedDataset(...)`, for SFTTrainer, too.
 
     * Each process gets its share of the rows, in the order of a `PackedSampler`; its seed is
-      `data_seed` of the arguments, or else `seed`.
+      `data_seed` of the arguments, or else `seed`, and none where train_sampling_strategy is
+      "sequential".
     * `packed_balance`, an attribute of the class, is the sampler's `balance`: "step" deals the rows
       of a step to processes and micro-batches so that none waits for another. Costs go by
       `hidden_size` of the model's config; without one there is no balance.
@@ -49,9 +50,9 @@ class PackedTrainerMixin:
     epoch, or begins the next one.
 
     Raises UsageError for a model without a config where there is no collator, for several GPUs in
-    one process, for context and sequence parallelism, for ignore_data_skip, and on resuming from a
-    checkpoint that has no position or steps of another number of rows; DataError for a checkpoint
-    of other data.
+    one process, for context and sequence parallelism, for other sampling strategies, for
+    ignore_data_skip, and on resuming from a checkpoint that has no position or steps of another
+    number of rows; DataError for a checkpoint of other data.
     """
 
     packed_balance: Literal["step", "order"] | None = "step"
@@ -89,7 +90,7 @@ class PackedTrainerMixin:
         rank, world_size = _share_of(self)
         sampler = PackedSampler(
             self.train_dataset,
-            seed=args.seed if args.data_seed is None else args.data_seed,
+            seed=_seed_of(args),
             rank=rank,
             world_size=world_size,
             **_balance_of(self),
@@ -139,7 +140,6 @@ class Batches:
                 "train with smaller batches, or without dataloader_drop_last",
             )
         self._steps = -(-self._count // micro_batches)
-        self._epoch = -1  # before the first
         self._to_skip = 0  # steps that the Trainer skips in the next epoch,
         self._skipped = self._trained = 0  # those that it skips in this one, and has trained on
 
@@ -167,23 +167,26 @@ class Batches:
         expected = state["rows_per_step"]
         if self.rows_per_step != expected:
             raise _other_steps(expected, self.rows_per_step, self.sampler.world_size)
-        self.sampler.load_state_dict(state["sampler"])
+        saved, sampler = state["sampler"], self.sampler
+        sampler.load_state_dict(saved)
         epoch, within = divmod(steps, self._steps)
-        left = self._count - within * self._micro_batches
-        rest = -(-len(self.sampler) // self._batch_size)
-        if self.sampler.epoch != epoch or not left <= rest <= left + 1:
+        place = epoch * sampler.rows + within * self.rows_per_step
+        # an epoch begins with rows that the processes could not share in the one before
+        if not 0 <= place - saved["samples"] < self.rows_per_step:
             raise UsageError(
-                f"the checkpoint is at row {state['sampler']['samples']}, of epoch "
-                f"{self.sampler.epoch}, where the Trainer expects another: it counts {self._steps} "
-                "steps an epoch",
+                f"the checkpoint is at row {saved['samples']} of the run, the Trainer expects row "
+                f"{place}: it counts {self._steps} steps an epoch",
                 "resume on as many processes as the run began with",
             )
-        self._epoch, self._to_skip = epoch - 1, within
+        if sampler.epoch < epoch:  # fewer processes could share some of them, but it is over
+            rest = len(sampler) * sampler.world_size
+            sampler.load_state_dict(saved | {"samples": saved["samples"] + rest, "dealt": ()})
+        self._to_skip = within
 
     def next_epoch(self) -> None:
         """Called before each epoch of the Trainer."""
-        self._epoch += 1
-        self.sampler.set_epoch(self._epoch)
+        # as a checkpoint at the end of the last epoch has it; some rows may not have been drawn
+        self.sampler.load_state_dict(self.sampler.state_dict(rows=sys.maxsize))
         self._skipped, self._to_skip, self._trained = self._to_skip, 0, 0
 
     def step(self) -> None:
@@ -254,6 +257,20 @@ def _config_of(model: Any) -> Any:
             "data_collator=partial(varlen_collate, config=None) for a model of your own",
         )
     return config
+
+
+def _seed_of(args: Any) -> int | None:
+    """The sampler's; None: rows as they are stored."""
+    strategy = getattr(args, "train_sampling_strategy", "random")
+    if strategy == "sequential":
+        return None
+    if strategy != "random":
+        raise UsageError(
+            f"train_sampling_strategy: {strategy!r} is for rows of unequal length",
+            "leave it out: packed_balance evens out what packed rows cost",
+        )
+    seed: int = args.seed if args.data_seed is None else args.data_seed
+    return seed
 
 
 def _balance_of(trainer: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +13,7 @@ from packer_cli.errors import UsageError
 from packer_cli.records import Int64
 from packer_cli.result.opening import Paths
 from packer_cli.result.squared_lengths import squared_lengths
-from packer_cli.steps.costs import Float64, row_costs
+from packer_cli.steps.costs import Float64, digest_of, row_costs
 from packer_cli.steps.schedule import Schedule
 from packer_cli.trace.counting import Steps
 from packer_cli.trace.results import Results
@@ -78,10 +77,7 @@ class Run:
         length = self.results.parts[0].max_length
         costs = row_costs(sums, length, self.loop.hidden_size, self.loop.cost)
         known = self.state.cost if self.state else None
-        if (
-            isinstance(known, str)
-            and known != hashlib.sha256(costs.astype("<f8").tobytes()).hexdigest()
-        ):
+        if isinstance(known, str) and known != digest_of(costs):
             raise UsageError(
                 "the costs of rows are not those that the sampler's state was saved with",
                 "give the function that the sampler had, cost=... in Python",

@@ -17,8 +17,9 @@ from support import packer
 from torch.utils.data import DataLoader
 
 from packer_cli.config.mixture import Stage
-from packer_cli.errors import DataError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.torch import PackedDataset, PackedSampler
+from packer_cli.torch.trainer import Batches
 from packer_cli.trace import TracedStep, find, trace
 
 L = 64
@@ -188,6 +189,83 @@ def test_a_state_in_the_middle_of_a_step(kinds: dict[str, list[Path]]) -> None:
         assert (found.step.number, found.taken) == (2, (8, 12))
         assert [one.row.number for one in found.rows(0)][:4] == rows[12:]
         assert len(list(found.rows())) == 12
+
+
+class TrainersLoop(Training):
+    """The same with the batches of `PackedTrainerMixin`, in the Trainer's calls."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = self.batch_size, self.micro_batches
+        self.batches = [Batches(one, *sizes, drop_last=self.drop_last) for one in self.samplers]
+        self.done = 0
+
+    @property
+    def per_epoch(self) -> int:
+        return -(-len(self.batches[0]) // self.micro_batches)
+
+    def resume(self, other: TrainersLoop) -> None:
+        """Go on after another one, which has saved a checkpoint."""
+        state = json.loads(json.dumps(other.batches[0].state_dict()))
+        for one in self.batches:
+            one.restore(state, other.done)
+        self.done = other.done
+
+    def steps(self) -> Iterator[Step]:
+        while True:
+            for one in self.batches:
+                one.next_epoch()
+            epochs, skipped = [iter(one) for one in self.batches], self.done % self.per_epoch
+            for one in epochs:
+                assert not any(islice(one, skipped * self.micro_batches))
+            for _ in range(skipped, self.per_epoch):
+                drawn = [list(islice(one, self.micro_batches)) for one in epochs]
+                for one in self.batches:
+                    one.step()
+                self.done += 1
+                yield [[[_tokens(self.dataset[row]) for row in rows] for rows in batches]
+                       for batches in drawn]  # fmt: skip
+            assert not any(map(list, epochs))
+
+
+@pytest.mark.parametrize("kind", ["plain", "recipe"])
+def test_steps_are_those_of_the_trainers_batches(kinds: dict[str, list[Path]], kind: str) -> None:
+    """Also of a run that goes on from a checkpoint, on another number of processes."""
+    random, paths = np.random.default_rng(len(kind)), kinds[kind]
+    dataset, checked, moved = PackedDataset(paths), 0, 0
+    while checked < 40:
+        options, named, drop_last = random_loop(random)
+        if options.pop("even", True) is False:
+            continue
+        named |= {"trainer": True}
+        training = TrainersLoop(dataset, options, drop_last)
+        last = 3 * training.per_epoch + 2
+        chosen = {*random.integers(0, last, 8).tolist(), training.per_epoch - 1, last - 1}
+        # also at the end of an epoch
+        stop = int(random.choice([*range(1, last), *[training.per_epoch] * last]))
+        for number, step in enumerate(islice(training.steps(), last)):
+            if number in chosen:
+                assert tokens_of(trace(paths, step=number, **named)) == step, (number, named)
+        training = TrainersLoop(dataset, options, drop_last)
+        *_, step = islice(training.steps(), stop)
+        state = training.batches[0].state_dict()["sampler"]
+        sizes = {**named, "seed": options["seed"]}
+        assert tokens_of(trace(paths, state=state, **sizes)) == step, (stop, named)
+        names = "world_size", "batch_size", "micro_batches"
+        others = {a: options[b] for a, b in zip(names, random.permutation(names), strict=True)}
+        again = TrainersLoop(dataset, options | others, drop_last)
+        sizes |= others
+        try:
+            again.resume(training)
+        except UsageError:
+            assert again.per_epoch != training.per_epoch
+        else:
+            moved += 1
+            for number, step in enumerate(islice(again.steps(), 2 * again.per_epoch)):
+                found = tokens_of(trace(paths, step=number, state=state, **sizes))
+                assert found == step, (stop, number, named, state)
+        checked += 1
+    assert moved > 20
 
 
 def test_documents_are_found_where_the_loop_has_them(kinds: dict[str, list[Path]]) -> None:

@@ -244,6 +244,18 @@ def test_balance_is_an_attribute(packed: Path, tmp_path: Path, balance: Any) -> 
     assert state.get("cost") == (balance and 16)
 
 
+def test_the_sampling_strategy_is_not_passed_over(packed: Path, tmp_path: Path) -> None:
+    trainer = train(packed, tmp_path, max_steps=3, train_sampling_strategy="sequential")
+    dataset = PackedDataset(packed)
+    stored = [int(dataset[row]["input_ids"][0]) for row in range(12)]
+    assert [sorted(rows) for rows in trainer.model.seen] == [
+        sorted(stored[k : k + 4]) for k in (0, 4, 8)
+    ]
+    trainer.args.train_sampling_strategy = "group_by_length"
+    with pytest.raises(UsageError, match="'group_by_length' is for rows of unequal length"):
+        trainer.get_train_dataloader()
+
+
 def test_steps_of_other_sizes_are_refused(packed: Path, tmp_path: Path) -> None:
     train(packed, tmp_path, stop=5, gradient_accumulation_steps=2)
     with pytest.raises(UsageError, match="steps had 8 rows, those of this run have 4") as caught:

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
 from packer_cli.result import fetching
+from packer_cli.result.ahead import Ahead
 from packer_cli.result.foresight import largest_window
 from packer_cli.steps.order import Order
 from packer_cli.torch import PackedDataset, PackedSampler, cached_rows, padded_collate
@@ -289,6 +290,20 @@ class TestRoom:
         assert "give cache_bytes=" in caught.value.tip
         with pytest.raises(UsageError, match=r"fetched for .* bytes of rows: the order asks for"):
             ids(dataset, shuffle=True, generator=torch.Generator().manual_seed(0))
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_one_rank_of_many_reads_little_of_each_shard(
+        self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+    ) -> None:
+        """That is no waste: its sampler's order fits, whoever fetches the shards."""
+        monkeypatch.setattr(Ahead, "follow", lambda self, wanted: None)  # as if it were too slow
+        dataset = PackedDataset(URL, cache="cache", cache_bytes=150_000)
+        both = dataset, PackedDataset(packed)
+        share = {"rank": 0, "world_size": 64, "block_rows": 16, "window_blocks": 2}
+        samplers = [PackedSampler(one, **share) for one in both]
+        rows = [[ids(one, sampler, workers) for _ in range(12)]
+                for one, sampler in zip(both, samplers, strict=True)]  # fmt: skip
+        assert torch.equal(*map(torch.cat, rows))
 
     def test_what_has_left_the_cache_is_let_go(
         self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch

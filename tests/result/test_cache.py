@@ -332,6 +332,28 @@ class TestForeignFiles:
         assert (inside / "notes").read_text() == "mine"
 
 
+def test_who_waits_for_room_takes_none(url: str) -> None:
+    """Or processes would wait for each other for ever, where what is no shard fills the cache."""
+    result = opened(url)
+    wanted = [result.wanted(shard) for shard in result.facts.shards[:2]]
+    cache = Cache(result.cache.folder, result.cache.used() + min(one.size or 0 for one in wanted))
+    cache.put("side", hashlib.sha256().hexdigest(), b"1")
+    errors: list[str] = []
+
+    def read() -> None:
+        try:
+            cache.local("shard", wanted[0])
+        except UsageError as error:
+            errors.append(error.message)
+
+    reader = threading.Thread(target=read, daemon=True)
+    with cache._begun(f"shard-{wanted[1].sha256}", wanted[1].size):  # another, which waits
+        reader.start()
+        reader.join(20)
+        assert len(errors) == 1
+        assert "are needed for a shard and what goes with it" in errors[0]
+
+
 def test_two_results_share_a_cache(packed: Path, url: str, place: Path) -> None:
     pack(packed.parent / "data.jsonl", place.parent / "other", "--seed", 5)
     other = f"bucket://{place.parent}/other"
