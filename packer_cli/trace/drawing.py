@@ -45,7 +45,7 @@ def _about(traced: TracedStep) -> Iterator[str]:
     loop, since = run.loop, ""
     if run.begin:
         since = f" since place {run.begin:,}"
-    order = "in the order of the shards" if loop.seed is None else f"with seed {loop.seed}"
+    order = "of the shards" if loop.seed is None else f"with seed {loop.seed}"
     balance = f", balance {loop.balance}" if loop.balance else ""
     ranks = plural(loop.world_size, "rank")
     batches = plural(loop.micro_batches, "batch", "batches")

@@ -68,7 +68,7 @@ def _as_place(one: dict[str, Any]) -> tuple[Any, ...]:
 
 def test_a_step_as_a_table(packed: Path) -> None:
     assert traced("--step", 0, "--ranks", 2, "--batch-size", 2, "--no-shuffle") == (
-        "step 0, in epoch 0: places 0 to 3 of the order in the order of the shards\n"
+        "step 0, in epoch 0: places 0 to 3 of the order of the shards\n"
         "2 ranks with 1 batch of 2 rows each\n"
         "\n"
         "rank  micro-batch  row  tokens  document\n"
@@ -238,6 +238,11 @@ def test_rows_without_the_column_segments_are_named(folder: Path) -> None:
         (["--step", "0", "--ranks", "1", "--epochs", "2"], "--epochs: is for --find"),
         (["--step", "0", "--ranks", "1", "--hidden-size", "8"], "--hidden-size: without --balance"),
         (["--step", "0", "--ranks", "1", "--balance", "step"], "what rows cost is not said"),
+        (["--step", "0", "--ranks", "1", "--window", "3"], "--window: is for --balance order"),
+        (
+            ["--step", "0", "--ranks", "1", "--no-shuffle", "--seed", "4"],
+            "--seed and --no-shuffle: exclude one another",
+        ),
         (
             ["--step", "0", "--ranks", "1", "--balance", "x"],
             "--balance: 'x' is not one of step, order",
