@@ -84,6 +84,11 @@ def test_a_step_as_a_table(packed: Path) -> None:
     )
 
 
+def test_a_step_of_one_row_has_one_place(packed: Path) -> None:
+    shown = traced("--step", 1, "--ranks", 1, "--no-shuffle")
+    assert shown.startswith("step 1, in epoch 0: place 1 of the order of the shards\n1 rank with")
+
+
 def test_the_last_step_of_an_epoch_is_short_and_what_is_left_over_begins_the_next(
     packed: Path,
 ) -> None:
