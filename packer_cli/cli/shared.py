@@ -7,7 +7,7 @@ from typing import Annotated
 from packer_cli.config.option import RUNNING, Option
 from packer_cli.errors import one_line
 
-LOCAL_ONLY = "shards are only read from local directories"
+LOCAL_ONLY = "this command reads shards from local directories only"
 Debug = Annotated[bool, Option("Show a traceback with an error.", RUNNING)]
 TokensOf = Annotated[
     tuple[str, ...],

@@ -77,7 +77,7 @@ def trace(
 
     For runs that take rows with PackedSampler. Give its options as the run had them.
 
-    Example: packer trace documents-packed-1024 --step 41 --ranks 2 --batch-size 4
+    Example: packer trace documents-packed-1024 --step 41 --ranks 2
     """
     if step is not None and find is not None:
         raise UsageError("--step and --find: are two questions", "ask one of them")
@@ -85,6 +85,10 @@ def trace(
         raise UsageError("--rank: is for --step and --state", "leave it out: the ranks are shown")
     if find is None and epochs != 1:
         raise UsageError("--epochs: is for --find", "leave it out: a step is in one epoch")
+    if no_shuffle and "seed" in loop.values:
+        raise UsageError(
+            "--seed and --no-shuffle: exclude one another", "give what the sampler had"
+        )
     from packer_cli.storage import local
     from packer_cli.trace import drawing
     from packer_cli.trace.finding import search

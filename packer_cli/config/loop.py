@@ -9,6 +9,7 @@ from packer_cli.config.option import Option, settle
 from packer_cli.errors import UsageError
 
 _MOST = 1 << 30
+_WINDOW = 64
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Loop:
     trainer     every epoch has as many batches as the first, where rows give some one more
     cost        the sampler's function, where it has no hidden_size
 
-    Raises UsageError for a size below 1.
+    Raises UsageError for a size below 1, and for values that exclude one another.
     """
 
     world_size: Annotated[
@@ -89,7 +90,7 @@ class Loop:
     window: Annotated[
         int,
         Option("With --balance order: the sampler's.", metavar="STEPS", value="count", least=1),
-    ] = 64
+    ] = _WINDOW
     block_rows: Annotated[int, Option("The sampler's.", metavar="N", value="count", least=1)] = 256
     window_blocks: Annotated[int, Option("The sampler's.", metavar="N", value="count", least=1)] = (
         64
@@ -103,6 +104,10 @@ class Loop:
             raise UsageError(
                 "--hidden-size: without --balance costs do not matter",
                 "add --balance, or leave it out",
+            )
+        if self.balance != "order" and self.window != _WINDOW:
+            raise UsageError(
+                "--window: is for --balance order", "add --balance order, or leave it out"
             )
         if self.balance is not None and known != 1:
             raise UsageError(

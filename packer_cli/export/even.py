@@ -15,6 +15,7 @@ import numpy as np
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64
 from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.wording import plural
 from packer_cli.steps.costs import row_costs
 from packer_cli.steps.schedule import Schedule
 
@@ -47,9 +48,10 @@ def even_order(packed: PackedDirectory, squared_lengths: Int64, steps: EvenSteps
     read = np.flatnonzero(squared_lengths >= 0)
     size = steps.ranks * steps.batch_size * steps.micro_batches
     if size > len(read):
+        micro_batches = plural(steps.micro_batches, "micro-batch", "micro-batches")
         raise UsageError(
             f"{packed.path}: has {len(read):,} rows to train on, fewer than a step of {size:,}: "
-            f"{steps.ranks} ranks * {steps.micro_batches} micro-batches of {steps.batch_size}",
+            f"{plural(steps.ranks, 'rank')} x {micro_batches} x {plural(steps.batch_size, 'row')}",
             "give the sizes that the trainer is going to have, or pack more data",
         )
     ends = [stage.first_row + stage.rows for stage in packed.facts.stages]

@@ -29,7 +29,7 @@ def warn_of_losses(place: str, manifest: Result, notify: Notify, warn: Notify) -
     """Say what chat templates left out, and which fields of records nobody reads."""
     figures = {name: getattr(manifest, name) for name in DOCUMENT_TOTALS}
     if manifest.unshown_documents:
-        way_out = "use a --chat-template that shows it; --on-unshown error ends such runs"
+        way_out = "use a --chat-template that shows all of it; --on-unshown error ends such runs"
         warn(
             f"warning: {place}: of {plural(manifest.unshown_documents, 'document')} the chat "
             f"template does not show: {unshown(figures)}; {way_out}"

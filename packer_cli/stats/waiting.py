@@ -103,7 +103,7 @@ class Prediction(NamedTuple):
 
     def rows(self) -> list[list[str]]:
         """A line for each order, after the titles; names come last."""
-        lines = [["costliest / mean", "time saved", "rows"]]
+        lines = [["costliest / mean rank", "time saved", "rows"]]
         for balance, waiting in self.orders.items():
             # which may be less than nothing by a hair
             saved = percent(round(self.saved(balance), 4) + 0.0) if balance else ""

@@ -45,14 +45,15 @@ def _about(traced: TracedStep) -> Iterator[str]:
     loop, since = run.loop, ""
     if run.begin:
         since = f" since place {run.begin:,}"
-    order = "in the order of the shards" if loop.seed is None else f"with seed {loop.seed}"
+    order = "of the shards" if loop.seed is None else f"with seed {loop.seed}"
     balance = f", balance {loop.balance}" if loop.balance else ""
     ranks = plural(loop.world_size, "rank")
     batches = plural(loop.micro_batches, "batch", "batches")
-    yield (
-        f"step {step.number:,}{since}, in epoch {step.epoch:,}: places {step.begin:,} to "
-        f"{step.end - 1:,} of the order {order}{balance}"
-    )
+    places = f"place {step.begin:,}"
+    if step.end - step.begin > 1:
+        places = f"places {step.begin:,} to {step.end - 1:,}"
+    named = f"step {step.number:,}{since}, in epoch {step.epoch:,}"
+    yield f"{named}: {places} of the order {order}{balance}"
     rows = plural(loop.batch_size, "row")
     short = "" if step.end - step.begin == loop.rows_per_step else "; here the epoch ends"
     each = " each" if loop.world_size > 1 else ""

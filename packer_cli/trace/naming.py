@@ -113,7 +113,7 @@ def _unknown(file: str, paths: Iterable[str]) -> UsageError:
         for one in get_close_matches(part, names, _MOST_NAMES)
     )
     tip = f"did you mean {_listed(near)}?" if near else "packer stats DIR --by input lists inputs"
-    return UsageError(f"--find: no input is {file!r}, or ends so", tip)
+    return UsageError(f"--find: no input is {file!r} or ends with it", tip)
 
 
 def _listed(paths: Iterable[str]) -> str:

@@ -168,7 +168,8 @@ def test_formats_without_an_order_are_refused(
         (["--order", "even", "--ranks", 8], "--order even: needs --hidden-size"),
         (["--order", "evne"], "--order"),
         (["--order", "even", "--ranks", 0, "--hidden-size", 8], "--ranks"),
-        (["--order", "even", "--ranks", 9999, "--hidden-size", 8], "fewer than a step of 9,999"),
+        (["--order", "even", "--ranks", 9999, "--hidden-size", 8],
+         "fewer than a step of 9,999: 9,999 ranks x 1 micro-batch x 1 row"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit(

@@ -10,6 +10,8 @@ here, with nothing of packer:
   begin the whole one; templates that look ahead make others;
 * prompts: the completion's characters, and EOS.
 
+Turns with tool calls of which a template shows nothing but their end are not trained on.
+
 Characters become tokens by the tokenizer's offsets. The tests skip without ../shared.
 
 Each case takes every k-th record, about BUDGET bytes of its file. PACKER_COUNTS=all takes all of
@@ -177,13 +179,23 @@ def count_conversation(
         except Exception:  # noqa: S112 jinja2's many
             continue
         ids = encoded["input_ids"]
-        if tags:
-            return len(ids), sum(encoded["assistant_masks"][1:]), "tags"
         whole = render(filled, name, **options)
-        spans = by_prefixes(whole, filled, name, **options)
         between = [match.span(1) for match in re.finditer(HEADERS[name], whole, re.DOTALL)]
+        speakers = [message for message in filled if message["role"] == "assistant"]
+        assert len(speakers) == len(between)
+        empty = [
+            span
+            for span, message in zip(between, speakers, strict=True)
+            if message.get("tool_calls")
+            and re.fullmatch(r"(<\|\w+\|>|</s>)?\s*", whole[slice(*span)])
+        ]
+        if tags:
+            left_out = sum(flags_of(whole, empty, name)[1])
+            return len(ids), sum(encoded["assistant_masks"][1:]) - left_out, "tags"
+        spans = by_prefixes(whole, filled, name, **options)
         assert spans is None or spans == between
-        again, flags = flags_of(whole, between, name)
+        shown = [span for span in between if span not in empty]
+        again, flags = flags_of(whole, shown, name)
         assert again == ids
         return len(ids), sum(flags[1:]), "headers" if spans is None else "headers and prefixes"
     return None

@@ -90,7 +90,7 @@ def test_names_that_are_unclear(folder: Path) -> None:
     assert "tip: give more of the path" in many.stderr
     assert len(found_json("b/x.jsonl:0", *ONE_RANK)) == 1
     unknown = packer("trace", "out", "--find", "y.jsonl:0", *ONE_RANK)
-    assert_error(unknown, 2, "--find: no input is 'y.jsonl', or ends so")
+    assert_error(unknown, 2, "--find: no input is 'y.jsonl' or ends with it")
     assert "b/yy.jsonl" in unknown.stderr
     far = packer("trace", "out", "--find", "zzzzzz:0", *ONE_RANK)
     assert far.stderr.endswith("tip: packer stats DIR --by input lists inputs\n")

@@ -68,7 +68,7 @@ def _as_place(one: dict[str, Any]) -> tuple[Any, ...]:
 
 def test_a_step_as_a_table(packed: Path) -> None:
     assert traced("--step", 0, "--ranks", 2, "--batch-size", 2, "--no-shuffle") == (
-        "step 0, in epoch 0: places 0 to 3 of the order in the order of the shards\n"
+        "step 0, in epoch 0: places 0 to 3 of the order of the shards\n"
         "2 ranks with 1 batch of 2 rows each\n"
         "\n"
         "rank  micro-batch  row  tokens  document\n"
@@ -82,6 +82,11 @@ def test_a_step_as_a_table(packed: Path) -> None:
         "4 rows, 6 segments, 49 tokens\n"
         "a row as text: packer show out 3\n"
     )
+
+
+def test_a_step_of_one_row_has_one_place(packed: Path) -> None:
+    shown = traced("--step", 1, "--ranks", 1, "--no-shuffle")
+    assert shown.startswith("step 1, in epoch 0: place 1 of the order of the shards\n1 rank with")
 
 
 def test_the_last_step_of_an_epoch_is_short_and_what_is_left_over_begins_the_next(
@@ -238,6 +243,11 @@ def test_rows_without_the_column_segments_are_named(folder: Path) -> None:
         (["--step", "0", "--ranks", "1", "--epochs", "2"], "--epochs: is for --find"),
         (["--step", "0", "--ranks", "1", "--hidden-size", "8"], "--hidden-size: without --balance"),
         (["--step", "0", "--ranks", "1", "--balance", "step"], "what rows cost is not said"),
+        (["--step", "0", "--ranks", "1", "--window", "3"], "--window: is for --balance order"),
+        (
+            ["--step", "0", "--ranks", "1", "--no-shuffle", "--seed", "4"],
+            "--seed and --no-shuffle: exclude one another",
+        ),
         (
             ["--step", "0", "--ranks", "1", "--balance", "x"],
             "--balance: 'x' is not one of step, order",
