@@ -147,11 +147,8 @@ def train_in_processes(page: str, folder: Path, processes: int, micro_batches: i
         code = code.replace(written, tested)
     saving = "model = getattr(model, 'module', model)\nif not rank:\n    "
     saving += f"torch.save(model.state_dict(), 'weights-{processes}')\n"
-    ending = (
-        "if torch.distributed.is_initialized():\n    torch.distributed.destroy_process_group()\n"
-    )
     script = folder / f"train{processes}.py"
-    script.write_text("if __name__ == '__main__':\n" + indent(code + saving + ending, "    "))
+    script.write_text("if __name__ == '__main__':\n" + indent(code + saving, "    "))
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone",
          f"--nproc-per-node={processes}", script],

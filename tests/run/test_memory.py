@@ -96,7 +96,8 @@ def test_a_cell_too_long_for_memory_is_never_decompressed(
     assert_error(done, 1, "a.parquet, row group 1, row 0 (row 2 of the file): text is longer than ")
     pq.write_table(pa.concat_tables([small, huge]), "beside.parquet", **how)
     command = ["pack", "beside.parquet", "-t", "bytes", "-q", *options, "--on-error", "skip"]
-    assert_error(packer(*command, "-o", "new"), 1, "beside.parquet, row group 0: text is longer")
+    # into another output: the first run may have kept what it had packed before the error
+    assert_error(packer(*command, "-o", "other"), 1, "beside.parquet, row group 0: text is longer")
 
 
 def test_fields_that_are_not_packed_take_no_memory(folder: Path) -> None:
