@@ -131,16 +131,21 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
     return json.dumps(content).encode()
 
 
-def mutate_manifest(data: bytes, rng: random.Random) -> bytes:
-    kind = rng.randrange(10)
-    if kind == 0:
+def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Some bits that are others, or some bytes that are gone."""
+    if rng.random() < 0.5:
         out = bytearray(data)
         for _ in range(rng.choice((1, 1, 4))):
             out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
         return bytes(out)
-    if kind == 1:
-        at, size = rng.randrange(len(data)), rng.choice((1, 8, 64, len(data)))
-        return data[:at] + data[at + size :]
+    at, size = rng.randrange(len(data)), rng.choice((1, 8, 64, len(data)))
+    return data[:at] + data[at + size :]
+
+
+def mutate_manifest(data: bytes, rng: random.Random) -> bytes:
+    kind = rng.randrange(10)
+    if kind < 2:
+        return mutate_bytes(data, rng)
     if kind == 2:
         at = rng.randrange(len(data))
         return data[:at] + rng.choice((b"[" * 100_000, b"1" * 5000, b"\0", b"\xff", b"9e999"))
@@ -185,7 +190,8 @@ def mutated(good: dict[str, bytes], rng: random.Random) -> tuple[str, dict[str, 
         return MANIFEST, files, False
     if rng.random() < 0.3:
         name = rng.choice(SIDE_FILES)
-        files[name] = mutate_lines(good[name], rng)
+        mutate = mutate_bytes if name.endswith(".npy") else mutate_lines
+        files[name] = mutate(good[name], rng)
         files[MANIFEST] = signed(files, name)
         return name, files, False
     name = rng.choice(sorted(file for file in good if file.endswith(".arrow")))
