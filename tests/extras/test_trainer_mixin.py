@@ -388,7 +388,7 @@ def main() -> None:
     if distributed.get_rank() == 0:
         (together / "seen.json").write_text(json.dumps(seen))
     distributed.barrier()
-    distributed.destroy_process_group()
+    os._exit(0)  # torch may wait for ever when it frees what its processes had in common
 
 
 if __name__ == "__main__":

@@ -147,6 +147,8 @@ def train_in_processes(page: str, folder: Path, processes: int, micro_batches: i
         code = code.replace(written, tested)
     saving = "model = getattr(model, 'module', model)\nif not rank:\n    "
     saving += f"torch.save(model.state_dict(), 'weights-{processes}')\n"
+    # torch may wait for ever when it frees what its processes had in common
+    saving += "import os\nos._exit(0)\n"
     script = folder / f"train{processes}.py"
     script.write_text("if __name__ == '__main__':\n" + indent(code + saving, "    "))
     subprocess.run(
