@@ -53,13 +53,13 @@ def sent_again() -> Iterator[None]:
         if dropped.exc_type is not KeyboardInterrupt:
             before(dropped)
             return
-        seconds, is_sent = _SECONDS, False
-        while not is_sent:
+        seconds = _SECONDS
+        while True:
             again = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
             again.daemon = True
             try:
                 again.start()  # on a busy machine it takes longer than `seconds`,
-                is_sent = True
+                return
             except KeyboardInterrupt:  # and here, too, the interrupt would be dropped
                 seconds *= 2
 

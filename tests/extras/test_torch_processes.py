@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from accelerate import Accelerator
+from seeing import Seeing
 from support import packer
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from packer_cli.errors import UsageError
 from packer_cli.torch import PackedDataset, PackedSampler, varlen_collate
@@ -71,22 +71,6 @@ def test_rows_are_trained_on_in_one_order(
 # --- in each of the processes ---
 
 
-class Seeing(LlamaForCausalLM):
-    """Notes the rows that it is given, by their first tokens."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__(LlamaConfig(
-            vocab_size=ROWS, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-            num_attention_heads=2,
-        ))  # fmt: skip
-        self.seen: list[list[int]] = []
-
-    def forward(self, input_ids: Any = None, **options: Any) -> Any:
-        self.seen.append(input_ids.view(-1, L)[:, 0].tolist())
-        return super().forward(input_ids=input_ids, **options)
-
-
 def by_steps(seen: list[list[int]], stripes: bool = False) -> list[int]:
     """The rows of all processes: of each step their batches, or stripes of them."""
     everyone: list[Any] = [None] * distributed.get_world_size()
@@ -103,7 +87,7 @@ def a_loop(dataset: PackedDataset) -> list[int]:
     with pytest.raises(UsageError, match=r"torch\.distributed runs 2 ranks"):
         PackedSampler(dataset)
     state: list[Any] = [None]
-    alone = Seeing()
+    alone = Seeing(ROWS, L)
     if distributed.get_rank() == 0:
         sampler = PackedSampler(dataset, rank=0, world_size=1, **SMALL)
         loader = DataLoader(
@@ -113,7 +97,7 @@ def a_loop(dataset: PackedDataset) -> list[int]:
             alone(**batch)
         state = [sampler.state_dict()]
     distributed.broadcast_object_list(state)
-    model = Seeing()
+    model = Seeing(ROWS, L)
     together = DistributedDataParallel(model)
     sampler = PackedSampler(
         dataset, rank=distributed.get_rank(), world_size=distributed.get_world_size(), **SMALL
@@ -137,7 +121,7 @@ def a_loop(dataset: PackedDataset) -> list[int]:
 def with_accelerate(dataset: PackedDataset) -> list[int]:
     accelerator = Accelerator(cpu=True)
     sampler = PackedSampler(dataset, rank=0, world_size=1, **SMALL)
-    model = Seeing()
+    model = Seeing(ROWS, L)
     loader, together = accelerator.prepare(
         DataLoader(dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None)),
         model,
@@ -176,7 +160,7 @@ def with_the_trainer(dataset: PackedDataset, folder: Path) -> list[int]:
             report_to="none", remove_unused_columns=False, disable_tqdm=True,
             dataloader_pin_memory=False, save_strategy="no",
         )  # fmt: skip
-        model = Seeing()
+        model = Seeing(ROWS, L)
         trainer = PackedTrainer(
             model=model, args=options, train_dataset=dataset,
             data_collator=partial(varlen_collate, config=None),

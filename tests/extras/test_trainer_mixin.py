@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 import torch
+from seeing import Seeing
 from support import packer
 from torch import distributed
 from transformers import (
     BloomConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -53,22 +52,6 @@ class PackedSFTTrainer(PackedTrainerMixin, SFTTrainer):
     pass
 
 
-class Seeing(LlamaForCausalLM):
-    """Notes the rows that it is given, by their first tokens."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__(LlamaConfig(
-            vocab_size=ROWS, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-            num_attention_heads=2,
-        ))  # fmt: skip
-        self.seen: list[list[int]] = []
-
-    def forward(self, input_ids: Any = None, **options: Any) -> Any:
-        self.seen.append(input_ids.view(-1, L)[:, 0].tolist())
-        return super().forward(input_ids=input_ids, **options)
-
-
 class Interruption(TrainerCallback):
     """Saves after a step, and stops."""
 
@@ -91,7 +74,7 @@ def train(
 ) -> Any:
     """The trainer, after training."""
     trainer = PackedTrainer(
-        model=Seeing(),
+        model=Seeing(ROWS, L),
         args=TrainingArguments(output_dir=str(output), **OPTIONS | options),
         train_dataset=PackedDataset(packed),
         callbacks=[Interruption(stop)] if stop else [],
@@ -235,7 +218,7 @@ def test_balance_is_an_attribute(packed: Path, tmp_path: Path, balance: Any) -> 
         packed_balance = balance
 
     options = TrainingArguments(output_dir=str(tmp_path), **OPTIONS)
-    trainer = Balanced(Seeing(), options, train_dataset=PackedDataset(packed))
+    trainer = Balanced(Seeing(ROWS, L), options, train_dataset=PackedDataset(packed))
     batches = trainer.get_train_dataloader().batch_sampler
     batches.next_epoch()
     assert sorted(chain(*batches)) == list(range(ROWS))
@@ -276,7 +259,7 @@ def test_a_checkpoint_without_a_position_is_refused(packed: Path, tmp_path: Path
         output_dir=str(tmp_path), remove_unused_columns=False, max_steps=2, **OPTIONS
     )
     plain = Trainer(
-        model=Seeing(), args=options, train_dataset=PackedDataset(packed),
+        model=Seeing(ROWS, L), args=options, train_dataset=PackedDataset(packed),
         data_collator=partial(varlen_collate, config=None), callbacks=[Interruption(2)],
     )  # fmt: skip
     plain.train()
@@ -354,7 +337,7 @@ def test_sft_trainer_takes_a_packed_dataset(
         return varlen_collate(rows, config=None)
 
     trainer = PackedSFTTrainer(
-        Seeing(),
+        Seeing(ROWS, L),
         SFTConfig(output_dir=str(tmp_path), bf16=False, gradient_accumulation_steps=2, **OPTIONS),
         data_collator=collate,
         train_dataset=PackedDataset(packed),

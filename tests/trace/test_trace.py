@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import showing
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
+from showing import IN_ORDER
 from support import assert_error, jsonl, pack, packer
 
 from packer_cli.config.loop import Loop
@@ -19,8 +21,7 @@ from packer_cli.trace.counting import Steps
 from packer_cli.trace.results import Results
 
 pytestmark = pytest.mark.usefixtures("folder")
-IN_ORDER = ["--no-shuffle", "--strategy", "next-fit"]
-TEXTS = ["first", "second\n", "third\n\nline", "a longer one than 16", "5", "the sixth one"]
+TEXTS = [*showing.TEXTS, "5", "the sixth one"]
 
 
 def traced(*arguments: object, directory: str = "out") -> str:
