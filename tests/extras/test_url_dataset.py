@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import pickle
 import shutil
 import subprocess
@@ -371,8 +370,7 @@ def test_a_finished_process_ends(proxy: s3_server.Proxy) -> None:
         "print(next(iter(sampler)) >= 0)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False,
-        cwd=Path.cwd(), env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
     shutil.rmtree("cache")
