@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from jinja2 import TemplateError, meta, nodes
+from jinja2 import Environment, TemplateError, meta, nodes
 
 from packer_cli.errors import UsageError
 from packer_cli.supervised.chat_template import environment
@@ -98,23 +98,34 @@ def parse_arguments(value: Any, field: str) -> dict[str, Any] | None:
     return {name: one for name, one in value.items() if one is not None} or None
 
 
+class _Names(meta.TrackingCodeGenerator):
+    """As `meta.find_undeclared_variables`, which computes constant parts whatever its environment
+    says: `'a' * 10**10` takes 10 GB.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.optimizer = None
+
+
 @lru_cache(maxsize=8)
 def reads_of(source: str) -> Reads:
     """What a template reads, without running any of it. UsageError when it does not compile."""
     parser = environment(computes=False)
     try:
         tree = parser.parse(source)
-        read = meta.find_undeclared_variables(tree)
+        names = _Names(parser)
+        names.visit(tree)
     except TemplateError as error:
         raise UsageError(
             f"the chat template does not compile: {error}",
             "mend it, or name another one with --chat-template",
         ) from error
-    names = frozenset(name for name in read if not name.startswith(_OWN))
+    read = frozenset(name for name in names.undeclared_identifiers if not name.startswith(_OWN))
     asked, used = set[str](), set[str]()
     for name, is_asked in _uses(tree, asked=False):
         (asked if is_asked else used).add(name)
-    return Reads(names, names & (asked - used))
+    return Reads(read, read & (asked - used))
 
 
 @lru_cache(maxsize=8)
