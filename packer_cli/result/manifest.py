@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from packer_cli import storage
 from packer_cli.config.formats import format_of
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
-from packer_cli.records import UNSHOWN
+from packer_cli.result.counts import Counts
 from packer_cli.result.layout import MANIFEST, SIDE_FILE_PATTERN
 from packer_cli.result.shards import AtLeastOne, Count, Shard
 
@@ -27,26 +28,31 @@ _Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH_LIMIT)]
 _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
 
 
-class Config(Struct, frozen=True):
-    """The options that readers need. `manifest_check.config_of` gives all of them.
+class DocumentsConfig(Struct, frozen=True, kw_only=True):
+    """The options of a tokenized directory that readers need. `manifest_check` gives all of them.
 
     Those with a default are ones that results of earlier packers do not name. What depends on the
     shape is None where inputs have several, see `Input.shape`.
     """
 
+    shape: str
+    chat_template: str | None = None
+    prompt_template: str | None = None
+    train_on: str | None = "all"
+    input_format: str | None = None
+    fields: list[tuple[str, str]] = []
+
+
+class Config(DocumentsConfig, frozen=True, kw_only=True):
+    """Those of packed rows."""
+
     max_length: _Length
     columns: list[str]
     strategy: str
-    shape: str
     segment_multiple: _Length = 1
     label_shift: str = "none"
     max_segments_per_row: _Length | None = None
     view: bool = False
-    input_format: str | None = None
-    prompt_template: str | None = None
-    chat_template: str | None = None
-    train_on: str | None = "all"
-    fields: list[tuple[str, str]] = []
 
 
 class Tokenizer(Struct, frozen=True):
@@ -167,17 +173,6 @@ class Unit(Struct, frozen=True):
     slices: list[tuple[Count, Count, Count | None]]
 
 
-class DocumentsConfig(Struct, frozen=True):
-    """The options of a tokenized directory that readers need."""
-
-    shape: str
-    chat_template: str | None = None
-    prompt_template: str | None = None
-    train_on: str | None = "all"
-    input_format: str | None = None
-    fields: list[tuple[str, str]] = []
-
-
 class Result(Struct, frozen=True, kw_only=True, dict=True):
     """What the manifests of all results have, whose values are checked to have the types here.
 
@@ -195,8 +190,8 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     empty_documents: Count
     trained_turns: Count
     turns_without_end: Count
-    double_bos_documents: Count
     empty_turns: Count = 0
+    double_bos_documents: Count
     unshown_documents: Count = 0
     unshown_tokens: Count = 0
     unshown_reasoning: Count = 0
@@ -315,21 +310,8 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
     config: DocumentsConfig
 
 
-# Of each kind of thing that chat templates leave out: documents, messages and tokens.
-OF_UNSHOWN = tuple(
-    f"unshown_{what}{of}" for what in UNSHOWN for of in ("", "_turns", "_tokens")
-    if (what, of) != ("tools", "_turns")
-)  # fmt: skip
-_OF_RESULTS = (
-    "documents", "tokens", "trained_tokens", "rejected_records", "empty_documents",
-    "trained_turns", "turns_without_end", "empty_turns", "double_bos_documents",
-    "unshown_documents", "unshown_tokens", *OF_UNSHOWN, "special_tokens_in_text",
-    "fim_documents",
-)  # fmt: skip
-_OF_ROWS = (
-    "segments", "unpacked_rows", "truncated_documents", "truncated_tokens",
-    "truncated_trained_tokens", "dropped_documents", "dropped_tokens", "dropped_trained_tokens",
-    "untrained_documents", "untrained_tokens",
-)  # fmt: skip
-DOCUMENT_TOTALS, TOTALS = _OF_RESULTS, (*_OF_RESULTS, *_OF_ROWS)
+# What both say in one figure: `Counts` for a unit, the manifest for the whole run.
+_SUMS = {one.name for one in fields(Counts) if one.type == "int"} - {"rows"}
+DOCUMENT_TOTALS = tuple(name for name in Result.__struct_fields__ if name in _SUMS)
+TOTALS = tuple(name for name in Manifest.__struct_fields__ if name in _SUMS)
 OF_INPUTS = tuple(name for name in Input.__struct_fields__ if name in TOTALS)
