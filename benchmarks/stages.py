@@ -27,8 +27,7 @@ from packer_cli.config.run_options import RunOptions
 from packer_cli.inputs.jsonl import JsonlReader
 from packer_cli.packing.window import Window
 from packer_cli.result import shard_writer
-from packer_cli.run import encoder as source
-from packer_cli.run import pipeline, rows, worker
+from packer_cli.run import chosen, pipeline, rows, source, worker
 from packer_cli.tokenization.tokenizer import Tokenizer
 
 READ, TOKENIZE, PLAN, FILL, WRITE, HASH = STAGES = (
@@ -88,8 +87,8 @@ class Clocks:
 
 def _clocked_pipeline() -> Clocks:
     clocks = Clocks()
-    for name in ("locate", "load_tokenizer"):
-        clocks.wrap(_LOAD, source, name)
+    for owner, name in ((chosen, "locate"), (source, "load_tokenizer")):
+        clocks.wrap(_LOAD, owner, name)
     clocks.wrap_iterator(READ, JsonlReader, "read")
     for name in ("encode_bare", "surrounded"):
         clocks.wrap(TOKENIZE, Tokenizer, name)

@@ -6,6 +6,7 @@ InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ UInt64 = npt.NDArray[np.uint64]
 HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
 # What a chat template may leave out of a conversation.
 UNSHOWN = ("reasoning", "content", "tool_calls", "tool_results", "tools", "system")
+Notify = Callable[[str], None]  # hears what a user should know of
 IGNORED = -100  # the label of a token that is not trained on
 
 

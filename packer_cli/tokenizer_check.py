@@ -18,7 +18,7 @@ from packer_cli.errors import UsageError
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.formats import detect_shape, reader_for
 from packer_cli.records import Slice
-from packer_cli.run.encoder import composer_of
+from packer_cli.run.supervised_source import composer_of
 from packer_cli.tokenization.agreement import BATTERY, assigned_characters, in_contexts
 from packer_cli.tokenization.engines import ReferenceEngine
 from packer_cli.tokenization.locate import TokenizerFiles

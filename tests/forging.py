@@ -19,7 +19,8 @@ from packer_cli.packing.attention_cost import squared_sums
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.result.counts import Counts, FileCounts
 from packer_cli.result.layout import SQUARED_LENGTHS
-from packer_cli.result.manifest import TOTALS, to_bytes
+from packer_cli.result.manifest import TOTALS
+from packer_cli.result.manifest_bytes import to_bytes
 from packer_cli.result.manifest_check import why_incomplete
 from packer_cli.result.reader import segments_of
 from packer_cli.result.saved_dataset import saved_dataset

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from support import packer
 
-from packer_cli.result.manifest import checksum
+from packer_cli.result.manifest_bytes import checksum
 from packer_cli.result.shards import digest
 
 

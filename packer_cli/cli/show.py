@@ -42,7 +42,8 @@ def show(
 
     Example: packer show documents-packed-1024 0 -1
     """
-    from packer_cli.result.manifest import Manifest, load_any
+    from packer_cli.result.manifest import Manifest
+    from packer_cli.result.manifest_file import load_any
     from packer_cli.storage import local
 
     directory = local(name, LOCAL_ONLY)

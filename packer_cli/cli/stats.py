@@ -88,7 +88,8 @@ def stats(
     costs of rows. Of a directory that holds train/ and validation/, both.
     """
     from packer_cli.cli.reports import print_reports
-    from packer_cli.result.manifest import Manifest, load_any, splits_of
+    from packer_cli.result.manifest import Manifest
+    from packer_cli.result.manifest_file import load_any, splits_of
     from packer_cli.storage import is_url, local
 
     sizes = {"--micro-batches": micro_batches, "--batch-size": batch_size}

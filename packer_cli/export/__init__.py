@@ -30,7 +30,9 @@ from packer_cli.export.trl import Trl
 from packer_cli.export.unpacked import Unpacked
 from packer_cli.export.writing import Writer
 from packer_cli.progress import Progress
-from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
+from packer_cli.result.manifest import TokenizedManifest
+from packer_cli.result.manifest_bytes import checksum
+from packer_cli.result.manifest_file import load_any
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized

@@ -26,7 +26,7 @@ from packer_cli.result.layout import (
     named_by_digest,
     unnamed_shard,
 )
-from packer_cli.result.manifest import to_bytes
+from packer_cli.result.manifest_bytes import to_bytes
 from packer_cli.result.manifest_check import config_of
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, segments_of
 from packer_cli.result.saved_dataset import saved_dataset

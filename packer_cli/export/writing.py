@@ -14,7 +14,8 @@ import pyarrow as pa
 from packer_cli.errors import DataError
 from packer_cli.export.rows import Rows
 from packer_cli.records import Int32, Int64
-from packer_cli.result.manifest import Result, checksum
+from packer_cli.result.manifest import Result
+from packer_cli.result.manifest_bytes import checksum
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.squared_lengths import squared_lengths

@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
@@ -26,9 +26,10 @@ from packer_cli.inputs.formats import document_edges, documents_of, groups_of, r
 from packer_cli.inputs.lists import inputs_listed, is_list, placed
 from packer_cli.inputs.pairs import is_input_by_name, status_of, without_companions
 from packer_cli.ownership import MARKER as OWNER
-from packer_cli.records import InputFile, Slice, WorkUnit
+from packer_cli.records import InputFile, Notify, Slice, WorkUnit
 from packer_cli.result.layout import DATASET_DICT, DOCUMENTS_SHARD, INCOMPLETE, MANIFEST, WORK
-from packer_cli.result.manifest import TOKENIZED, as_named, holds_documents, is_manifest
+from packer_cli.result.manifest import TOKENIZED
+from packer_cli.result.manifest_file import as_named, holds_documents, is_manifest
 
 _Key = TypeVar("_Key")
 
@@ -41,7 +42,7 @@ _TICK_NS = 2_000_000_000
 
 
 def find_inputs(
-    inputs: list[str], config: DocumentConfig, notify: Callable[[str], None] = lambda message: None
+    inputs: list[str], config: DocumentConfig, notify: Notify = lambda message: None
 ) -> list[InputFile]:
     """The files behind files, directories, globs, "-" and lists, in the order named, sorted within.
 
@@ -93,7 +94,7 @@ def _named(inputs: list[str]) -> Iterator[tuple[str | None, str]]:
             yield None, name
 
 
-def _expand(name: str, config: DocumentConfig, notify: Callable[[str], None]) -> list[str]:
+def _expand(name: str, config: DocumentConfig, notify: Notify) -> list[str]:
     if name == STDIN:
         return [name]
     kind = storage.kind(name)
@@ -150,7 +151,7 @@ def _matches(pattern: str) -> list[str]:
         raise from_os_error(error, error.filename or pattern, "read") from error
 
 
-def _without_results(pattern: str, matches: list[str], notify: Callable[[str], None]) -> list[str]:
+def _without_results(pattern: str, matches: list[str], notify: Notify) -> list[str]:
     """The files that are no part of a result of ours, which has JSON lines of its own, too."""
     ours: dict[str, bool] = {}
     left = []
@@ -173,7 +174,7 @@ def _without_results(pattern: str, matches: list[str], notify: Callable[[str], N
     return left
 
 
-def _directory(name: str, config: DocumentConfig, notify: Callable[[str], None]) -> list[str]:
+def _directory(name: str, config: DocumentConfig, notify: Notify) -> list[str]:
     files = list(_files_below(name, config, notify, ()))
     if not files:
         documents = replace(config, sample_by="document")
@@ -194,7 +195,7 @@ def _directory(name: str, config: DocumentConfig, notify: Callable[[str], None])
 
 
 def _files_below(
-    folder: str, config: DocumentConfig, notify: Callable[[str], None], above: tuple[str, ...]
+    folder: str, config: DocumentConfig, notify: Notify, above: tuple[str, ...]
 ) -> Iterator[str]:
     """The input files of a folder, then those of the folders in it. Results of ours are not
     inputs; the files of a Hugging Face dataset are those that it names.

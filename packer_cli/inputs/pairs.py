@@ -6,12 +6,12 @@ Only the first is an input; the others are looked at with it: one that changes c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from packer_cli import storage
 from packer_cli.config.formats import belongs_to, companions, format_of
 from packer_cli.errors import DataError
-from packer_cli.records import InputFile
+from packer_cli.records import InputFile, Notify
 
 _VERSION_BYTES = 7
 
@@ -48,7 +48,7 @@ def is_input_by_name(
     name: str,
     names: set[str],
     folder: str,
-    notify: Callable[[str], None],
+    notify: Notify,
     *,
     documents: bool = False,
 ) -> bool:

@@ -10,7 +10,7 @@ from packer_cli.durable import put_file
 from packer_cli.errors import UsageError, from_os_error
 from packer_cli.page.document import START
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
-from packer_cli.result.manifest import is_manifest
+from packer_cli.result.manifest_file import is_manifest
 from packer_cli.storage import is_url
 
 _ELSEWHERE = "nothing was changed; choose another name, or move that file"

@@ -8,7 +8,8 @@ from pathlib import Path
 from packer_cli.config.options import PackConfig
 from packer_cli.config.recipe import Recipe
 from packer_cli.config.run_options import EncodingOptions
-from packer_cli.plan.run import Notify, Plan, plan
+from packer_cli.plan.run import Plan, plan
+from packer_cli.records import Notify
 from packer_cli.run.recipe import rows_of, tokenized_before
 
 

@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -29,16 +29,15 @@ from packer_cli.mixing.units import choice_of, work_units
 from packer_cli.plan.outcome import Outcome, documents_in, outcome_of, with_sources
 from packer_cli.plan.unit import Documents, UnitPlan, plan_unit
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, WorkUnit
+from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.run.encoder import Chosen
+from packer_cli.run.chosen import Chosen
 from packer_cli.run.finalize import sources_of
 from packer_cli.run.identity import Run
 from packer_cli.run.pipeline import settled
 from packer_cli.run.worker import Worker
 from packer_cli.threads import run_all
 
-Notify = Callable[[str], None]
 _NOWHERE = Path(os.devnull)  # in which no file can be created
 _LEAST_READ = 2  # units of a sample: fewer have no standard error
 

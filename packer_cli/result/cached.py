@@ -20,7 +20,9 @@ from packer_cli.result.cache import MANIFEST as KEPT_MANIFEST
 from packer_cli.result.cache import SHARD, SIDE, Cache
 from packer_cli.result.fetching import UPLOAD_AGAIN, Wanted, patiently
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import Manifest, checksum, load
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.manifest_bytes import checksum
+from packer_cli.result.manifest_file import load
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import Shard
 

@@ -10,7 +10,8 @@ from hashlib import sha256
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import Manifest, TrainingStage, load
+from packer_cli.result.manifest import Manifest, TrainingStage
+from packer_cli.result.manifest_file import load
 from packer_cli.result.opening import Paths
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
 from packer_cli.result.shards import digest

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result.manifest import Manifest, load
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.manifest_file import load
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.view import View
 

@@ -26,7 +26,8 @@ from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUM
 from packer_cli.errors import DataError
 from packer_cli.records import Int64
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import Manifest, load
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.manifest_file import load
 from packer_cli.result.shard_writer import column_type
 from packer_cli.result.shards import MISSING, Shard, problem_of
 

@@ -26,8 +26,9 @@ from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64
 from packer_cli.result.content_order import spread_order
 from packer_cli.result.document_writer import INDEX_SCHEMA, documents_schema
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, kind_of
-from packer_cli.result.manifest import TokenizedManifest, load_tokenized
+from packer_cli.result.manifest import TokenizedManifest
 from packer_cli.result.manifest_check import wrong_pairs
+from packer_cli.result.manifest_file import load_tokenized
 from packer_cli.result.reader import first_line
 from packer_cli.result.shards import Shard, problem_of
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 from packer_cli import storage
 from packer_cli.errors import PackerError, from_os_error
 from packer_cli.records import InputFile, Stretch
-from packer_cli.result.manifest import load_any
+from packer_cli.result.manifest_file import load_any
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
 from packer_cli.run.commits import Digest

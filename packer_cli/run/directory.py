@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from packer_cli.ownership import (
     is_leftover,
     remove_leftovers,
 )
-from packer_cli.records import InputFile
+from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import (
     INCOMPLETE,
     INPUT_TIMES,
@@ -78,7 +78,7 @@ class Claim:
     work: Path
     folder: Folder
     own: OwnFolder
-    notify: Callable[[str], None]
+    notify: Notify
     ended: Run | None
     shared: bool
     no_lock: bool
@@ -90,7 +90,7 @@ def claimed(
     files: Sequence[InputFile],
     *,
     may_replace: bool,
-    notify: Callable[[str], None],
+    notify: Notify,
     rank: tuple[int, int] | None = None,
     no_lock: bool = False,
 ) -> Iterator[Claim]:

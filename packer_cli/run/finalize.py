@@ -43,8 +43,8 @@ from packer_cli.result.manifest import (
     Source,
     TokenizedManifest,
     TrainingStage,
-    to_bytes,
 )
+from packer_cli.result.manifest_bytes import to_bytes
 from packer_cli.result.manifest_check import why_incomplete
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.shards import FORMAT_VERSION, Shard, digest

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -37,11 +37,12 @@ from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag
 from packer_cli.mixing.units import choice_of, work_units
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, WorkUnit
-from packer_cli.result.manifest import Result, load_any
+from packer_cli.records import InputFile, Notify, WorkUnit
+from packer_cli.result.manifest import Result
+from packer_cli.result.manifest_file import load_any
 from packer_cli.run import directory as output
+from packer_cli.run.chosen import Chosen, choose_encoding
 from packer_cli.run.commits import UNIT_RECORDS
-from packer_cli.run.encoder import Chosen, choose_encoding
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import Run
 from packer_cli.run.ranks import finalize_if_last
@@ -55,7 +56,6 @@ from packer_cli.run.worker import Worker, commit_input, left_to_do
 from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
 
-Notify = Callable[[str], None]
 _Config = TypeVar("_Config", bound=DocumentConfig)
 _WORKERS_PER_STORAGE_THREAD = 4  # a worker's shards take a fifth of its time to sync and hash
 

@@ -9,12 +9,13 @@ record, and finishes; `packer finalize DIR` does the same by hand.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.locks import InUseError
-from packer_cli.result.manifest import Result, load_any
+from packer_cli.records import Notify
+from packer_cli.result.manifest import Result
+from packer_cli.result.manifest_file import load_any
 from packer_cli.run import directory as output
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Run, load_run
@@ -72,9 +73,7 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def finalize_if_last(
-    destination: Path, notify: Callable[[str], None], *, no_lock: bool = False
-) -> Result | None:
+def finalize_if_last(destination: Path, notify: Notify, *, no_lock: bool = False) -> Result | None:
     """The manifest, if no other rank is working and all units are packed."""
     work = output.work_of(destination)
     # checked before locking, or a rank that begins now would find it locked

@@ -22,8 +22,8 @@ from packer_cli.config.run_options import RunOptions
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
 from packer_cli.interrupts import as_flag, handled_as_before
 from packer_cli.progress import Progress
-from packer_cli.records import WorkUnit
-from packer_cli.run.encoder import Notify, chosen_for
+from packer_cli.records import Notify, WorkUnit
+from packer_cli.run.chosen import chosen_for
 from packer_cli.run.identity import RUN, Run, load_run
 from packer_cli.run.worker import Worker
 

@@ -32,17 +32,11 @@ from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.formats import detect_shape
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.locks import InUseError
-from packer_cli.records import InputFile
+from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
-from packer_cli.result.manifest import (
-    Manifest,
-    TokenizedManifest,
-    as_named,
-    load,
-    load_any,
-    load_tokenized,
-)
-from packer_cli.run.pipeline import Notify, pack, settled
+from packer_cli.result.manifest import Manifest, TokenizedManifest
+from packer_cli.result.manifest_file import as_named, load, load_any, load_tokenized
+from packer_cli.run.pipeline import pack, settled
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.update import is_same_mixture, plan_update
 

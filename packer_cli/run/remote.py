@@ -19,9 +19,9 @@ import msgspec
 from packer_cli import storage
 from packer_cli.errors import DataError, PackerError, UsageError, named
 from packer_cli.ownership import Listed
-from packer_cli.result import manifest as manifests
 from packer_cli.result.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK, is_result_file
 from packer_cli.result.manifest import Result
+from packer_cli.result.manifest_bytes import looks_like_one, parse_unedited
 from packer_cli.result.shards import digest
 from packer_cli.run import replacing
 from packer_cli.run.transfer import on_threads
@@ -74,9 +74,9 @@ def look(url: str) -> Remote:
         if sizes.get(name) is not None and manifest is None:
             with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
                 content = file.read()
-            if manifests.looks_like_one(content):
+            if looks_like_one(content):
                 try:
-                    manifest = manifests.parse_unedited(content)
+                    manifest = parse_unedited(content)
                 except DataError as error:
                     problem = error.message
                 break

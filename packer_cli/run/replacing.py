@@ -21,13 +21,9 @@ from packer_cli.durable import put_file
 from packer_cli.errors import DataError, UsageError
 from packer_cli.ownership import Folder, Listed, file_digest, in_the_way, unchanged
 from packer_cli.result.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, SIDE_FILES, is_result_file
-from packer_cli.result.manifest import (
-    Result,
-    is_manifest,
-    looks_like_one,
-    parse,
-    parse_unedited,
-)
+from packer_cli.result.manifest import Result
+from packer_cli.result.manifest_bytes import looks_like_one, parse, parse_unedited
+from packer_cli.result.manifest_file import is_manifest
 from packer_cli.run.commits import UNIT_RECORDS, read_unit_record
 from packer_cli.run.identity import RUN, sealed, unsealed
 

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,15 +30,15 @@ from packer_cli.ownership import (
     is_leftover,
     remove_leftovers,
 )
-from packer_cli.result import manifest as manifests
+from packer_cli.records import Notify
 from packer_cli.result.layout import INPUT_TIMES, WORK
 from packer_cli.result.manifest import Result
+from packer_cli.result.manifest_file import load_any
 from packer_cli.run import directory as output
 from packer_cli.run import replacing
 from packer_cli.run.contents import as_packed_in
 from packer_cli.run.identity import Run, differences, run_of
 
-Notify = Callable[[str], None]
 _STAGED, RESULT = "staged.json", "result"
 _STAGING_FILES = re.compile(r"lock|staged\.json(\.part)?")
 
@@ -142,7 +142,7 @@ def finished(result: Path) -> Result | None:
     if not replacing.holds_result(result):
         return None
     try:
-        manifest = manifests.load_any(result)
+        manifest = load_any(result)
         files = files_of(result, manifest)
     except (DataError, OSError):
         return None

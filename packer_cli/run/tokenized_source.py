@@ -18,13 +18,15 @@ from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.inputs.tokenized import TokenizedInputs, shape_of
 from packer_cli.mixing.units import choice_of
-from packer_cli.records import HIGHEST_ID, InputFile
+from packer_cli.records import HIGHEST_ID, InputFile, Notify
 from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
-from packer_cli.result.manifest import TokenizedManifest, as_named, load_tokenized
+from packer_cli.result.manifest import TokenizedManifest
+from packer_cli.result.manifest_file import as_named, load_tokenized
 from packer_cli.result.tokenized import AGAIN
 from packer_cli.run import commits
-from packer_cli.run.encoder import Chosen, Notify, Source
+from packer_cli.run.chosen import Chosen
 from packer_cli.run.identity import Run
+from packer_cli.run.source import Source
 from packer_cli.tokenization.encoding import plain_encoder
 from packer_cli.tokenization.locate import choose, highest_id
 from packer_cli.tokenization.tokenizer import TokenizerInfo

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+from packer_cli.records import Notify
 from packer_cli.result.manifest import DOCUMENT_TOTALS, Result
 from packer_cli.result.wording import count, plural, unshown
 
 _MOST_NAMED = 12
 _ANSWERED = ("content", "reasoning_content", "thinking", "tool_calls", "weight", "train")
-Notify = Callable[[str], None]
 
 
 def name_columns(unused: Mapping[str, list[str]], notify: Notify) -> None:

@@ -28,8 +28,9 @@ from packer_cli.inputs.pairs import is_pair
 from packer_cli.mixing.units import work_units
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import INFO, REJECTED, SQUARED_LENGTHS, STATE, UNITS
-from packer_cli.result.manifest import Input, Manifest, Result, load_any
+from packer_cli.result.manifest import Input, Manifest, Result
 from packer_cli.result.manifest_check import document_config_of, shape_of
+from packer_cli.result.manifest_file import load_any
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord

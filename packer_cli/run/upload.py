@@ -22,6 +22,7 @@ from packer_cli.config.run_options import RunOptions
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error
 from packer_cli.ownership import Listed
 from packer_cli.progress import Progress
+from packer_cli.records import Notify
 from packer_cli.result.layout import MANIFEST, SIDE_FILES
 from packer_cli.result.manifest import Result
 from packer_cli.result.shards import digest
@@ -43,7 +44,7 @@ from packer_cli.run.remote import (
     unmark_empty,
     write,
 )
-from packer_cli.run.staging import RESULT, Notify, files_of, finished, locked_staging
+from packer_cli.run.staging import RESULT, files_of, finished, locked_staging
 from packer_cli.run.transfer import blocks_of, on_threads
 
 

@@ -25,15 +25,16 @@ from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.discovery import changed, check_unchanged
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Stretch, WorkUnit
+from packer_cli.records import InputFile, Notify, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import PART, named_by_digest
 from packer_cli.result.shards import Shard, digest
 from packer_cli.run import commits
+from packer_cli.run.chosen import Chosen
 from packer_cli.run.commits import UnitRecord
 from packer_cli.run.contents import digest_of, holds
 from packer_cli.run.documents import tokenize_unit
-from packer_cli.run.encoder import Chosen, Notify, prepare
+from packer_cli.run.encoder import prepare
 from packer_cli.run.identity import Run
 from packer_cli.run.rows import pack_unit
 from packer_cli.run.tokenized_source import tokenized_source

@@ -11,12 +11,12 @@ brought down is replaced. The new one skips that record, and what is done alread
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from packer_cli.child_process import Child, LostChildError
 from packer_cli.errors import Interrupted, UsageError
-from packer_cli.records import InputFile, Records, Slice
+from packer_cli.records import InputFile, Notify, Records, Slice
 from packer_cli.supervised.limits import TEMPLATE, TIME_IS_UP
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ComposingProcesses:
         self,
         seconds: float,
         composers: dict[str | None, tuple[Any, ...]],
-        notify: Callable[[str], None] = lambda message: None,
+        notify: Notify = lambda message: None,
     ) -> None:
         """`seconds`: for each record; `composers`: the arguments of `make_composer`, by
         `InputFile.shape`; `notify` hears what they notice, each notice once.

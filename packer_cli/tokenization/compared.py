@@ -12,12 +12,11 @@ about 10 µs of the reference's time for each character that the texts have, onc
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 
 from packer_cli._kernels import characters
-from packer_cli.records import UInt8
+from packer_cli.records import Notify, UInt8
 from packer_cli.tokenization.agreement import LATIN_1, differing, in_contexts
 from packer_cli.tokenization.engines import Engine
 from packer_cli.tokenization.unsettled import settled
@@ -31,7 +30,7 @@ _SCANNED = 1 << 18  # characters of a text at a time: each takes 14 bytes, and a
 class ComparedCharacters:
     """The characters of a pair of engines that agree on Latin-1. Safe to share between threads."""
 
-    def __init__(self, fast: Engine, reference: Engine, notify: Callable[[str], None]) -> None:
+    def __init__(self, fast: Engine, reference: Engine, notify: Notify) -> None:
         """`notify` gets a line about the first characters on which the engines differ."""
         self._fast = fast
         self._reference = reference

@@ -21,7 +21,7 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli.early import EarlyReference
 from packer_cli.errors import UsageError
-from packer_cli.records import Int64, Spans, UInt8, UInt32
+from packer_cli.records import Int64, Notify, Spans, UInt8, UInt32
 from packer_cli.tokenization.agreement import Samples, differs_at_start
 from packer_cli.tokenization.compared import ComparedCharacters
 from packer_cli.tokenization.engines import (
@@ -106,7 +106,7 @@ class Tokenizer:
         reference: ReferenceProcess | None = None,
         ordinary: Callable[[], OrdinaryTextEngine] | None = None,
         specials: Sequence[SpecialToken] = (),
-        notify: Callable[[str], None] = lambda message: None,
+        notify: Notify = lambda message: None,
         *,
         describe: _DescribeFramed,
     ) -> None:
@@ -324,7 +324,7 @@ def load_tokenizer(
     framing: Framing = Framing(),
     first_documents: Iterable[str] = (),
     early: EarlyReference | None = None,
-    notify: Callable[[str], None] = lambda message: None,
+    notify: Notify = lambda message: None,
 ) -> Tokenizer:
     """A tokenizer with the engine that `backend` names, "auto" meaning gigatoken if it agrees.
 
@@ -380,7 +380,7 @@ def _on_fast(
     framing: Framing,
     documents: Iterable[str],
     early: EarlyReference | None,
-    notify: Callable[[str], None],
+    notify: Notify,
 ) -> tuple[Tokenizer | None, str]:
     """(tokenizer, "") or (None, why the fast engine cannot be used)."""
     reference = ReferenceProcess(files.json, early)  # it loads while the fast engine does

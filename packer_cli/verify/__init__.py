@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.errors import DataError
 from packer_cli.progress import Progress
+from packer_cli.records import Notify
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import Manifest, Result, load_any
+from packer_cli.result.manifest import Manifest, Result
 from packer_cli.result.manifest_check import config_of, document_config_of
+from packer_cli.result.manifest_file import load_any
 from packer_cli.result.opening import Paths, opened
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import TokenizedDirectory
@@ -48,7 +49,7 @@ def verify(
     sample: int | None = None,
     seed: int = 0,
     tokens: Paths | None = None,
-    notify: Callable[[str], None] = lambda message: None,
+    notify: Notify = lambda message: None,
 ) -> Findings:
     """Check a finished directory, and with `against_inputs` documents against their inputs.
 

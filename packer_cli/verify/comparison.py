@@ -18,7 +18,7 @@ from packer_cli.config.shapes import Shape
 from packer_cli.errors import InternalError
 from packer_cli.inputs.formats import reader_for
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Int64, Records, Slice
+from packer_cli.records import InputFile, Int64, Notify, Records, Slice
 from packer_cli.result.manifest import Unit
 from packer_cli.result.manifest_check import config_of
 from packer_cli.result.reader import PackedDirectory
@@ -62,7 +62,7 @@ class Comparison:
             config, shape, None, None, self._read, encode, Path(), Progress(0, show=False), stop,
         )  # fmt: skip
 
-    def of_everything(self, notify: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    def of_everything(self, notify: Notify) -> Iterator[Callable[[], None]]:
         """A task for each unit that reads any of the files."""
         version = self._stored.facts.packer_version
         same_plan = version == packer_cli.__version__

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 from packer_cli.errors import PackerError
 from packer_cli.ownership import is_leftover
+from packer_cli.records import Notify
 from packer_cli.result.layout import (
     INCOMPLETE,
     INDEX,
@@ -36,7 +36,7 @@ from packer_cli.verify.reading import (
 )
 
 
-def check_files(stored: Stored, findings: Findings, notify: Callable[[str], None]) -> None:
+def check_files(stored: Stored, findings: Findings, notify: Notify) -> None:
     """Check the names and digests of side files against the manifest."""
     facts = stored.facts
     digests = _side_files(facts, findings)

@@ -26,15 +26,16 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import input_file
 from packer_cli.inputs.formats import detect_shape, documents_of, groups_of
 from packer_cli.mixing.units import work_units
-from packer_cli.records import InputFile, Int64
+from packer_cli.records import InputFile, Int64, Notify
 from packer_cli.result.layout import MANIFEST, REJECTED, TEMPLATE, TOOL_TEMPLATE
 from packer_cli.result.manifest import TOKENIZED, Input, Manifest, Result
 from packer_cli.result.manifest_check import document_config_of, shape_of
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import digest
 from packer_cli.result.tokenized import TokenizedDirectory
-from packer_cli.run.encoder import framed_for, source_again
+from packer_cli.run.encoder import source_again
 from packer_cli.run.finalize import tables_of
+from packer_cli.run.source import framed_for
 from packer_cli.threads import run_all
 from packer_cli.verify.comparison import Comparison
 from packer_cli.verify.drawing import draws, shares
@@ -44,7 +45,6 @@ from packer_cli.verify.manifest import left_out, unshaped
 from packer_cli.verify.reading import Stored, is_file, lines_of, path_of
 from packer_cli.verify.tokenized_inputs import TokenizedComparison, changed_shards
 
-_Notify = Callable[[str], None]
 _TOO_SLOW = re.compile(
     rb"takes more than ([0-9]{1,6}(?:\.[0-9]{1,9})?) s \(--max-seconds-per-record\)"
 )
@@ -58,7 +58,7 @@ def compare_inputs(
     sample: int | None,
     seed: int,
     stop: threading.Event,
-    notify: _Notify,
+    notify: Notify,
 ) -> None:
     """Add to `findings` every input that changed, and every document that differs."""
     manifest = stored.facts
@@ -108,7 +108,7 @@ def _tasks(
     sample: int | None,
     seed: int,
     everything: bool,
-    notify: _Notify,
+    notify: Notify,
 ) -> Iterator[Callable[[], None]]:
     if everything:
         return comparison.of_everything(notify)
@@ -179,7 +179,7 @@ def _trace(
     findings: Findings,
     workers: int,
     stop: threading.Event,
-    notify: _Notify,
+    notify: Notify,
 ) -> None:
     """Compare documents of a tokenized directory with its own inputs, as far as they are there.
 
@@ -235,7 +235,7 @@ def _unchanged(
     findings: Findings,
     workers: int,
     stop: threading.Event,
-    notify: _Notify,
+    notify: Notify,
     without: Container[int] = (),
 ) -> dict[int, InputFile]:
     """The inputs that have not changed; the others become problems."""

@@ -10,7 +10,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shape_rules import by_file_shape
 from packer_cli.config.shapes import Shape
 from packer_cli.result.manifest import Result
-from packer_cli.run.encoder import framing_of
+from packer_cli.run.source import framing_of
 from packer_cli.tokenization.locate import TokenizerFiles, locate
 from packer_cli.tokenization.tokenizer import (
     Tokenizer,

@@ -14,7 +14,8 @@ from packer_cli.config.shape_rules import for_shape
 from packer_cli.config.shapes import KINDS, Shape
 from packer_cli.errors import UsageError
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
-from packer_cli.result.manifest import Manifest, Result, checksum
+from packer_cli.result.manifest import Manifest, Result
+from packer_cli.result.manifest_bytes import checksum
 from packer_cli.result.manifest_check import disagreements, shape_of, why_incomplete
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import Stored, is_file

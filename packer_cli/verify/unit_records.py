@@ -18,13 +18,7 @@ from packer_cli.errors import DataError
 from packer_cli.packing.lower_bound import lower_bound_rows
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INDEX, REJECTED, UNITS, kind_of
-from packer_cli.result.manifest import (
-    DOCUMENT_TOTALS,
-    TOTALS,
-    Manifest,
-    Result,
-    Unit,
-)
+from packer_cli.result.manifest import DOCUMENT_TOTALS, TOTALS, Manifest, Result, Unit
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import UnitRecord, counts_of
 from packer_cli.verify.findings import Findings

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.result.manifest import load
+from packer_cli.result.manifest_file import load
 from packer_cli.torch import (
     PackedDataset,
     PackedSampler,

@@ -21,7 +21,8 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.recipe import Recipe, Source
 from packer_cli.config.run_options import RunOptions
 from packer_cli.errors import PackerError
-from packer_cli.result.manifest import Manifest, load
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.manifest_file import load
 from packer_cli.run.recipe import pack_recipe
 
 pytestmark = pytest.mark.usefixtures("folder")

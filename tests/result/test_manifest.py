@@ -15,7 +15,8 @@ from support import assert_error, contents, jsonl, pack, packer
 
 from packer_cli import open_packed
 from packer_cli.result.counts import Counts
-from packer_cli.result.manifest import TOTALS, Manifest, load
+from packer_cli.result.manifest import TOTALS, Manifest
+from packer_cli.result.manifest_file import load
 
 pytestmark = pytest.mark.usefixtures("folder")
 ADDED = {"since": "0.9", "more": [1, None, {"x": 0.5}]}

@@ -29,7 +29,7 @@ from support import (
 )
 
 from packer_cli import open_packed, storage
-from packer_cli.result.manifest import is_manifest
+from packer_cli.result.manifest_file import is_manifest
 from packer_cli.result.shards import digest
 from packer_cli.run import transfer
 

@@ -12,7 +12,7 @@ import pytest
 from support import assert_error, packer
 from verifying import first, problems
 
-from packer_cli.result.manifest import to_bytes
+from packer_cli.result.manifest_bytes import to_bytes
 
 pytestmark = pytest.mark.usefixtures("folder")
 
