@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
@@ -233,6 +234,7 @@ def _unchanged_shapes(
     """
     if config.renamed != dict(manifest.config.fields):
         return {}
+    again = cache(partial(shape_again, renamed=config.renamed))
     then = {one.path: one for one in _identities(directory, manifest.inputs)}
     shapes = {}
     for file in current:
@@ -240,9 +242,9 @@ def _unchanged_shapes(
         if before is None or not before.is_surely(file):
             continue
         name = manifest.inputs[before.index].shape or manifest.config.shape
-        again = shape_again(name, config.renamed)
-        if again is not None and config.shape in (None, name):
-            shapes[file.index] = again
+        shape = again(name)
+        if shape is not None and config.shape in (None, name):
+            shapes[file.index] = shape
     return shapes
 
 
