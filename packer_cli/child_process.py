@@ -39,7 +39,20 @@ _PIPE_BYTES = 1 << 20
 _AHEAD = 4  # results of a generator that wait to be fetched
 _LAST_BREATH = 5.0  # seconds between a child's last answer and its end
 _NOTE_BYTES = 8
-_Answer = tuple[str, Any]  # ("value", v), ("error", exception), ("item", v) or ("end", None)
+# ("value", v), ("error", exception), ("item", v), ("end", None) or ("not imported", what happened)
+_Answer = tuple[str, Any]
+# Our own path: -c alone would import modules that lie in the current directory.
+_BEGINNING = f"""
+import sys
+sys.path[:] = {{path!r}}
+try:
+    import {__name__} as me
+except Exception as error:
+    from multiprocessing.connection import Connection
+    Connection({{answers}}, readable=False).send(("not imported", str(error)))
+else:
+    me.serve{{descriptors}}
+"""
 
 
 class LostChildError(DataError):
@@ -67,6 +80,11 @@ class Child:
         self._lifeline = Connection(held, readable=False)
         try:
             self._process = spawn(*theirs)
+        except OSError as error:
+            raise DataError(
+                f"the process of {self._name} cannot begin: {error.strerror}",
+                "use fewer --workers, or raise the limits of processes and open files: ulimit -a",
+            ) from error
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
@@ -117,6 +135,8 @@ class Child:
             answer: _Answer = self._answers.recv()
         except (OSError, EOFError) as error:
             raise self._lost() from error
+        if answer[0] == "not imported":
+            raise _not_imported(answer[1])
         return answer
 
     def _lost(self) -> LostChildError:
@@ -135,14 +155,14 @@ class Child:
         return lost
 
 
-def spawn(*descriptors: int) -> subprocess.Popen[bytes]:
+def spawn(begin: int, requests: int, answers: int, lifeline: int) -> subprocess.Popen[bytes]:
     """A new interpreter that serves. Of a session of its own: Ctrl-C reaches the run only, which
     then ends the child.
     """
-    # Our own path: -c alone would import modules that lie in the current directory.
-    path = f"import sys; sys.path[:] = {sys.path!r}; "
+    descriptors = (begin, requests, answers, lifeline)
+    program = _BEGINNING.format(path=sys.path, answers=answers, descriptors=descriptors)
     return subprocess.Popen(
-        [sys.executable, "-c", path + f"import {__name__} as me; me.serve{descriptors}"],
+        [sys.executable, "-c", program],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -208,10 +228,10 @@ def serve(begin: int, requests: int, answers: int, lifeline: int) -> None:
         problem = _sendable(error)
     while True:
         try:
-            method, arguments = asked.recv()
+            request = asked.recv_bytes()
         except EOFError:
             return
-        for answer in _answers(made, problem, method, arguments):
+        for answer in _answers(made, problem, request):
             answering.send(answer)
 
 
@@ -224,13 +244,12 @@ def _die_with(lifeline: int) -> None:
         os._exit(0)
 
 
-def _answers(
-    made: Any, problem: Exception | None, method: str, arguments: Any
-) -> Iterator[_Answer]:
+def _answers(made: Any, problem: Exception | None, request: bytes) -> Iterator[_Answer]:
     if problem is not None:
         yield "error", problem
         return
     try:
+        method, arguments = pickle.loads(request)  # noqa: S301 of `Child.begin`
         result = getattr(made, method)(*arguments)
         if isinstance(result, Iterator):
             yield from _ahead(result)
@@ -267,4 +286,15 @@ def _sendable(error: BaseException) -> Exception:
     """The error, in a form that can be pickled."""
     if isinstance(error, PackerError | MemoryError):
         return error
+    if isinstance(error, ImportError):
+        return _not_imported(str(error))
     return InternalError(f"{type(error).__name__}: {error}")
+
+
+def _not_imported(why: str) -> DataError:
+    """What this process had imported, its child cannot: packages were changed meanwhile."""
+    return DataError(
+        f"packer's helper process cannot import what it needs: {why}",
+        "if packages have changed since the run began, run the same command again; otherwise "
+        "install packer anew",
+    )

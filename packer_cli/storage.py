@@ -15,7 +15,7 @@ import os
 import stat as local_stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -66,7 +66,7 @@ def base_name(path: str) -> str:
     """The last part of a path, without a web address's query."""
     if path.startswith(("http://", "https://")):
         path = urlsplit(path).path
-    return PurePosixPath(path).name
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def join(folder: str, name: str) -> str:

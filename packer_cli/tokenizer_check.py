@@ -15,8 +15,9 @@ from typing import Any
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shape_rules import by_file_shape, for_shape
 from packer_cli.errors import UsageError
+from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
-from packer_cli.inputs.formats import detect_shape, reader_for
+from packer_cli.inputs.formats import reader_for
 from packer_cli.records import Slice
 from packer_cli.run.supervised_source import composer_of
 from packer_cli.tokenization.agreement import BATTERY, assigned_characters, in_contexts

@@ -58,7 +58,7 @@ class Copy:
         try:
             self._server.connect(_address())
             socket.send_fds(self._server, [message], [*streams, here, *descriptors])
-            self.pid = int.from_bytes(self._server.recv(_STATUS_BYTES), sys.byteorder)
+            self.pid = int.from_bytes(self._answer(), sys.byteorder)
         finally:
             os.close(here)
 
@@ -71,11 +71,15 @@ class Copy:
         if self.returncode is None:
             if not select.select([self._server], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self._program, timeout or 0)
-            status = self._server.recv(_STATUS_BYTES)
-            assert status, "the process that is copied has ended"
-            self.returncode = int.from_bytes(status, sys.byteorder, signed=True)
+            self.returncode = int.from_bytes(self._answer(), sys.byteorder, signed=True)
             self._server.close()
         return self.returncode
+
+    def _answer(self) -> bytes:
+        with suppress(ConnectionError):
+            if answer := self._server.recv(_STATUS_BYTES):
+                return answer
+        raise AssertionError("the process that is copied has ended: see its last words on stderr")
 
     def kill(self) -> None:
         if self.poll() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import copies
 import pytest
 import tiny_tokenizers as tiny
 from chats import TAGS, assistant, chat, user, write
-from support import contents, heavy, packer_script, processor_seconds, started, wait_for
+from support import contents, heavy, packer, packer_script, processor_seconds, started, wait_for
 
 from packer_cli import child_process
 from packer_cli.child_process import Child, LostChildError
@@ -139,6 +140,44 @@ def test_the_end_of_a_child_is_noticed() -> None:
     with pytest.raises(LostChildError, match="of DataError was ended from outside, by signal 9"):
         child.ask("__str__")
     child.close()
+
+
+@pytest.mark.parametrize("lacking", ["queue", "numpy", "jinja2"])
+def test_a_child_that_cannot_import_ends_the_run_with_one_line(folder: Path, lacking: str) -> None:
+    """At its very beginning, with what it is sent, and with what it makes: all the same."""
+    write(many(3))
+    Path("changed").mkdir()
+    Path("changed", f"{lacking}.py").write_text("raise ImportError('replaced meanwhile')")
+    program = (
+        "import sys, packer_cli.run.pipeline, packer_cli.supervised.documents\n"
+        "from packer_cli.cli import app\n"
+        "sys.path.insert(0, 'changed')\n"
+        "app.main()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *command(TAGS, "-o", "out")[1:]],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (1, ""), ran.stderr
+    assert ran.stderr == (
+        "error: packer's helper process cannot import what it needs: replaced meanwhile\n"
+        "tip: if packages have changed since the run began, run the same command again; otherwise "
+        "install packer anew\n"
+    )
+
+
+def test_a_child_that_cannot_begin_is_no_problem_of_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(*_: int) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(child_process, "spawn", limited)
+    write(many(3))
+    ran = packer(*command(TAGS, "-o", "out")[1:])
+    assert ran.stderr.splitlines()[0] == (
+        "error: the process of LimitedComposer cannot begin: Resource temporarily unavailable"
+    )
 
 
 def test_a_run_from_stdin_does_not_go_on_without_what_was_lost(folder: Path) -> None:

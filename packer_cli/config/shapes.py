@@ -106,6 +106,17 @@ def shape_named(name: str) -> Shape:
     return Shape(name.removesuffix(_OF_MESSAGES), of_messages=name.endswith(_OF_MESSAGES))
 
 
+def shape_again(name: str, renamed: dict[str, str]) -> Shape | None:
+    """The shape of records that `name` was found for, with --field `renamed`; None where the name
+    does not tell what the input calls its fields.
+    """
+    kind = KINDS.get(name)
+    if kind is None or any(len(names) > 1 for names in kind.required):
+        return None
+    required = [names[0] for names in kind.required]
+    return Shape(name, {own: renamed.get(own, own) for own in (*required, *kind.optional)})
+
+
 @dataclass(frozen=True)
 class _Kind:
     """The required fields, each with its possible names in step, and the optional ones."""

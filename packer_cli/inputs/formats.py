@@ -1,6 +1,5 @@
 """Readers by format: each turns a slice of a file into `Records`. Adding one: CONTRIBUTING.md.
 
-detect_shape(files, config)            what the records are, from the first one of each file
 read(file, slice, shape, config)       batches of records, in bounded memory
 describe(file, position)               a record's place, in words
 """
@@ -8,21 +7,14 @@ describe(file, position)               a record's place, in words
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from typing import Protocol, cast
 
-from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.formats import format_named
-from packer_cli.config.shapes import Shape, find_shape, joined
-from packer_cli.errors import DataError
+from packer_cli.config.shapes import Shape
 from packer_cli.records import Documents, Group, InputFile, Records, Slice
-
-_BEGINNING = 1 << 16
-_REQUESTS = 16  # at a time, to a store that answers each after a while
 
 
 class Reader(Protocol):
@@ -109,125 +101,14 @@ def _document_reader(file: InputFile) -> DocumentReader | None:
     return cast("DocumentReader", reader_for(file.format))
 
 
+def holds_documents(file: InputFile) -> bool:
+    """Whether slices of a file count documents, which are token ids."""
+    return _document_reader(file) is not None
+
+
 def beginning(file: InputFile, size: int) -> Slice:
     """The first `size` bytes of a file, where slices count bytes; else all of it, of which the
     first records are read soon.
     """
     cut = format_named(file.format).counts_bytes
     return Slice(file.index, 0, size if cut else None, 0)
-
-
-def detect_shape(
-    files: list[InputFile],
-    config: DocumentConfig,
-    others: dict[str, Shape] | None = None,
-    unused: dict[str, list[str]] | None = None,
-) -> tuple[list[InputFile], Shape]:
-    """What the records are, from the first one of each file: the files, which say which of several
-    shapes they have, and their shape. `others`: those of files that are not read. DataError when
-    the shape of a file is unknown, or where files cannot be packed together.
-
-    OUT unused: by path, the fields of supervised records that no field of their shape is.
-    """
-    shapes = shapes_of(files, config, unused)
-    if not shapes:
-        raise _nothing_in(files, config)
-    found = {shape.described(): shape for shape in shapes.values()}
-    first = next(iter(found))
-    # others' fields may have other names: they are not read
-    if set(others or ()) <= {found[first].name} and len(found) == 1:
-        return files, found[first]
-    # files without records go with the first
-    labels = {index: shape.described() for index, shape in shapes.items()}
-    named = [replace(file, shape=labels.get(file.index, first)) for file in files]
-    return named, joined((others or {}) | found)
-
-
-def shapes_of(
-    files: list[InputFile], config: DocumentConfig, unused: dict[str, list[str]] | None = None
-) -> dict[int, Shape]:
-    """The shape of each file that has a record, by its index. DataError and `unused` as
-    `detect_shape`.
-    """
-    unused = {} if unused is None else unused
-    left = iter(files)
-    for file in left:
-        if (shape := _shape_of(file, config, unused)) is not None:
-            break
-    else:
-        return {}
-    (_refuse_text_formats if shape.kind == "tokens" else _refuse_token_formats)(files, file)
-    shapes, rest = {file.index: shape}, list(left)
-    if any(storage.is_url(file.path) for file in rest):
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            more = list(pool.map(partial(_shape_of, config=config, unused=unused), rest))
-    else:
-        more = [_shape_of(file, config, unused) for file in rest]
-    for other, one in zip(rest, more, strict=True):
-        if one is not None:
-            if "tokens" in (one.kind, shape.kind) and one.kind != shape.kind:
-                raise _tokens_and_texts(other, one, file, shape)
-            shapes[other.index] = one
-    return shapes
-
-
-def _shape_of(
-    file: InputFile, config: DocumentConfig, unused: dict[str, list[str]]
-) -> Shape | None:
-    """Of the first record of a file; None when it has none. OUT unused."""
-    reader = reader_for(file.format)
-    fields = reader.fields(file, config)
-    if fields is None:
-        return None
-    shape = find_shape(fields, config.shape, config.renamed, file.path, tokens=reader.holds_tokens)
-    if shape.is_supervised:
-        used = shape.columns.values()
-        unused[file.path] = [name for name in fields if name not in used]
-    if shape.kind == "prompt-completion" and reader.holds_tokens:
-        return replace(shape, of_messages=_pairs_messages(file, shape, config))
-    return shape
-
-
-def _nothing_in(files: list[InputFile], config: DocumentConfig) -> DataError:
-    where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
-    return DataError(
-        f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
-        + (" that can be read" if config.on_error == "skip" else ""),
-        "leave out --on-error skip to see what is wrong with the first record"
-        if config.on_error == "skip"
-        else "check the paths; the files are empty or hold only blank lines",
-    )
-
-
-def _tokens_and_texts(file: InputFile, shape: Shape, other: InputFile, its: Shape) -> DataError:
-    return DataError(
-        f"{file.path}: holds {shape.kind}, {other.path} holds {its.kind}",
-        "pack texts and token ids with two commands",
-    )
-
-
-def _pairs_messages(file: InputFile, shape: Shape, config: DocumentConfig) -> bool:
-    """Whether the prompt or the completion of the first good record is a list of messages."""
-    part = beginning(file, _BEGINNING)
-    for records in reader_for(file.format).read(file, part, shape, config, peek=True):
-        for fields in records.fields or []:
-            return any(isinstance(fields[own], list) for own in shape.required)
-    return False
-
-
-def _refuse_token_formats(files: list[InputFile], texts: InputFile) -> None:
-    for file in files:
-        if _document_reader(file) is not None:
-            raise DataError(
-                f"{file.path}: {file.format} files hold token ids, {texts.path} does not",
-                "pack texts and token ids with two commands",
-            )
-
-
-def _refuse_text_formats(files: list[InputFile], tokens: InputFile) -> None:
-    for file in files:
-        if not reader_for(file.format).holds_tokens:
-            raise DataError(
-                f"{file.path}: {file.format} files hold texts, {tokens.path} holds input_ids",
-                "pack texts and token ids with two commands",
-            )

@@ -18,7 +18,8 @@ from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape, find_shape
 from packer_cli.errors import DataError
-from packer_cli.inputs.formats import beginning, detect_shape, reader_for
+from packer_cli.inputs.detection import detect_shape
+from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.records import InputFile, Records
 
 TokensOf = Callable[[list[str]], list[int]]

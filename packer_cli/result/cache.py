@@ -10,7 +10,8 @@ on the disk before it was renamed. So files of several results, or of one that i
 meet, and nothing is to be repaired after a crash: a `.part` that nobody locks is removed.
 
 The folder is never larger than the bound: room for a file is made before it is fetched, by removing
-the shards that were not used for the longest time. A shard may go while processes read it: what
+manifests and side files that no process has used for an hour, then the shards that were not used
+for the longest time. A shard may go while processes read it: what
 they have mapped stays theirs, and they ask `gone` now and then what to let go, so that the disk has
 it back.
 """
@@ -41,6 +42,7 @@ from packer_cli.result.wording import size as in_words
 NAME, LOCK = "packer-cache", "lock"
 SHARD, MANIFEST, SIDE = "shard", "manifest", "side"
 _OWN = re.compile(rf"{LOCK}|({SHARD}|{MANIFEST}|{SIDE})-[0-9a-f]{{64}}(\.part)?")
+_IDLE_NS = 3_600_000_000_000  # results in use are touched every few seconds
 _LOOK_SECONDS = 0.05  # between two looks at what another process fetches
 _MOVE = "move them elsewhere, or choose another cache="
 
@@ -112,11 +114,13 @@ class Cache:
 
     def read(self, kind: str, sha256: str) -> bytes | None:
         """The content of a small file; None when it is not here."""
+        self.touch([sha256], kind)
         return self._inside.read(_name(kind, sha256))
 
     def put(self, kind: str, sha256: str, content: bytes) -> None:
         """Keep a small file that was made here."""
         name = _name(kind, sha256)
+        self.touch([sha256], kind)
         while not self._holds(name, len(content)):
             with self._begun(name, len(content)) as descriptor:
                 if descriptor is not None:
@@ -132,6 +136,7 @@ class Cache:
         Raises DataError as `fetch`, and when the disk is full.
         """
         name = _name(kind, wanted.sha256)
+        self.touch([wanted.sha256], kind)
         while not self._holds(name, wanted.size):
             if self.try_to_fetch(kind, wanted):
                 self.waited_for += wanted.size or 0
@@ -216,8 +221,7 @@ class Cache:
             files = {n: s for n, s in self._files() if n != name + PART}
             used = sum(status.st_size for status in files.values())
             if self.limit is not None:
-                shards = [n for n in files if n.startswith(SHARD) and not n.endswith(PART)]
-                for victim in sorted(shards, key=lambda n: files[n].st_mtime_ns):
+                for victim in _victims(files):
                     if used + size <= self.limit:
                         break
                     self._inside.unlink(victim)
@@ -273,19 +277,19 @@ class Cache:
             return sys.maxsize
         others = [name for name in self._inside.names() if not name.startswith(SHARD)]
         found = filter(None, map(self._inside.status, others))
-        return self.limit - sum(status.st_size for status in found)
+        return self.limit - sum(status.st_size for status in found if not _is_idle(status))
 
     def free(self) -> int:
         """Bytes that the disk has left."""
         status = os.statvfs(self._inside.descriptor)
         return status.f_bavail * status.f_frsize
 
-    def touch(self, digests: Iterable[str]) -> None:
-        """Shards that are used: those named last go last."""
+    def touch(self, digests: Iterable[str], kind: str = SHARD) -> None:
+        """Files that are used: those named last go last."""
         now = time.time_ns()
         for place, sha256 in enumerate(digests):
             with suppress(OSError):
-                os.utime(_name(SHARD, sha256), ns=(now + place, now + place),
+                os.utime(_name(kind, sha256), ns=(now + place, now + place),
                          dir_fd=self._inside.descriptor)  # fmt: skip
 
     def gone(self, digests: Iterable[str]) -> list[str]:
@@ -315,6 +319,18 @@ class Cache:
 def _close(own: OwnFolder) -> None:
     own.close()
     os.close(own.parent.descriptor)
+
+
+def _victims(files: dict[str, os.stat_result]) -> list[str]:
+    """What may go to make room, what goes first at the beginning."""
+    whole = [name for name in files if not name.endswith(PART) and name != LOCK]
+    idle = [n for n in whole if not n.startswith(SHARD) and _is_idle(files[n])]
+    shards = [name for name in whole if name.startswith(SHARD)]
+    return idle + sorted(shards, key=lambda name: files[name].st_mtime_ns)
+
+
+def _is_idle(status: os.stat_result) -> bool:
+    return status.st_mtime_ns < time.time_ns() - _IDLE_NS
 
 
 def _round(number: int) -> int:

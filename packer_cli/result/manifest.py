@@ -182,6 +182,7 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
 
     format_version: int
     packer_version: str
+    config: DocumentsConfig
     tokenizer: Tokenizer | None
     documents: Count
     tokens: AtLeastOne
@@ -307,7 +308,6 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
     """
 
     kind: Literal["tokenized"]
-    config: DocumentsConfig
 
 
 # What both say in one figure: `Counts` for a unit, the manifest for the whole run.

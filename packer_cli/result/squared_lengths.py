@@ -37,12 +37,13 @@ _HEADER = re.compile(
 )  # fmt: skip
 
 
-def squared_lengths(packed: PackedDirectory) -> Int64:
+def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64:
     """int64[rows]: the sum of squared segment lengths of every row, in the order of the shards.
 
     Read-only where it is mapped. Raises DataError for a side file that is not the manifest's, for
     shards that cannot be read where there is none, and when another result has taken the place of
-    this one: the file has the same name in all of them, so its digest is compared.
+    this one: the file has the same name in all of them, so its digest is compared, unless it is
+    `compared` already.
     """
     if SQUARED_LENGTHS not in packed.facts.side_files:
         return np.concatenate([*counted(packed, packed.facts.shards)])
@@ -51,7 +52,10 @@ def squared_lengths(packed: PackedDirectory) -> Int64:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-        return parsed(content, path, packed.facts)
+        sums = _array_in(content, path, packed.facts.rows)
+        if not compared:
+            _check_digest(content, path, packed.facts)
+        return sums
     except FileNotFoundError:
         raise packed.replaced() or DataError(f"{path}: {MISSING}", PACK_AGAIN) from None
     except OSError as error:
@@ -60,23 +64,36 @@ def squared_lengths(packed: PackedDirectory) -> Int64:
         raise packed.replaced() or error from None
 
 
-def parsed(content: bytes | mmap.mmap, place: str | os.PathLike[str], facts: Manifest) -> Int64:
+def parsed(content: bytes, place: str, facts: Manifest) -> Int64:
     """int64[rows] in the content of the side file at `place`. Raises DataError when it is not what
     the manifest says.
     """
-    name, data = os.fspath(place), np.frombuffer(content, np.uint8)
-    expected = HEADER_BYTES + 8 * facts.rows
-    if data.size != expected or data[:HEADER_BYTES].tobytes() != header(facts.rows):
+    sums = _array_in(content, place, facts.rows)
+    _check_digest(content, place, facts)
+    return sums
+
+
+def _array_in(content: bytes | mmap.mmap, place: str | os.PathLike[str], rows: int) -> Int64:
+    data = np.frombuffer(content, np.uint8)
+    expected = HEADER_BYTES + 8 * rows
+    if data.size != expected or data[:HEADER_BYTES].tobytes() != header(rows):
         raise DataError(
-            f"{name}: holds {_described(data[:HEADER_BYTES].tobytes())} in {data.size} bytes, "
-            f"expected <i8[{facts.rows}] in {expected}",
+            f"{os.fspath(place)}: holds {_described(data[:HEADER_BYTES].tobytes())} in "
+            f"{data.size} bytes, expected <i8[{rows}] in {expected}",
             PACK_AGAIN,
         )
-    sha256, listed = hashlib.sha256(content).hexdigest(), facts.side_files.get(SQUARED_LENGTHS)
-    if sha256 != listed:
-        raise DataError(f"{name}: its sha256 is {sha256}, the manifest says {listed}", PACK_AGAIN)
     sums: Int64 = data[HEADER_BYTES:].view("<i8")
     return sums
+
+
+def _check_digest(
+    content: bytes | mmap.mmap, place: str | os.PathLike[str], facts: Manifest
+) -> None:
+    sha256, listed = hashlib.sha256(content).hexdigest(), facts.side_files.get(SQUARED_LENGTHS)
+    if sha256 != listed:
+        raise DataError(
+            f"{os.fspath(place)}: its sha256 is {sha256}, the manifest says {listed}", PACK_AGAIN
+        )
 
 
 def header(rows: int) -> bytes:

@@ -31,8 +31,8 @@ from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
 from packer_cli.errors import InputChangedError, Interrupted, PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
+from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, detect_shape
 from packer_cli.inputs.discovery import find_inputs
-from packer_cli.inputs.formats import detect_shape
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag
 from packer_cli.mixing.units import choice_of, work_units
@@ -50,7 +50,7 @@ from packer_cli.run.replacing import holds_result
 from packer_cli.run.tokenized_source import choose_tokenized, refuse_view
 from packer_cli.run.unnamed import described, refuse_to_forget
 from packer_cli.run.unused import name_columns, warn_of_losses
-from packer_cli.run.update import Update, kept_shapes, plan_update
+from packer_cli.run.update import Update, known_shapes, plan_update
 from packer_cli.run.upload import check_options, publish
 from packer_cli.run.worker import Worker, commit_input, left_to_do
 from packer_cli.threads import Task, run_all
@@ -89,8 +89,8 @@ def pack(
     begin_stdin(stop.is_set)
     _refuse_shared_stdin(inputs, options)
     files = find_inputs(inputs, config, notify)
-    others = kept_shapes(Path(destination), files, config) if options.add and not url else {}
-    files, config, shape, chosen = settled(files, config, tokenizer_name, notify, warn, others)
+    known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, options)
+    files, config, shape, chosen = settled(files, config, tokenizer_name, notify, warn, known)
     choice_of(files, config)  # what a recipe asks of its sources is there, or nothing is written
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
@@ -107,18 +107,17 @@ def settled(
     tokenizer_name: str | None,
     notify: Notify,
     warn: Notify,
-    others: dict[str, Shape] | None = None,
+    known: KnownShapes = NOTHING_KNOWN,
 ) -> tuple[list[InputFile], _Config, Shape, Chosen]:
     """The inputs with their shapes, the options with their defaults for these, what the records
-    are, and what makes tokens of them. `others`: shapes of files that are not read. UsageError
-    where these do not go together.
+    are, and what makes tokens of them. UsageError where these do not go together.
     """
     if is_tokenized(files):
         shape, chosen = choose_tokenized(files, config, tokenizer_name, notify)
         return files, for_shape(config, shape), shape, chosen
     refuse_view(config)
     unused = dict[str, list[str]]()
-    files, shape = detect_shape(files, config, others, unused)
+    files, shape = detect_shape(files, config, known, unused)
     name_columns(unused, notify)
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]

@@ -28,8 +28,8 @@ from packer_cli.durable import put_file
 from packer_cli.early import EarlyReference
 from packer_cli.errors import InternalError, PackerError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
-from packer_cli.inputs.formats import detect_shape
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.locks import InUseError
 from packer_cli.records import InputFile, Notify

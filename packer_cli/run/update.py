@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
@@ -20,10 +21,11 @@ import msgspec
 
 import packer_cli
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.run_options import RunOptions
 from packer_cli.config.shape_rules import for_member
-from packer_cli.config.shapes import Shape, joined, shape_named
+from packer_cli.config.shapes import Shape, joined, shape_again, shape_named
 from packer_cli.errors import DataError, UsageError
-from packer_cli.inputs.formats import shapes_of
+from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, shapes_of
 from packer_cli.inputs.pairs import is_pair
 from packer_cli.mixing.units import work_units
 from packer_cli.records import InputFile, WorkUnit
@@ -180,7 +182,7 @@ def _kept_files(
     anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
     if anew:
         refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
-    times = _times(directory, manifest.inputs)
+    times = {one.index: one.mtime_ns for one in _identities(directory, manifest.inputs)}
     names = _names(manifest, kept, shape)
     if shape.members:
         found = shapes_of(anew, config)
@@ -189,7 +191,7 @@ def _kept_files(
         anew = [replace(file, shape=labels[file.index]) for file in anew]
     standing_files = [
         replace(
-            kept_file(index, one, config, times[index]),
+            kept_file(index, one, config, times.get(index, 0)),
             shape=names[index] if shape.members else None,
         )
         for index, one in kept.items()
@@ -206,26 +208,52 @@ def _names(manifest: Result, unnamed: Unnamed, shape: Shape) -> dict[int, str]:
     return {index: one.shape or then.name for index, one in unnamed.items()}
 
 
-def kept_shapes(
-    directory: Path, current: list[InputFile], config: DocumentConfig
-) -> dict[str, Shape]:
-    """The shapes of the inputs that an update keeps without their being named, by `Shape.name`."""
-    if not holds_result(directory):
-        return {}
+def known_shapes(
+    directory: Path, current: list[InputFile], config: DocumentConfig, options: RunOptions
+) -> KnownShapes:
+    """What an earlier result says of the shapes of inputs that have not changed, and of those that
+    an update keeps without their being named. Raises DataError as `load_any`.
+    """
+    if not options.update or not holds_result(directory):
+        return NOTHING_KNOWN
     manifest = load_any(directory, incomplete_too=True)
     then = shape_of(manifest)
     if config.prompt_template == "chat":  # as was asked for, not because prompts are messages
         then = replace(then, of_messages=False)
-    unnamed = find_unnamed(manifest, current).values()
-    return {name: shape_named(name) for name in (one.shape or then.name for one in unnamed)}
+    unnamed = find_unnamed(manifest, current).values() if options.add else ()
+    others = {name: shape_named(name) for name in (one.shape or then.name for one in unnamed)}
+    files = {} if options.checksum else _unchanged_shapes(directory, manifest, current, config)
+    return KnownShapes(files, others)
 
 
-def _times(directory: Path, inputs: list[Input]) -> list[int]:
-    """When each input was last changed; 0 where that is unknown, which later counts as changed."""
+def _unchanged_shapes(
+    directory: Path, manifest: Result, current: list[InputFile], config: DocumentConfig
+) -> dict[int, Shape]:
+    """By index among `current`: of the files that need not be read to see that they are the same.
+    None with another --field, which `plan_update` refuses.
+    """
+    if config.renamed != dict(manifest.config.fields):
+        return {}
+    again = cache(partial(shape_again, renamed=config.renamed))
+    then = {one.path: one for one in _identities(directory, manifest.inputs)}
+    shapes = {}
+    for file in current:
+        before = then.get(file.path)
+        if before is None or not before.is_surely(file):
+            continue
+        name = manifest.inputs[before.index].shape or manifest.config.shape
+        shape = again(name)
+        if shape is not None and config.shape in (None, name):
+            shapes[file.index] = shape
+    return shapes
+
+
+def _identities(directory: Path, inputs: list[Input]) -> list[InputFile]:
+    """As `load_identities`; none where these cannot be used."""
     try:
-        return [file.mtime_ns for file in load_identities(directory, inputs)]
+        return load_identities(directory, inputs)
     except DataError:
-        return [0] * len(inputs)
+        return []
 
 
 def _refuse_other_options(

@@ -14,7 +14,7 @@ import numpy as np
 
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64
-from packer_cli.result.cache import Cache
+from packer_cli.result.cache import MANIFEST, Cache
 from packer_cli.result.cached import CachedDirectory, open_cached
 from packer_cli.result.shards import Shard
 from packer_cli.torch.maps import MappedRows
@@ -72,6 +72,8 @@ class CachedRows(ResultRows):
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
+        if self._digest is not None:
+            self.cache.touch([self._digest], MANIFEST)
         shards = self.packed.facts.shards
         self.cache.touch(shards[index].sha256 for index in np.flatnonzero(self._used))
         self._used[:] = False

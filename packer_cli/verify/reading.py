@@ -91,8 +91,10 @@ def content_of(stored: Stored, name: str) -> bytes:
 
 
 def squared_lengths_of(packed: PackedDirectory) -> Int64:
-    """int64[rows], what the side file says of each. Raises DataError for one that is unusable."""
-    return squared_lengths(packed)
+    """int64[rows], what the side file says of each, whose digest `check_files` has compared. Raises
+    DataError for one that is unusable.
+    """
+    return squared_lengths(packed, compared=True)
 
 
 class Hashed:

@@ -14,7 +14,7 @@ from packer_cli.result.layout import SQUARED_LENGTHS
 from packer_cli.result.reader import PackedDirectory, segments_of
 from packer_cli.result.shards import Shard
 from packer_cli.verify.findings import Findings
-from packer_cli.verify.reading import digest_of, is_file, path_of, squared_lengths_of
+from packer_cli.verify.reading import path_of, squared_lengths_of
 
 
 class SumChecks:
@@ -54,11 +54,11 @@ class SumChecks:
 
 
 def _listed(packed: PackedDirectory, findings: Findings) -> Int64 | None:
-    """What the side file says; None where there is none, or its digest is a finding already."""
-    sha256 = packed.facts.side_files.get(SQUARED_LENGTHS)
+    """What the side file says; None where there is none, or it is a problem already."""
+    listed = SQUARED_LENGTHS in packed.facts.side_files
+    if not listed or any(one.file == SQUARED_LENGTHS for one in findings.problems):
+        return None
     try:
-        if not is_file(packed, SQUARED_LENGTHS) or digest_of(packed, SQUARED_LENGTHS)[1] != sha256:
-            return None
         return squared_lengths_of(packed)
     except PackerError as error:
         place = path_of(packed, SQUARED_LENGTHS)

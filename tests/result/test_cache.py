@@ -376,6 +376,34 @@ def test_what_is_not_used_goes_first(url: str) -> None:
     assert not result.holds(shards[1])
 
 
+def test_manifests_of_results_that_nobody_uses_go(packed: Path, url: str, place: Path) -> None:
+    """As when a result is packed anew every night: they would fill the cache, a few at a time."""
+    result = opened(url, 120_000)
+    for night in range(20):
+        manifest = hashlib.sha256(bytes([night]))
+        result.cache.put("manifest", manifest.hexdigest(), bytes(20_000))
+        kept = list(Path("cache").rglob("manifest-*"))
+        assert len(kept) <= 6  # all of the room
+        for path in kept:
+            if result.digest not in path.name:
+                os.utime(path, (0, 0))
+        room = result.cache.room()
+        assert room > 110_000
+    for number in range(len(result.facts.shards)):
+        assert content(result, number) == content(open_packed(packed), number)
+    assert sum(files().values()) - files()["owner.json"] <= 120_000
+    assert f"manifest-{result.digest}" in files()
+
+
+def test_the_manifest_of_a_result_that_is_opened_again_is_in_use(url: str) -> None:
+    digest = opened(url, 120_000).digest
+    for again in (None, digest):
+        (kept,) = Path("cache").rglob(f"manifest-{digest}")
+        os.utime(kept, (0, 0))
+        open_cached(url, Cache(Path("cache").absolute(), 120_000), again)
+        assert kept.stat().st_mtime > 0
+
+
 def test_what_is_mapped_stays_when_it_goes(packed: Path, url: str) -> None:
     result, local = opened(url, 120_000), open_packed(packed)
     mapped = list(result.stored(result.facts.shards[0]))

@@ -22,7 +22,9 @@ from support import (
     shard_of,
 )
 
-from packer_cli.result.layout import SQUARED_LENGTHS
+from packer_cli.inputs.jsonl import JsonlReader
+from packer_cli.records import InputFile
+from packer_cli.result.layout import INPUT_TIMES, SQUARED_LENGTHS
 
 OPTIONS = ["-l", 64, "-t", "bytes", "-q", "--unit-bytes", "5k"]
 
@@ -69,6 +71,41 @@ def test_nothing_new_changes_nothing(result: Path) -> None:
     before = inodes(result)
     assert "out: up to date" in update("a.jsonl", "b.jsonl")
     assert inodes(result) == before
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_only_what_is_new_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, renamed: bool
+) -> None:
+    """The earlier result says what the records of the other inputs are."""
+    name, field = ("body", ["--text-field", "body"]) if renamed else ("text", [])
+    for seed, path in enumerate(("a.jsonl", "b.jsonl", "c.jsonl")):
+        lines = [json.dumps({name: text}) + "\n" for text in texts(seed)]
+        Path(path).write_text("".join(lines))
+    assert packer("pack", "a.jsonl", "b.jsonl", *field, *OPTIONS, "-o", "out").exit_code == 0
+    times = json.loads(Path("out", INPUT_TIMES).read_bytes())
+    Path("out", INPUT_TIMES).write_text(json.dumps(times | {"racy": []}))  # they are old by now
+    read, fields = list[str](), JsonlReader.fields
+
+    def noted(reader: JsonlReader, file: InputFile, config: Any) -> list[str] | None:
+        read.append(file.path)
+        return fields(reader, file, config)
+
+    monkeypatch.setattr(JsonlReader, "fields", noted)
+    files = ("a.jsonl", "b.jsonl", "c.jsonl")
+    assert packer("pack", *files, *field, *OPTIONS, "--update", "-o", "out").exit_code == 0
+    assert read == ["c.jsonl"]
+    assert "up to date" in update(*files, *field)
+    assert sorted(recover_texts("out")) == sorted(text for seed in range(3) for text in texts(seed))
+
+
+def test_a_new_input_of_another_shape_beside_those_that_are_not_read(result: Path) -> None:
+    answers = [{"prompt": f"What is {n}?", "completion": f" A number, {n}."} for n in range(9)]
+    Path("c.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
+    update("a.jsonl", "b.jsonl", "c.jsonl")
+    manifest = json.loads((result / "manifest.json").read_bytes())
+    assert [one.get("shape") for one in manifest["inputs"]] == ["text", "text", "prompt-completion"]
+    assert "up to date" in update("a.jsonl", "b.jsonl", "c.jsonl")
 
 
 def test_a_new_input_is_packed_beside_the_others(result: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +101,28 @@ def test_a_file_that_was_changed_or_lost_is_told_once(out: Path) -> None:
     assert line.startswith(f"out: {SQUARED_LENGTHS}: its sha256 is ")
     path.unlink()
     assert problems() == [f"out: {SQUARED_LENGTHS}: is missing"]
+
+
+def test_they_are_hashed_once(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the largest of the side files: 8 bytes for each row."""
+    content, hashed = (out / SQUARED_LENGTHS).read_bytes(), list[bytes]()
+    sha256 = hashlib.sha256
+
+    class Noted:
+        def __init__(self, data: Any = b"") -> None:
+            self._sha = sha256()
+            self.update(data)
+
+        def update(self, data: Any) -> None:
+            hashed.append(bytes(data))
+            self._sha.update(data)
+
+        def hexdigest(self) -> str:
+            return self._sha.hexdigest()
+
+    monkeypatch.setattr(hashlib, "sha256", Noted)
+    assert_sound()
+    assert hashed.count(content) == 1
 
 
 def test_a_result_of_an_earlier_packer_has_none(out: Path) -> None:

@@ -1,0 +1,159 @@
+"""What the records of inputs are, from the first one of each file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from packer_cli import storage
+from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.shapes import Shape, find_shape, joined
+from packer_cli.errors import DataError
+from packer_cli.inputs.formats import beginning, holds_documents, reader_for
+from packer_cli.records import InputFile
+
+_BEGINNING = 1 << 16
+_REQUESTS = 16  # at a time, to a store that answers each after a while
+
+
+@dataclass(frozen=True)
+class KnownShapes:
+    """What is known without a look at records, since an earlier run has read them.
+
+    files   by index: of inputs
+    others  by `Shape.name`: of files that are no inputs now, but stay in the result
+    """
+
+    files: Mapping[int, Shape] = field(default_factory=dict)
+    others: Mapping[str, Shape] = field(default_factory=dict)
+
+
+NOTHING_KNOWN = KnownShapes()
+
+
+def detect_shape(
+    files: list[InputFile],
+    config: DocumentConfig,
+    known: KnownShapes = NOTHING_KNOWN,
+    unused: dict[str, list[str]] | None = None,
+) -> tuple[list[InputFile], Shape]:
+    """What the records are, from the first one of each file whose shape is not `known`: the files,
+    which say which of several shapes they have, and their shape. DataError when the shape of a file
+    is unknown, or where files cannot be packed together.
+
+    OUT unused: by path, the fields of supervised records that no field of their shape is.
+    """
+    shapes = shapes_of(files, config, unused, known.files)
+    if not shapes:
+        raise _nothing_in(files, config)
+    found = {shape.described(): shape for shape in shapes.values()}
+    first = next(iter(found))
+    # others' fields may have other names: they are not read
+    if set(known.others) <= {found[first].name} and len(found) == 1:
+        return files, found[first]
+    # files without records go with the first
+    labels = {index: shape.described() for index, shape in shapes.items()}
+    named = [replace(file, shape=labels.get(file.index, first)) for file in files]
+    return named, joined({**known.others, **found})
+
+
+def shapes_of(
+    files: list[InputFile],
+    config: DocumentConfig,
+    unused: dict[str, list[str]] | None = None,
+    known: Mapping[int, Shape] | None = None,
+) -> dict[int, Shape]:
+    """The shape of each file that has a record, by its index. DataError and `unused` as
+    `detect_shape`.
+    """
+    find = partial(
+        _shape_of, config=config, unused={} if unused is None else unused, known=known or {}
+    )
+    left = iter(files)
+    for file in left:
+        if (shape := find(file)) is not None:
+            break
+    else:
+        return {}
+    (_refuse_text_formats if shape.kind == "tokens" else _refuse_token_formats)(files, file)
+    shapes, rest = {file.index: shape}, list(left)
+    if any(storage.is_url(file.path) for file in rest):
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            more = list(pool.map(find, rest))
+    else:
+        more = [find(file) for file in rest]
+    for other, one in zip(rest, more, strict=True):
+        if one is not None:
+            if "tokens" in (one.kind, shape.kind) and one.kind != shape.kind:
+                raise _tokens_and_texts(other, one, file, shape)
+            shapes[other.index] = one
+    return shapes
+
+
+def _shape_of(
+    file: InputFile,
+    config: DocumentConfig,
+    unused: dict[str, list[str]],
+    known: Mapping[int, Shape],
+) -> Shape | None:
+    """Of the first record of a file; None when it has none. OUT unused."""
+    if file.index in known:
+        return known[file.index]
+    reader = reader_for(file.format)
+    fields = reader.fields(file, config)
+    if fields is None:
+        return None
+    shape = find_shape(fields, config.shape, config.renamed, file.path, tokens=reader.holds_tokens)
+    if shape.is_supervised:
+        used = shape.columns.values()
+        unused[file.path] = [name for name in fields if name not in used]
+    if shape.kind == "prompt-completion" and reader.holds_tokens:
+        return replace(shape, of_messages=_pairs_messages(file, shape, config))
+    return shape
+
+
+def _nothing_in(files: list[InputFile], config: DocumentConfig) -> DataError:
+    where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
+    return DataError(
+        f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
+        + (" that can be read" if config.on_error == "skip" else ""),
+        "leave out --on-error skip to see what is wrong with the first record"
+        if config.on_error == "skip"
+        else "check the paths; the files are empty or hold only blank lines",
+    )
+
+
+def _tokens_and_texts(file: InputFile, shape: Shape, other: InputFile, its: Shape) -> DataError:
+    return DataError(
+        f"{file.path}: holds {shape.kind}, {other.path} holds {its.kind}",
+        "pack texts and token ids with two commands",
+    )
+
+
+def _pairs_messages(file: InputFile, shape: Shape, config: DocumentConfig) -> bool:
+    """Whether the prompt or the completion of the first good record is a list of messages."""
+    part = beginning(file, _BEGINNING)
+    for records in reader_for(file.format).read(file, part, shape, config, peek=True):
+        for fields in records.fields or []:
+            return any(isinstance(fields[own], list) for own in shape.required)
+    return False
+
+
+def _refuse_token_formats(files: list[InputFile], texts: InputFile) -> None:
+    for file in files:
+        if holds_documents(file):
+            raise DataError(
+                f"{file.path}: {file.format} files hold token ids, {texts.path} does not",
+                "pack texts and token ids with two commands",
+            )
+
+
+def _refuse_text_formats(files: list[InputFile], tokens: InputFile) -> None:
+    for file in files:
+        if not reader_for(file.format).holds_tokens:
+            raise DataError(
+                f"{file.path}: {file.format} files hold texts, {tokens.path} holds input_ids",
+                "pack texts and token ids with two commands",
+            )
