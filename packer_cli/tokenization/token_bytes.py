@@ -58,73 +58,140 @@ def no_bytes() -> TokenBytes:
     return TokenBytes(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8))
 
 
+class _Model(msgspec.Struct):
+    """The fields that matter here. `merges` take most of the time, and are not decoded."""
+
+    vocab: dict[str, int] | list[Any] | None = None
+    type: str = "BPE"  # old files do not name the type of BPE models, which alone have merges
+    merges: msgspec.Raw = msgspec.Raw()
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+    byte_fallback: bool | None = False
+    ignore_merges: bool | None = False
+    unk_token: str | None = None
+
+
+class _Document(msgspec.Struct):
+    model: _Model
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    added_tokens: list[dict[str, Any]] | None = None
+
+
+_decode = msgspec.json.Decoder(_Document).decode
+
+
 def token_bytes(tokenizer_json: bytes) -> TokenBytes:
     """The pieces of byte-level and SentencePiece-style BPE."""
-    document: dict[str, Any] = msgspec.json.decode(tokenizer_json)
-    model = document["model"]
-    vocabulary = model.get("vocab")
-    # old files do not name the type of BPE models, which alone have merges
-    is_bpe = model.get("type", "BPE") == "BPE" and "merges" in model
-    affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    document = _decode(tokenizer_json)
+    model, vocabulary = document.model, document.model.vocab
+    is_bpe = model.type == "BPE" and len(memoryview(model.merges)) > 0
+    affixes = model.continuing_subword_prefix or model.end_of_word_suffix
     if not isinstance(vocabulary, dict) or not is_bpe or affixes:
         return no_bytes()
-    byte_level = "ByteLevel" in _kinds(document.get("pre_tokenizer"))
+    byte_level = "ByteLevel" in _kinds(document.pre_tokenizer)
     spaces, spacing = _spaces(document, byte_level=byte_level)
     if spaces is None or not (byte_level or _misses_nothing(model)):
         return no_bytes()
-    contents = _byte_level(vocabulary) if byte_level else _utf8(vocabulary, model)
-    for token in document.get("added_tokens") or []:
+    known = _byte_level(vocabulary) if byte_level else _utf8(vocabulary, model)
+    others = dict[int, bytes | None]()
+    added_tokens = document.added_tokens or []
+    own = known.of([token["id"] for token in added_tokens])
+    for token in added_tokens:
         content: bytes | None = token["content"].encode("utf-8", "surrogatepass")
         # the same id for two different texts; white space swallowed; a space put before it
-        either = contents.get(token["id"], content) != content and byte_level
-        fallback = model.get("byte_fallback") and _is_byte(token["content"])
+        either = byte_level and own.get(token["id"], content) != content
+        fallback = model.byte_fallback and _is_byte(token["content"])
         prepended = token.get("normalized") and spacing == _PREPENDED
         if either or fallback or prepended or token.get("lstrip") or token.get("rstrip"):
             content = None
-        contents[token["id"]] = content
-    if (unknown := vocabulary.get(model.get("unk_token"))) is not None:
-        contents[unknown] = None
-    added = {token["id"] for token in document.get("added_tokens") or []}
-    return _as_arrays(contents, added, spaces, spacing)
+        others[token["id"]] = content
+    added = np.array(list(others), np.int64)
+    if model.unk_token in vocabulary:
+        others[vocabulary[model.unk_token]] = None
+    known = known.replaced(others)
+    kinds = np.zeros(known.ids.max(initial=-1) + 1, np.uint8)
+    kinds[known.ids] = np.where(np.isin(known.ids, added), _ADDED, _OF_MODEL)
+    return TokenBytes(*known.by_id(len(kinds)), kinds, spaces, spacing)
 
 
-def _as_arrays(
-    contents: dict[int, bytes | None], added: set[int], spaces: bool, spacing: int
-) -> TokenBytes:
-    count = max(contents, default=-1) + 1
-    kinds, sizes = np.zeros(count, np.uint8), np.zeros(count + 1, np.int64)
-    pieces = []
-    for token, piece in sorted(contents.items()):
-        if piece is not None:
-            kinds[token] = _ADDED if token in added else _OF_MODEL
-            sizes[token + 1] = len(piece)
-            pieces.append(piece)
-    flat = np.frombuffer(b"".join(pieces), np.uint8)
-    return TokenBytes(flat, np.cumsum(sizes), kinds, spaces, spacing)
+@dataclass(frozen=True)
+class _Pieces:
+    """ids int64[n], all different; pieces uint8[B], end to end; sizes int64[n], bytes of each."""
+
+    ids: Int64
+    pieces: UInt8
+    sizes: Int64
+
+    @classmethod
+    def of_bytes(cls, contents: dict[int, bytes]) -> _Pieces:
+        sizes = np.fromiter(map(len, contents.values()), np.int64, count=len(contents))
+        pieces = np.frombuffer(b"".join(contents.values()), np.uint8)
+        return cls(np.array(list(contents), np.int64), pieces, sizes)
+
+    def of(self, tokens: list[int]) -> dict[int, bytes]:
+        """The pieces of some tokens, of those that have one."""
+        places = np.flatnonzero(np.isin(self.ids, tokens))
+        ends = np.cumsum(self.sizes)[places]
+        return {
+            int(self.ids[place]): self.pieces[end - self.sizes[place] : end].tobytes()
+            for place, end in zip(places, ends, strict=True)
+        }
+
+    def replaced(self, others: dict[int, bytes | None]) -> _Pieces:
+        """With other pieces, or None for none, of some tokens."""
+        kept = self._taken(np.flatnonzero(~np.isin(self.ids, np.array(list(others), np.int64))))
+        new = self.of_bytes({token: piece for token, piece in others.items() if piece is not None})
+        return _Pieces(
+            np.concatenate([kept.ids, new.ids]),
+            np.concatenate([kept.pieces, new.pieces]),
+            np.concatenate([kept.sizes, new.sizes]),
+        )
+
+    def by_id(self, count: int) -> tuple[UInt8, Int64]:
+        """(pieces in the order of ids, offsets int64[count + 1]) of the first `count` ids."""
+        offsets = np.zeros(count + 1, np.int64)
+        offsets[self.ids + 1] = self.sizes
+        return self._taken(np.argsort(self.ids)).pieces, np.cumsum(offsets)
+
+    def _taken(self, places: Int64) -> _Pieces:
+        """Those at the given places, in that order."""
+        if len(places) == len(self.ids) and (np.diff(places) > 0).all():
+            return self
+        begins = np.cumsum(self.sizes) - self.sizes
+        sizes = self.sizes[places]
+        shift = np.repeat(begins[places] - (np.cumsum(sizes) - sizes), sizes)
+        return _Pieces(self.ids[places], self.pieces[shift + np.arange(len(shift))], sizes)
 
 
-def _byte_level(vocabulary: dict[str, int]) -> dict[int, bytes | None]:
-    """Id -> the bytes that the characters of the token stand for, where they all do."""
+def _byte_level(vocabulary: dict[str, int]) -> _Pieces:
+    """The bytes that the characters of each token stand for, of those where they all do."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's choice
     hidden = [byte for byte in range(256) if byte not in shown]
-    table = {byte: chr(byte) for byte in shown}
-    table |= {256 + i: chr(byte) for i, byte in enumerate(hidden)}
-    of_bytes = set(map(chr, table))
-    return {
-        token: piece.translate(table).encode("latin-1")
-        for piece, token in vocabulary.items()
-        if of_bytes.issuperset(piece)
-    }
+    none = 256
+    table = np.full(256 + len(hidden) + 1, none, np.uint16)  # the last: all other characters
+    table[shown], table[256 : 256 + len(hidden)] = shown, hidden
+    by_id = dict(zip(vocabulary.values(), vocabulary, strict=True))
+    ids = np.fromiter(by_id, np.int64, count=len(by_id))
+    sizes = np.fromiter(map(len, by_id.values()), np.int64, count=len(by_id))
+    codes = np.frombuffer("".join(by_id.values()).encode("utf-32-le", "surrogatepass"), np.uint32)
+    found = table[np.minimum(codes, len(table) - 1)]
+    flat: UInt8 = found.astype(np.uint8)
+    is_right = np.ones(len(ids), bool)
+    is_right[np.searchsorted(np.cumsum(sizes), np.flatnonzero(found == none), side="right")] = False
+    return _Pieces(ids, flat, sizes)._taken(np.flatnonzero(is_right))
 
 
-def _utf8(vocabulary: dict[str, int], model: dict[str, Any]) -> dict[int, bytes | None]:
-    fallback = bool(model.get("byte_fallback"))
-    return {
-        token: bytes([int(piece[3:5], 16)])
-        if fallback and _is_byte(piece)
-        else piece.encode("utf-8", "surrogatepass")
-        for piece, token in vocabulary.items()
-    }
+def _utf8(vocabulary: dict[str, int], model: _Model) -> _Pieces:
+    fallback = bool(model.byte_fallback)
+    return _Pieces.of_bytes(
+        {
+            token: bytes([int(piece[3:5], 16)])
+            if fallback and _is_byte(piece)
+            else piece.encode("utf-8", "surrogatepass")
+            for piece, token in vocabulary.items()
+        }
+    )
 
 
 def _is_byte(piece: str) -> bool:
@@ -134,18 +201,18 @@ def _is_byte(piece: str) -> bool:
     return all(digit in "0123456789ABCDEF" for digit in piece[3:5])
 
 
-def _misses_nothing(model: dict[str, Any]) -> bool:
+def _misses_nothing(model: _Model) -> bool:
     """Whether every character leaves a token; bytes that can be one of two things do not count."""
-    if model.get("byte_fallback"):
-        return not model.get("ignore_merges")
-    return model.get("unk_token") is not None
+    if model.byte_fallback:
+        return not model.ignore_merges
+    return model.unk_token is not None
 
 
-def _spaces(document: dict[str, Any], *, byte_level: bool) -> tuple[bool | None, int]:
+def _spaces(document: _Document, *, byte_level: bool) -> tuple[bool | None, int]:
     """`spaces` and `spacing`; None where a text changes in other ways, too."""
     unknown = None, _NEVER
     spaces, spacing = False, _NEVER
-    for part in _parts(document.get("normalizer")):
+    for part in _parts(document.normalizer):
         kind = part.get("type")
         if kind == "Prepend" and part.get("prepend") == _SPACE:
             spacing = _PREPENDED
@@ -155,7 +222,7 @@ def _spaces(document: dict[str, Any], *, byte_level: bool) -> tuple[bool | None,
             spaces = True
         elif kind not in _NORMAL_FORMS:
             return unknown
-    parts = _parts(document.get("pre_tokenizer"))
+    parts = _parts(document.pre_tokenizer)
     for part in parts:
         kind = part.get("type")
         if kind == "Metaspace" and len(parts) == 1 and spacing == _NEVER:

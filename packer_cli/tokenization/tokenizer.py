@@ -10,6 +10,7 @@ So neither is ever there twice.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -120,6 +121,7 @@ class Tokenizer:
         self.engine = engine
         self._frame = frame
         self._pieces = cache(pieces)
+        self._making = threading.Lock()  # of the pieces, by one thread alone
         self._reference = reference
         self._ordinary = None if ordinary is None else cache(ordinary)
         self._special_runs = _runs([token.id for token in specials if not token.unknown])
@@ -206,7 +208,9 @@ class Tokenizer:
         ids, offsets = self._encode(texts)
         trained: UInt8 | None = None
         if spans is not None:
-            trained = mark_trained(self._pieces(), texts, ids, offsets, spans, self._reference)
+            with self._making:
+                pieces = self._pieces()
+            trained = mark_trained(pieces, texts, ids, offsets, spans, self._reference)
         return ids, offsets, trained
 
     def _encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
