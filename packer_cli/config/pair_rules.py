@@ -47,6 +47,11 @@ def overlong_of_pairs(config: PackConfig) -> str:
             f"--overlong: {config.overlong} is not for records of preference: {_WHOLE}",
             "choose drop or error, or a larger --max-length",
         )
+    if config.force_split:
+        raise UsageError(
+            f"--force-split: a pair must stay whole: {_WHOLE}",
+            "leave it out, or give a larger --max-length",
+        )
     if config.balance != "none":
         raise UsageError(
             "--balance: attention is not for records of preference: exchanges would part pairs",

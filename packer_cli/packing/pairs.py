@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from packer_cli.packing.fitting import Untrained, padded, trained_between
 from packer_cli.records import Int8, Int32, Int64, Pieces, Stock, TokenBatch
@@ -38,10 +39,10 @@ def pieces_of_pairs(
     return pieces.take(kept), Untrained(documents, np.diff(offsets)[documents])
 
 
-def rooms(lengths: Int64, chosen: Int32, segment_multiple: int) -> Int64:
+def rooms(lengths: Int32 | Int64, chosen: Int32, segment_multiple: int) -> Int64:
     """int64[n], the places that documents take in a row: each side in its own segment."""
     first = padded(chosen.astype(np.int64), segment_multiple)
-    return first + padded(lengths - chosen, segment_multiple)
+    return first + padded(lengths.astype(np.int64) - chosen, segment_multiple)
 
 
 def _chosen(batch: TokenBatch) -> Int32:
@@ -88,6 +89,13 @@ def items_of(stock: Stock, segment_multiple: int) -> Items:
     taken = padded(stock.length.astype(np.int64), segment_multiple)
     room = np.add.reduceat(taken, first).astype(np.int32) if len(first) else np.empty(0, np.int32)
     return Items(np.append(first, len(stock.start)), room)
+
+
+def item_lengths(lengths: Int32 | Int64, begins: npt.NDArray[np.bool_]) -> Int64:
+    """int64[items], the tokens of items, of those of their segments; `begins`: where each begins."""
+    first, lengths = np.flatnonzero(begins), lengths.astype(np.int64)
+    of_items: Int64 = np.add.reduceat(lengths, first) if len(first) else lengths
+    return of_items
 
 
 def spread_out(items: Items, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:

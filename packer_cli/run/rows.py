@@ -20,7 +20,7 @@ from packer_cli.packing.fitting import (
     without_overlong,
     without_untrained,
 )
-from packer_cli.packing.pairs import pieces_of_pairs
+from packer_cli.packing.pairs import item_lengths, pieces_of_pairs
 from packer_cli.packing.window import PlannedRows, SourceWindows, Window, gathered, trained_of
 from packer_cli.records import Int64, Pieces, Stock, Stretch, TokenBatch, WorkUnit
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
@@ -165,6 +165,7 @@ class UnitRows:
         lengths = stock.length[order]
         if self._sums is not None:
             self._sums.add(squared_sums(lengths, row_offsets))
+        whole = lengths if stock.side is None else item_lengths(lengths, stock.start[order] == 0)
         used = np.zeros(len(order) + 1, np.int64)
         np.cumsum(lengths, out=used[1:])
         count, max_length = len(row_offsets) - 1, self._config.max_length
@@ -174,9 +175,7 @@ class UnitRows:
             tokens=int(used[-1]),
             row_fill=fill_histogram(np.diff(used[row_offsets]), max_length),
             segments_per_row=powers_histogram(np.diff(row_offsets)),
-            piece_length=np.bincount(lengths, minlength=max_length + 1).astype(
-                np.int64, copy=False
-            ),
+            piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64, copy=False),
         )
         more.add_trained(stock.file[order], trained_of(stock, order))
         if planned.unbalanced is not None:
