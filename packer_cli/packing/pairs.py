@@ -92,7 +92,7 @@ def items_of(stock: Stock, segment_multiple: int) -> Items:
 
 
 def item_lengths(lengths: Int32 | Int64, begins: npt.NDArray[np.bool_]) -> Int64:
-    """int64[items], the tokens of items, of those of their segments; `begins`: where each begins."""
+    """int64[items], the tokens of items; `begins`: which of their segments begin one."""
     first, lengths = np.flatnonzero(begins), lengths.astype(np.int64)
     of_items: Int64 = np.add.reduceat(lengths, first) if len(first) else lengths
     return of_items
