@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
@@ -140,6 +141,9 @@ class TokenBatch:
     trained   uint8[T], 1 where the token is trained on; None: everywhere
     file      int32[n], index of the input file
     position  int64[n], byte offset in the uncompressed file, or row number for columnar files
+    chosen    int32[n], of records of preference: how many of a document's tokens, which come first,
+              are the chosen or desirable answer with its prompt; the others are the rejected or
+              undesirable one; None: other records
     """
 
     ids: UInt32
@@ -147,6 +151,7 @@ class TokenBatch:
     trained: UInt8 | None
     file: Int32
     position: Int64
+    chosen: Int32 | None = None
     tokens_elsewhere: bool = False  # in the tokenized directory `file`, at the number `position`
 
 
@@ -192,6 +197,8 @@ class Records:
     unshown    what the chat template left out of the records
     empty_turns    turns of the assistant that it left empty
     unread     fields of records that nothing reads, and how many times they are there
+    sides      uint8[n], of records of preference: texts are answers, 1 a chosen or desirable one, 0
+               another; those of a pair follow one another, and have one position
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
     bad        records that could not be read; they are not among the n
@@ -208,6 +215,7 @@ class Records:
     unshown: list[LeftOut] = field(default_factory=list)
     empty_turns: int = 0
     unread: dict[str, int] = field(default_factory=dict)
+    sides: UInt8 | None = None
     specials: int | None = None
     controls: dict[int, list[tuple[int, int]]] | None = None
     conversations: list[Any] | None = None
@@ -277,6 +285,8 @@ class Stock:
     length    int32[p], its tokens
     start     int32[p], index of that token in its document
     file      int32[p], position int64[p]: where the document came from
+    side      int8[p], 1 chosen or desirable, 0 rejected or undesirable; None: not of preference.
+              The two sides of a pair follow one another, and only the second has a start above 0
     """
 
     ids: UInt32 | None
@@ -286,3 +296,4 @@ class Stock:
     start: Int32
     file: Int32
     position: Int64
+    side: Int8 | None = None

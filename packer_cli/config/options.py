@@ -11,7 +11,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
-from packer_cli.config.columns import COLUMNS, DEFAULT_COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS
+from packer_cli.config.columns import (
+    COLUMNS,
+    DEFAULT_COLUMNS,
+    PADDED_BOUNDARIES,
+    PAIR_COLUMNS,
+    REQUIRED_COLUMNS,
+)
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.mixture import Mixture
 from packer_cli.config.option import (
@@ -191,9 +197,10 @@ class PackConfig(DocumentConfig):
     mixture: Mixture | None = None
 
     def __post_init__(self) -> None:
-        if self._padded_boundaries:  # which nobody asks for by name
-            given = tuple(name for name in self.columns if name != PADDED_BOUNDARIES)
-            object.__setattr__(self, "columns", given)
+        # which nobody asks for by name
+        unasked = self._padded_boundaries + (PAIR_COLUMNS if self.has_pairs else ())
+        given = tuple(name for name in self.columns if name not in unasked)
+        object.__setattr__(self, "columns", given)
         super().__post_init__()
         self._check()
         strategy = self.strategy
@@ -216,8 +223,7 @@ class PackConfig(DocumentConfig):
                 "leave it out, or choose another strategy; most trainers shuffle rows themselves",
             )
         normal: dict[str, object] = {
-            "columns": tuple(name for name in COLUMNS if name in self.columns)
-            + self._padded_boundaries,
+            "columns": tuple(name for name in COLUMNS if name in self.columns) + unasked,
         }
         if self.shuffle is None:
             normal["shuffle"] = not keeps_order(strategy)
@@ -249,6 +255,11 @@ class PackConfig(DocumentConfig):
         """A thousand rows, so that the unfilled last one is noise; a view's are small."""
         rows = _ROWS_PER_UNIT * self.max_length
         return max(rows, _VIEW_TOKENS) if self.view else rows
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the records are of preference, as `for_shape` says."""
+        return {*PAIR_COLUMNS} <= {*self.columns}
 
     @property
     def documents_shuffled(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
+from packer_cli.config.pair_rules import overlong_of_pairs, refuse_pairs_among, with_pair_columns
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import UsageError
 
@@ -52,6 +53,7 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
 
     Raises UsageError when the options do not go with the shape, or with any of several.
     """
+    config = with_pair_columns(config, shape)
     if shape.members:
         return _for_members(config, list(shape.members.values()))
     train_on = _choice("--train-on", config.train_on, shape.train_on, shape)
@@ -115,6 +117,7 @@ def trained_on(config: DocumentConfig, shape: Shape) -> str:
 
 
 def _for_members(config: _Config, members: list[Shape]) -> _Config:
+    refuse_pairs_among(members)
     for option, given, allowed in (
         ("--train-on", config.train_on, [m.train_on for m in members]),
         ("--prompt-template", config.prompt_template, [m.prompt_templates for m in members]),
@@ -142,6 +145,8 @@ def _for_members(config: _Config, members: list[Shape]) -> _Config:
 
 def _overlong_of(config: PackConfig, members: list[Shape]) -> str:
     """One policy for all: what must stay whole decides, but for the one that tells them apart."""
+    if members[0].has_pairs:
+        return overlong_of_pairs(config)
     whole = [member for member in members if member.stays_whole] or members
     if config.overlong == _TURNS and any(member.is_chat for member in members):
         return _TURNS
@@ -167,6 +172,8 @@ def _choice(option: str, given: str | None, allowed: tuple[str, ...], shape: Sha
 
 
 def _overlong(config: PackConfig, shape: Shape) -> str:
+    if shape.has_pairs:
+        return overlong_of_pairs(config)
     supervised, both = shape.stays_whole, shape.of_supervised and shape.of_text
     overlong = config.overlong or _SPLIT_TEXT
     if overlong == _SPLIT_TEXT and not both:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from packer_cli.errors import DataError, named, one_of
 
 CHAT = ("messages", "conversations")
+PREFERENCE = "preference"
 MIXED = "mixed"  # the kind of several shapes that have different ones
 ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
 _OF_MESSAGES = " of messages"
@@ -23,6 +24,7 @@ class Shape:
 
     `of_messages`: a prompt and its completion are messages themselves. `of_supervised`: some are
     tokens of records that say what of them is trained on. `of_text`: others are of text.
+    `of_pairs`: they are tokens of records of preference.
     `members`: the shapes of a run's files, by what `described` gives, where there are several; this
     one then stands for all of them.
     """
@@ -32,11 +34,17 @@ class Shape:
     of_messages: bool = False
     of_supervised: bool = False
     of_text: bool = False
+    of_pairs: bool = False
     members: dict[str, Shape] = field(default_factory=dict)
 
     @property
     def is_chat(self) -> bool:
         return self.kind in CHAT
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the records are of preference: answers that are chosen or rejected."""
+        return self.kind == PREFERENCE or self.of_pairs
 
     @property
     def is_supervised(self) -> bool:
@@ -53,6 +61,8 @@ class Shape:
         """What can be trained on, the default first."""
         if self.is_chat:
             return ("assistant", "last-assistant", "all")
+        if self.kind == PREFERENCE:
+            return ("completion",)
         return ("completion", "all") if self.is_supervised else ("all",)
 
     @property
@@ -62,12 +72,15 @@ class Shape:
             return ("chat",)
         if self.kind == "alpaca":
             return ("alpaca", "chat")
-        return ("none", "alpaca", "chat") if self.kind == "prompt-completion" else ("none",)
+        prompts = self.kind in ("prompt-completion", PREFERENCE)
+        return ("none", "alpaca", "chat") if prompts else ("none",)
 
     @property
     def required(self) -> list[str]:
         """The own names of the fields that every record must have."""
-        return [names[0] for names in KINDS[self.kind].required]
+        forms = _FORMS.get(self.kind) or (KINDS[self.kind],)
+        owns = [[names[0] for names in form.required] for form in forms]
+        return next((own for own in owns if self.columns.keys() >= {*own}), owns[0])
 
     @property
     def optional(self) -> list[str]:
@@ -119,10 +132,14 @@ def shape_again(name: str, renamed: dict[str, str]) -> Shape | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """The required fields, each with its possible names in step, and the optional ones."""
+    """The required fields, each with its possible names in step, and the optional ones.
+
+    others  names that an optional field may have, too
+    """
 
     required: tuple[tuple[str, ...], ...]
     optional: tuple[str, ...] = ()
+    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 # In the order in which they are tried: the most specific shape comes first.
@@ -138,7 +155,20 @@ KINDS = {
     ),
     "alpaca": _Kind((("instruction",), ("output", "response")), ("input", "system", ARGUMENTS)),
     "text": _Kind((("text",),)),
+    PREFERENCE: _Kind(
+        (("chosen",), ("rejected",)),
+        ("prompt", "input", "tools", ARGUMENTS),
+        {"prompt": ("question", "query", "instruction")},
+    ),
     "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
+}
+# Records of preference are pairs, or single answers with a label, which only --shape asks for.
+_FORMS = {
+    PREFERENCE: (
+        KINDS[PREFERENCE],
+        _Kind((("messages",), ("label",)), ("tools", ARGUMENTS)),
+        _Kind((*KINDS["prompt-completion"].required, ("label",)), ("tools", ARGUMENTS)),
+    )
 }
 # what other tools call them
 OTHER_NAMES = {
@@ -152,8 +182,10 @@ OTHER_NAMES = {
     "pretrain": "text",
     "input-ids": "tokens",
     "pretokenized": "tokens",
+    "dpo": PREFERENCE,
+    "kto": PREFERENCE,
 }
-FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required}
+FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required} | {"label"}
                 | {name for k in KINDS.values() for name in k.optional})  # fmt: skip
 
 
@@ -175,14 +207,21 @@ def find_shape(
         # an alpaca record's input and output alone look like a prompt and its completion
         if kind == "prompt-completion" and not wanted and "instruction" in fields:
             continue
-        columns = _columns(KINDS[kind], fields, renamed)
-        if columns is not None and set(renamed) <= set(columns):
-            return Shape(kind, columns)
-    expected = ", ".join("+".join(names[0] for names in KINDS[k].required) for k in kinds)
+        for form in _forms_of(kind, wanted):
+            columns = _columns(form, fields, renamed)
+            if columns is not None and set(renamed) <= set(columns):
+                return Shape(kind, columns)
+    forms = [form for kind in kinds for form in _forms_of(kind, wanted)]
+    expected = ", ".join("+".join(names[0] for names in form.required) for form in forms)
     raise DataError(
         f"{where}: the records' fields fit none of: {expected}; fields found: {named(fields)}",
         "name the text with --text-field, or map other fields with --field NAME=COLUMN",
     )
+
+
+def _forms_of(kind: str, wanted: str | None) -> tuple[_Kind, ...]:
+    """The forms that records of a kind may have: some only where --shape is `wanted`."""
+    return _FORMS.get(kind, (KINDS[kind],)) if wanted else (KINDS[kind],)
 
 
 def fits_a_shape(fields: list[str], wanted: str | None, renamed: dict[str, str]) -> bool:
@@ -203,7 +242,10 @@ def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[st
             return None
         columns[own] = column
     # other records may have fields that the first one lacks
-    return columns | {own: renamed.get(own, own) for own in kind.optional}
+    for own in kind.optional:
+        other = next((name for name in kind.others.get(own, ()) if name in fields), own)
+        columns[own] = renamed.get(own) or (own if own in fields else other)
+    return columns
 
 
 def check_fields(renamed: dict[str, str]) -> None:

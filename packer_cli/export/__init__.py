@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from packer_cli.config.columns import PAIR
 from packer_cli.errors import UsageError, one_of
 from packer_cli.export.axolotl import Axolotl, AxolotlInOrder
 from packer_cli.export.columns import Numpy, Parquet
@@ -146,6 +147,8 @@ def _refuse_documents(tokenized: TokenizedDirectory, to: str, kind: type[Writer]
             f"pack them first: packer pack {tokenized.path} --max-length 4096; or export the "
             f"documents: --to {' or '.join(of_documents)}",
         )
+    if tokenized.has_pairs and not kind.keeps_pairs:
+        raise _of_pairs(tokenized.path, to)
     facts = tokenized.facts
     untrained = facts.tokens - facts.documents - facts.trained_tokens
     if untrained > 0 and not kind.keeps_mask:
@@ -155,6 +158,8 @@ def _refuse_documents(tokenized: TokenizedDirectory, to: str, kind: type[Writer]
 def _refuse(packed: PackedDirectory, to: str, kind: type[Writer]) -> None:
     facts = packed.facts
     columns = facts.config.columns
+    if PAIR in columns and not kind.keeps_pairs:
+        raise _of_pairs(packed.path, to)
     for name in kind.needs:
         if name not in columns:
             raise UsageError(
@@ -166,6 +171,16 @@ def _refuse(packed: PackedDirectory, to: str, kind: type[Writer]) -> None:
     keeps_mask = kind.keeps_mask and (kind.takes in ("batches", "shards") or "labels" in columns)
     if untrained > 0 and not keeps_mask:
         raise _unmasked(packed.path, untrained, to)
+
+
+def _of_pairs(path: Path, to: str) -> UsageError:
+    keeping = [name for name, one in FORMATS.items() if one.keeps_pairs]
+    return UsageError(
+        f"{path}: holds records of preference, and --to {to} cannot say which answers are the "
+        "rejected ones: all of them would be trained on",
+        f"train with packer_cli.torch; or choose {' or '.join(keeping)}, which keep the columns "
+        "pair and side",
+    )
 
 
 def _unmasked(path: Path, untrained: int, to: str) -> UsageError:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
+from packer_cli.config.columns import OF_SEGMENTS
 from packer_cli.export.writing import Files, Parts, Writer
 from packer_cli.result.reader import PackedDirectory, ragged_of, rows_of
 from packer_cli.result.shard_writer import column_type
@@ -19,6 +20,7 @@ class Parquet(Writer):
     """Parquet files with the shards' columns and metadata, a record batch a row group."""
 
     takes = "batches"
+    keeps_pairs = True
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
         self._folder = folder
@@ -44,6 +46,7 @@ class Numpy(Files):
     """
 
     takes = "batches"
+    keeps_pairs = True
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
         super().__init__(folder, packed)
@@ -57,7 +60,8 @@ class Numpy(Files):
             if pa.types.is_fixed_size_list(kind):
                 self._start(name, dtype, (rows, packed.max_length))
                 continue
-            self._start(name, dtype, (segments if name == "segments" else segments + rows,))
+            values = segments if name in OF_SEGMENTS else segments + rows
+            self._start(name, dtype, (values,))
             self._start(name + "_offsets", np.dtype(np.int64), (rows + 1,))
             self._write(name + "_offsets", np.zeros(1, np.int64))
             self._filled[name] = 0

@@ -42,6 +42,7 @@ class Packed(Writer):
     """Shards of complete rows, cut as runs cut them, with a manifest of their own."""
 
     takes = "shards"
+    keeps_pairs = True
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
         if not isinstance(packed, View):

@@ -42,11 +42,13 @@ class Writer(ABC):
                 order of the inputs
     needs       columns that the directory must have
     keeps_mask  whether the format can say which tokens are not trained on
+    keeps_pairs  whether it can say which of two answers is the chosen one
     """
 
     takes: ClassVar[str] = "rows"
     needs: ClassVar[tuple[str, ...]] = ()
     keeps_mask: ClassVar[bool] = True
+    keeps_pairs: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, folder: Path, packed: Exported) -> None: ...

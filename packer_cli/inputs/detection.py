@@ -9,7 +9,7 @@ from functools import partial
 
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.shapes import Shape, find_shape, joined
+from packer_cli.config.shapes import PREFERENCE, Shape, find_shape, joined
 from packer_cli.errors import DataError
 from packer_cli.inputs.formats import beginning, holds_documents, reader_for
 from packer_cli.records import InputFile
@@ -109,7 +109,7 @@ def _shape_of(
     if shape.is_supervised:
         used = shape.columns.values()
         unused[file.path] = [name for name in fields if name not in used]
-    if shape.kind == "prompt-completion" and reader.holds_tokens:
+    if shape.kind in ("prompt-completion", PREFERENCE) and reader.holds_tokens:
         return replace(shape, of_messages=_pairs_messages(file, shape, config))
     return shape
 
@@ -133,7 +133,9 @@ def _tokens_and_texts(file: InputFile, shape: Shape, other: InputFile, its: Shap
 
 
 def _pairs_messages(file: InputFile, shape: Shape, config: DocumentConfig) -> bool:
-    """Whether the prompt or the completion of the first good record is a list of messages."""
+    """Whether the prompt or an answer of the first good record is a list of messages."""
+    if "messages" in shape.columns:
+        return True
     part = beginning(file, _BEGINNING)
     for records in reader_for(file.format).read(file, part, shape, config, peek=True):
         for fields in records.fields or []:

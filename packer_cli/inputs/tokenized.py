@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.pair_rules import refuse_pairs_among
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import (
@@ -220,7 +221,18 @@ class TokenizedInputs:
         np.cumsum(lengths, out=offsets[1:])
         trained = self.tokens.gather_trained(file, number, np.zeros_like(lengths), lengths)
         nothing = np.empty(0, np.uint32)
-        return TokenBatch(nothing, offsets, trained, file, number, tokens_elsewhere=True)
+        chosen = self._chosen(file, number)
+        return TokenBatch(nothing, offsets, trained, file, number, chosen, tokens_elsewhere=True)
+
+    def _chosen(self, file: Int32, number: Int64) -> Int32 | None:
+        """As in `TokenBatch`."""
+        if not self._directories[0].has_pairs:
+            return None
+        chosen = np.empty(len(number), np.int32)
+        for one in np.unique(file).tolist():
+            its = file == one
+            chosen[its] = self.directory(one).chosen[number[its]]
+        return chosen
 
 
 class _Tokens(Tokens):
@@ -310,11 +322,13 @@ def shape_of(files: Sequence[InputFile]) -> Shape:
     """What the records of tokenized directories are."""
     shapes = [shape_of_result(opened(file).facts) for file in files]
     kinds = [one for shape in shapes for one in shape.members.values() or [shape]]
+    refuse_pairs_among(kinds)
     return Shape(
         "tokens",
         {"input_ids": "input_ids"},
         of_supervised=any(one.is_supervised for one in kinds),
         of_text=not all(one.is_supervised for one in kinds),
+        of_pairs=kinds[0].has_pairs,
     )
 
 

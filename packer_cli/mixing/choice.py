@@ -22,6 +22,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.inputs.tokenized import Pool
 from packer_cli.mixing.shares import amounts_of, refuse_missed
+from packer_cli.packing.pairs import rooms
 from packer_cli.records import Int32, Int64, UInt64
 from packer_cli.result.content_order import among, repeated
 from packer_cli.result.tokenized import TokenizedDirectory
@@ -205,6 +206,8 @@ def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:
     if config.overlong in ("truncate", "truncate-turns") and counted is lengths:
         counted = np.minimum(lengths, config.max_length)
     overlong = lengths > config.max_length
+    if directory.has_pairs:
+        overlong = rooms(lengths, directory.chosen, config.segment_multiple) > config.max_length
     if config.overlong == "split-text":
         overlong &= trained < lengths - 1
     if config.overlong in ("drop", "split-text"):

@@ -20,9 +20,10 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.strategies import keeps_order
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import padded, trained_between
+from packer_cli.packing.pairs import items_of, sides_of, spread_out
 from packer_cli.packing.planning import balanced, plan_rows, shuffled
 from packer_cli.packing.source_order import evened_out, rows_taken, sources_of
-from packer_cli.records import Int64, Pieces, Stock, TokenBatch, UInt8, UInt32
+from packer_cli.records import Int8, Int64, Pieces, Stock, TokenBatch, UInt8, UInt32
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
 # rows are carried: where documents do not fit together, waiting does not help.
@@ -71,6 +72,7 @@ class Window:
             pieces.start,
             batch.file[document],
             batch.position[document],
+            sides_of(batch, pieces),
         )
         if 2 * tokens < batch.offsets[-1]:  # or what was cut off would stay as long as the window
             stock = gathered(stock, np.arange(len(pieces)))
@@ -82,10 +84,7 @@ class Window:
         config, stock = self._config, _joined(self._parts)
         self._parts, self.tokens = [], 0  # the parts' tokens are freed before any are copied
         seed = self._seed()
-        order, row_offsets = plan_rows(
-            stock.length, config.max_length, config.strategy, seed, bool(config.shuffle),
-            max_segments=config.max_segments_per_row, segment_multiple=config.segment_multiple,
-        )  # fmt: skip
+        order, row_offsets = self._planned(stock, seed)
         self._plans += 1
         if not last:
             order, row_offsets = self._keep_back(stock, order, row_offsets)
@@ -103,6 +102,19 @@ class Window:
             source = sources_of(config.mixture, stock.file)
             order, row_offsets = evened_out(stock.length, source, order, row_offsets, seed)
         return PlannedRows(stock, order, row_offsets, unbalanced)
+
+    def _planned(self, stock: Stock, seed: int) -> tuple[Int64, Int64]:
+        """(order, row_offsets) of all pieces."""
+        config, most = self._config, self._config.max_segments_per_row
+        items = None if stock.side is None else items_of(stock, config.segment_multiple)
+        if items is not None and most:
+            most //= items.most_pieces
+        order, row_offsets = plan_rows(
+            stock.length if items is None else items.room, config.max_length, config.strategy,
+            seed, bool(config.shuffle), max_segments=most,
+            segment_multiple=config.segment_multiple,
+        )  # fmt: skip
+        return (order, row_offsets) if items is None else spread_out(items, order, row_offsets)
 
     def _keep_back(self, stock: Stock, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
         """Carry the badly filled rows; (order, row_offsets) of the others."""
@@ -197,6 +209,7 @@ def gathered(stock: Stock, pieces: Int64, ids: UInt32 | None = None) -> Stock:
         stock.start[pieces],
         stock.file[pieces],
         stock.position[pieces],
+        None if stock.side is None else stock.side[pieces],
     )
 
 
@@ -231,7 +244,13 @@ def _joined(parts: list[Stock]) -> Stock:
         np.concatenate([part.start for part in parts]),
         np.concatenate([part.file for part in parts]),
         np.concatenate([part.position for part in parts]),
+        _sides(parts),
     )
+
+
+def _sides(parts: list[Stock]) -> Int8 | None:
+    sides = [part.side for part in parts if part.side is not None]
+    return np.concatenate(sides) if sides else None
 
 
 def _held(stock: Stock) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from packer_cli.config.columns import OF_SEGMENTS
 from packer_cli.records import Int64
 
 _ALIGNMENT = 8  # every buffer of a record batch begins at a multiple of these bytes
@@ -22,11 +23,12 @@ class ShardSizes:
     end = 8
 
     def __init__(self, schema: Any) -> None:
-        self._fields = [field.type for field in schema]
+        self._fields = [(field.name, field.type) for field in schema]
         self.around = schema.serialize().size + self.end
         example = _row_of_one_token(schema)
         one = np.ones(1, np.int64)
-        buffers = int(_buffers([field.type for field in example.schema], one, one)[0])
+        fields = [(field.name, field.type) for field in example.schema]
+        buffers = int(_buffers(fields, one, one)[0])
         # what describes a batch has the same size in all batches
         self._described = int(pa.ipc.get_record_batch_size(example)) - buffers
 
@@ -35,24 +37,25 @@ class ShardSizes:
         return _buffers(self._fields, rows, segments) + self._described
 
 
-def _buffers(kinds: list[Any], rows: Int64, segments: Int64) -> Int64:
+def _buffers(fields: list[tuple[str, Any]], rows: Int64, segments: Int64) -> Int64:
     """int64[n]: bytes of all columns' buffers."""
     total = np.zeros(len(rows), np.int64)
-    for kind in kinds:
-        for size in _sizes(kind, rows, segments):
+    for name, kind in fields:
+        boundaries = 0 if name in OF_SEGMENTS else rows  # one more in each row
+        for size in _sizes(kind, rows, segments + boundaries):
             total += size
     return total
 
 
-def _sizes(kind: Any, rows: Int64, segments: Int64) -> list[Int64]:
-    """Of the buffers of a column."""
+def _sizes(kind: Any, rows: Int64, values: Int64) -> list[Int64]:
+    """Of the buffers of a column, whose lists have so many `values`."""
     if pa.types.is_fixed_size_list(kind):
         return [_aligned(rows * kind.list_size, kind.value_type)]
     offsets = _aligned(rows + 1, pa.int32())
     if pa.types.is_struct(kind.value_type):
         parts = (kind.value_type.field(i).type for i in range(kind.value_type.num_fields))
-        return [offsets, *(_aligned(segments, part) for part in parts)]
-    return [offsets, _aligned(segments + rows, kind.value_type)]  # boundaries
+        return [offsets, *(_aligned(values, part) for part in parts)]
+    return [offsets, _aligned(values, kind.value_type)]
 
 
 def _aligned(values: Int64, kind: Any) -> Int64:
@@ -70,5 +73,5 @@ def _row_of_one_token(schema: Any) -> Any:
         elif pa.types.is_struct(kind.value_type):
             arrays.append(pa.array([[{"file": 0, "position": 0, "start": 0}]], kind))
         else:
-            arrays.append(pa.array([[0, 1]], kind))
+            arrays.append(pa.array([[0] if field.name in OF_SEGMENTS else [0, 1]], kind))
     return pa.record_batch(arrays, names=schema.names)

@@ -8,12 +8,22 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.records import Int64, UInt64
+from packer_cli._kernels import documents as kernels
+from packer_cli.records import Int32, Int64, UInt32, UInt64
 
 Bool = npt.NDArray[np.bool_]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 _LOW = np.int64((1 << 32) - 1)
+
+
+def content_hashes(ids: UInt32, offsets: Int64, chosen: Int32 | None = None) -> UInt64:
+    """uint64[n, 2] of documents of such tokens; of pairs, which side is which counts, too."""
+    hashes = np.empty((len(offsets) - 1, 2), np.uint64)
+    kernels.hash_documents(ids, offsets, hashes)
+    if chosen is not None:
+        hashes[:, 0] += (chosen.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    return hashes
 
 
 def spread_order(keys: UInt64) -> Int64:

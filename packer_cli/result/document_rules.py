@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError
 from packer_cli.records import Int64
+from packer_cli.result.content_order import content_hashes
 from packer_cli.result.counts import Counts, powers_histogram
 from packer_cli.result.manifest import DocumentHistograms, TokenizedManifest
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory
@@ -68,6 +68,12 @@ def broken_documents(batch: Any, highest: int | None, inputs: int) -> Iterator[t
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty):
         yield int(empty[0]), "has no tokens"
+    if "chosen" in batch.schema.names:
+        chosen = batch.column("chosen").to_numpy()
+        beyond = np.flatnonzero((chosen < 0) | (chosen > np.diff(offsets)))
+        if len(beyond):
+            at = int(beyond[0])
+            yield at, f"its chosen side has {chosen[at]} of {np.diff(offsets)[at]} tokens"
     if "trained" in batch.schema.names:
         yield from _broken_stretches(batch, np.diff(offsets))
 
@@ -129,13 +135,16 @@ def trained_tokens(batch: Any) -> Int64:
 def other_index(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
     """(document, text) where a batch and its part of the index differ, one of each kind."""
     ids, offsets = lists_of(batch, "input_ids")
-    hashes = np.empty((len(batch), 2), np.uint64)
-    kernels.hash_documents(ids.view(np.uint32), offsets, hashes)
+    has_chosen = "chosen" in batch.schema.names
+    chosen = batch.column("chosen").to_numpy() if has_chosen else None
+    hashes = content_hashes(ids.view(np.uint32), offsets, chosen)
     stored = b"".join(index.column("content_hash").to_pylist())
-    pairs = (
+    pairs = [
         ("length", np.diff(offsets), index.column("length").to_numpy()),
         ("trained_tokens", trained_tokens(batch), index.column("trained_tokens").to_numpy()),
-    )
+    ]
+    if chosen is not None:
+        pairs.append(("chosen", chosen, index.column("chosen").to_numpy()))
     for name, own, listed in pairs:
         if len(own) != len(listed):
             yield 0, f"its index has {len(listed)} of {len(own)} documents"

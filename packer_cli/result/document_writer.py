@@ -3,6 +3,8 @@
     documents-00000-000.arrow   input_ids, trained, file, position
     index-00000-000.arrow       length, trained_tokens, content_hash of the same documents
 
+For records of preference both have `chosen`, too, see `TokenBatch`.
+
 The index alone is read to plan, to choose and to split. Both are written in the run's work folder,
 and moved to the output once all shards are whole.
 """
@@ -20,6 +22,7 @@ import pyarrow as pa
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import from_os_error
 from packer_cli.records import Int32, TokenBatch, UInt8, UInt32
+from packer_cli.result.content_order import content_hashes
 from packer_cli.result.layout import DOCUMENTS, INDEX, PART, unnamed_shard
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shards import FORMAT_VERSION, Shard
@@ -28,6 +31,7 @@ _BATCH_TOKENS = 1 << 20  # a record batch of about 4 MB
 _ROOM_TOKENS = 2 * _BATCH_TOKENS  # of most flushes: one batch more than waits
 _MOST_TOKENS = (1 << 31) - 1  # that the offsets of a record batch count
 HASH_BYTES = 16
+_CHOSEN = pa.field("chosen", pa.int32(), nullable=False)
 INDEX_SCHEMA = pa.schema(
     [
         pa.field("length", pa.int32(), nullable=False),
@@ -37,11 +41,16 @@ INDEX_SCHEMA = pa.schema(
 )
 
 
-def documents_schema(tokenizer_sha256: str, *, has_trained: bool) -> Any:
+def index_schema(*, has_chosen: bool) -> Any:
+    """The Arrow schema of the indexes of documents."""
+    return INDEX_SCHEMA.append(_CHOSEN) if has_chosen else INDEX_SCHEMA
+
+
+def documents_schema(tokenizer_sha256: str, *, has_trained: bool, has_chosen: bool = False) -> Any:
     """The Arrow schema of document shards, with what a reader must know as metadata.
 
     `trained` lists [start, stop, ...] of the tokens trained on; null: all of them. Without that
-    column all tokens of all documents are trained on.
+    column all tokens of all documents are trained on. `chosen` is there for pairs of answers.
     """
     ids = pa.list_(pa.field("item", pa.int32(), nullable=False))
     fields = [
@@ -49,6 +58,7 @@ def documents_schema(tokenizer_sha256: str, *, has_trained: bool) -> Any:
         *([pa.field("trained", ids)] if has_trained else []),
         pa.field("file", pa.int32(), nullable=False),
         pa.field("position", pa.int64(), nullable=False),
+        *([_CHOSEN] if has_chosen else []),
     ]
     metadata = {
         "format_version": FORMAT_VERSION,
@@ -75,6 +85,7 @@ class DocumentWriter:
     def __init__(self, folder: Path, unit: int, shard_bytes: int, schema: Any) -> None:
         self._folder, self._unit, self._shard_bytes = folder, unit, shard_bytes
         self._schema = schema
+        self._index_schema = index_schema(has_chosen="chosen" in schema.names)
         self._waiting: list[TokenBatch] = []
         self._tokens = 0
         # for ids of batches put together, again and again: fresh memory costs more than the copy
@@ -106,13 +117,14 @@ class DocumentWriter:
     def _write_batch(self, batch: TokenBatch) -> None:
         lengths = np.diff(batch.offsets)
         count = len(lengths)
-        hashes = np.empty((count, 2), np.uint64)
-        kernels.hash_documents(batch.ids, batch.offsets, hashes)
+        hashes = content_hashes(batch.ids, batch.offsets, batch.chosen)
+        chosen = [] if batch.chosen is None else [pa.array(batch.chosen)]
         trained_tokens, trained = (lengths - 1).astype(np.int32), None
         if "trained" in self._schema.names:
             trained, trained_tokens = self._trained(batch, trained_tokens)
         lists = _lists(batch.offsets.astype(np.int32), batch.ids.view(np.int32))
-        columns = [lists, *([trained] if trained is not None else []), batch.file, batch.position]
+        columns = [lists, *([trained] if trained is not None else []), batch.file, batch.position,
+                   *chosen]  # fmt: skip
         arrays = [pa.array(one) if isinstance(one, np.ndarray) else one for one in columns]
         record_batch = pa.RecordBatch.from_arrays(
             [array.cast(field.type) if not isinstance(array, pa.ListArray) else array
@@ -133,8 +145,9 @@ class DocumentWriter:
                     pa.array(lengths.astype(np.int32)),
                     pa.array(trained_tokens),
                     pa.Array.from_buffers(pa.binary(HASH_BYTES), count, [None, hash_buffer]),
+                    *chosen,
                 ],
-                schema=INDEX_SCHEMA,
+                schema=self._index_schema,
             )
         )
         shard = self._shards[-1]
@@ -176,7 +189,7 @@ class DocumentWriter:
         self._index = []
         with (
             pa.OSFile(str(self._folder / name), "wb") as sink,
-            pa.ipc.new_stream(sink, INDEX_SCHEMA) as stream,
+            pa.ipc.new_stream(sink, self._index_schema) as stream,
         ):
             stream.write_table(table)
 
@@ -226,7 +239,13 @@ def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:
         trained,
         np.concatenate([batch.file for batch in batches])[kept],
         np.concatenate([batch.position for batch in batches])[kept],
+        _chosen(batches, kept),
     )
+
+
+def _chosen(batches: list[TokenBatch], kept: Any) -> Int32 | None:
+    chosen = [batch.chosen for batch in batches if batch.chosen is not None]
+    return np.concatenate(chosen)[kept] if chosen else None
 
 
 def _lists(offsets: Int32, values: Int32) -> Any:

@@ -6,10 +6,12 @@ the input, the document's position in it, the segment's first token in the docum
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from packer_cli.config.columns import PAIR, SIDE
 from packer_cli.records import Int64
 from packer_cli.result.reader import segments_of
 
@@ -24,9 +26,41 @@ def sources_of(batch: Any) -> Int64:
     return np.stack([part.to_numpy().astype(np.int64) for part in struct.flatten()])
 
 
+def sides_in(batch: Any) -> list[Side]:
+    """What each segment of a batch's rows is in its pair; [] for other records."""
+    if PAIR not in batch.schema.names:
+        return []
+    pairs, sides = (batch.column(name).flatten().to_pylist() for name in (PAIR, SIDE))
+    together = [a == b for a, b in pairwise(pairs)]
+    edges = zip([False, *together], [*together, False], strict=True)
+    paired = [before or after for before, after in edges]
+    return [Side(*one) for one in zip(pairs, sides, paired, strict=True)]
+
+
 def segments_in(batch: Any) -> Int64:
     """int64[4, segments] (file, position, start, length) of a batch's rows."""
     return np.concatenate([sources_of(batch), segments_of(batch)[1][None]])
+
+
+class Side(NamedTuple):
+    """A segment's place in its pair.
+
+    pair    the number of the pair within the row
+    side    1 chosen or desirable, 0 rejected or undesirable
+    paired  whether the pair has another segment; otherwise it is an answer with a label
+    """
+
+    pair: int
+    side: int
+    paired: bool
+
+    def __str__(self) -> str:
+        return side_name(self.side, paired=self.paired)
+
+
+def side_name(side: int, *, paired: bool) -> str:
+    """For people: "chosen"."""
+    return (("undesirable", "desirable"), ("rejected", "chosen"))[paired][side]
 
 
 class Documents(NamedTuple):

@@ -8,6 +8,7 @@ from itertools import pairwise, zip_longest
 
 import msgspec
 
+from packer_cli.config.columns import PAIR
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import MIXED, Shape, joined, shape_named
@@ -41,11 +42,13 @@ def shape_of(manifest: Result) -> Shape:
         return joined({name: shape_named(name) for name in names})
     # only the inputs show whether the prompts are messages, and tokens those of both kinds
     both = config["shape"] == "tokens" and config.get("overlong") == "split-text"
+    of_pairs = config["shape"] == "tokens" and PAIR in config.get("columns", ())
     return Shape(
         config["shape"],
         of_messages=config.get("prompt_template") == "chat",
-        of_supervised=both,
+        of_supervised=both or of_pairs,
         of_text=both,
+        of_pairs=of_pairs,
     )
 
 

@@ -22,7 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES, REQUIRED_COLUMNS, VIEW_COLUMNS
+from packer_cli.config.columns import (
+    COLUMNS,
+    PADDED_BOUNDARIES,
+    PAIR_COLUMNS,
+    REQUIRED_COLUMNS,
+    view_columns,
+)
 from packer_cli.errors import DataError
 from packer_cli.records import Int64
 from packer_cli.result.layout import MANIFEST
@@ -190,15 +196,16 @@ class PackedDirectory:
     def _check_schema(self, schema: Any) -> None:
         metadata_of(schema)
         if self.facts.config.view:
-            kinds = [column_type(name, self.max_length) for name in VIEW_COLUMNS]
-            if (schema.names, schema.types) != ([*VIEW_COLUMNS], kinds):
+            names = view_columns(self.facts.config.columns)
+            kinds = [column_type(name, self.max_length) for name in names]
+            if (schema.names, schema.types) != (names, kinds):
                 raise pa.ArrowInvalid(
                     f"the columns are {', '.join(schema.names)}, not those of a view, "
-                    f"{' and '.join(VIEW_COLUMNS)}"
+                    f"{' and '.join(names)}"
                 )
             return
         for field in schema:
-            if field.name not in (*COLUMNS, PADDED_BOUNDARIES):
+            if field.name not in (*COLUMNS, PADDED_BOUNDARIES, *PAIR_COLUMNS):
                 raise pa.ArrowInvalid(f"an unknown column {field.name!r}")
             expected = column_type(field.name, self.max_length)
             if field.type != expected:

@@ -10,9 +10,11 @@ import numpy as np
 from msgspec import UNSET
 from msgspec.structs import asdict
 
+from packer_cli.config.columns import PAIR
 from packer_cli.errors import DataError
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.lower_bound import lower_bound_rows
+from packer_cli.packing.pairs import item_lengths
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result import document_rules
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
@@ -117,6 +119,11 @@ def count_rows(batch: Any, max_length: int) -> Counts:
     """The counts of a sound batch of rows."""
     _, length, offsets = segments_of(batch)
     used = np.add.reduceat(length, offsets[:-1])
+    whole = length
+    if PAIR in batch.schema.names:
+        begins = np.diff(batch.column(PAIR).flatten().to_numpy(), prepend=-1) != 0
+        begins[offsets[:-1]] = True
+        whole = item_lengths(length, begins)
     counts = Counts(
         rows=batch.num_rows,
         segments=len(length),
@@ -124,7 +131,7 @@ def count_rows(batch: Any, max_length: int) -> Counts:
         row_fill=fill_histogram(used, max_length),
         segments_per_row=powers_histogram(np.diff(offsets)),
         attention_after=AttentionCost.of(length, offsets),
-        piece_length=np.bincount(length, minlength=max_length + 1).astype(np.int64),
+        piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64),
     )
     if "labels" in batch.schema.names:
         labels = rows_of(batch.column("labels"))

@@ -10,6 +10,7 @@ input_ids       >= 0; pad_token_id in padding
 labels          the token or -100; -100 on padding and on each segment's first token; with
                 label_shift "pre" all one place earlier
 position_ids    restart at 0 in every segment, go on in its padding, restart in the row's
+pair, side      see `pair_rules.py`
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from packer_cli.packing.fitting import padded
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.documents import sources_of
 from packer_cli.result.manifest import Manifest
+from packer_cli.result.pair_rules import broken_pairs
 from packer_cli.result.reader import ragged_of, rows_of, segments_of
 
 _Flags = npt.NDArray[np.bool_]
@@ -75,6 +77,7 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
         *(_labels(batch, places, limits) if "labels" in names else ()),
         *(_position_ids(batch, places) if "position_ids" in names else ()),
         *(_segments(batch) if "segments" in names else ()),
+        *_pairs(batch),
     ]
 
 
@@ -84,6 +87,7 @@ def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
         broken_cu_seqlens(batch, limits)
         or _cu_seqlens_padded(batch, limits)
         or (_segments(batch) if "segments" in batch.schema.names else [])
+        or _pairs(batch)
     )
 
 
@@ -198,6 +202,10 @@ def _segments(batch: Any) -> list[Broken]:
         np.diff(batch.column(name).offsets.to_numpy()) for name in ("segments", "cu_seqlens")
     )
     return _broken("segments does not match cu_seqlens", counts == boundaries - 1, counts)
+
+
+def _pairs(batch: Any) -> list[Broken]:
+    return [one for rule, holds in broken_pairs(batch) for one in _broken(rule, holds)]
 
 
 class _Places(NamedTuple):

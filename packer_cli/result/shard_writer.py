@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli._kernels import filling
-from packer_cli.config.columns import PADDED_BOUNDARIES
+from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import from_os_error
+from packer_cli.packing.pairs import numbered
 from packer_cli.records import Int32, Int64, Stock
 from packer_cli.result.layout import PART, ROWS, unnamed_shard
 from packer_cli.result.manifest import Config
@@ -38,6 +39,8 @@ def column_type(name: str, max_length: int) -> Any:
         return pa.list_(item, max_length)
     if name in ("cu_seqlens", PADDED_BOUNDARIES):
         return pa.list_(pa.field("item", pa.int32(), nullable=False))
+    if name in (PAIR, SIDE):
+        return pa.list_(pa.field("item", pa.int32() if name == PAIR else pa.int8(), nullable=False))
     parts = [("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())]
     struct = pa.struct([pa.field(part, kind, nullable=False) for part, kind in parts])
     return pa.list_(pa.field("item", struct, nullable=False))
@@ -122,7 +125,7 @@ class ShardWriter:
             if name in out
             else ragged(self._schema.field(name).type, boundary_offsets, [edges_of[name]])
             if name in edges_of
-            else self._segments(stock, order, edges)
+            else segments_column(self._schema, name, stock, order, edges)
             for name in self._config.columns
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -138,12 +141,6 @@ class ShardWriter:
         shard.segments += segments
         shard.tokens += int(boundaries[boundary_offsets[1:] - 1].sum())
         shard.trained_tokens += trained_tokens
-
-    def _segments(self, stock: Stock, order: Int64, edges: Int64) -> Any:
-        pieces = order[edges[0] : edges[-1]]
-        parts = [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
-        offsets = (edges - edges[0]).astype(np.int32)
-        return ragged(self._schema.field("segments").type, offsets, parts)
 
     def _start_part(self) -> None:
         name = unnamed_shard(ROWS, self._unit, len(self.shards)) + PART
@@ -170,6 +167,19 @@ class ShardWriter:
         if self._sink is not None:
             with suppress(OSError):  # the failure itself is the one to report
                 self._sink.close()
+
+
+def segments_column(schema: Any, name: str, stock: Stock, order: Int64, edges: Int64) -> Any:
+    """A column with a value for each segment: where it is from, or its side of a pair."""
+    pieces = order[edges[0] : edges[-1]]
+    if name == PAIR:
+        parts: list[Any] = [numbered(stock.start[pieces], edges)]
+    elif name == SIDE:
+        parts = [np.empty(0, np.int8) if stock.side is None else stock.side[pieces]]
+    else:
+        parts = [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
+    offsets = (edges - edges[0]).astype(np.int32)
+    return ragged(schema.field(name).type, offsets, parts)
 
 
 def fixed(kind: Any, rows: Any) -> Any:

@@ -21,10 +21,11 @@ import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli._kernels import documents as kernels
+from packer_cli.config.shapes import PREFERENCE
 from packer_cli.errors import DataError, InternalError
 from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64
 from packer_cli.result.content_order import spread_order
-from packer_cli.result.document_writer import INDEX_SCHEMA, documents_schema
+from packer_cli.result.document_writer import documents_schema, index_schema
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, kind_of
 from packer_cli.result.manifest import TokenizedManifest
 from packer_cli.result.manifest_check import wrong_pairs
@@ -76,6 +77,20 @@ class TokenizedDirectory:
         return trained
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether documents are records of preference."""
+        return self.facts.config.shape == PREFERENCE
+
+    @cached_property
+    def chosen(self) -> Int32:
+        """int32[n] of pairs: as in `TokenBatch`. DataError for more than a document's tokens."""
+        parts = [_values(index.column("chosen"), np.int32) for index in self._index()]
+        chosen: Int32 = np.concatenate(parts)
+        if ((chosen < 0) | (chosen > self.lengths)).any():
+            raise DataError(f"{self.path}: an index holds a chosen side beyond its document", AGAIN)
+        return chosen
+
+    @property
     def content_hashes(self) -> UInt64:
         """uint64[n, 2], the same for documents with the same tokens, in any directory."""
         parts = [_values(index.column("content_hash"), np.uint64, 2) for index in self._index()]
@@ -102,7 +117,7 @@ class TokenizedDirectory:
     def index_batches(self, number: int) -> list[Any]:
         """The record batches of the index of shard `number`, mapped. Raises DataError."""
         shard = self.indexes[number]
-        batches = list(self._mapped(shard, INDEX_SCHEMA))
+        batches = list(self._mapped(shard, index_schema(has_chosen=self.has_pairs)))
         if sum(batch.num_rows for batch in batches) != shard.rows:
             raise DataError(
                 f"{self.path / shard.file}: holds {sum(map(len, batches))} documents, the "
@@ -126,8 +141,10 @@ class TokenizedDirectory:
         OUT maps: that of the file.
         """
         sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
-        has_trained = self.facts.config.shape != "text"
-        for batch in self._mapped(shard, documents_schema(sha256, has_trained=has_trained), maps):
+        schema = documents_schema(
+            sha256, has_trained=self.facts.config.shape != "text", has_chosen=self.has_pairs
+        )
+        for batch in self._mapped(shard, schema, maps):
             _check_lists(self.path / shard.file, batch)
             yield batch
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli import storage
-from packer_cli.config.columns import PADDED_BOUNDARIES
+from packer_cli.config.columns import OF_SEGMENTS, PADDED_BOUNDARIES
 from packer_cli.errors import DataError
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.documents import segments_in
@@ -109,7 +109,7 @@ class View(PackedDirectory):
             values, trained = rows.fill(numbers, kinds.names)
             columns = [
                 some.column(name)
-                if name == "segments"
+                if name in OF_SEGMENTS
                 else ragged(kinds.field(name).type, values[name][1].astype(np.int32),
                             [values[name][0]])
                 if name in ("cu_seqlens", PADDED_BOUNDARIES)

@@ -1,6 +1,7 @@
 """Writing the rows of a view: where each segment is, and no token.
 
-A view's shards have two of a packed directory's columns, `cu_seqlens` and `segments`; a segment's
+A view's shards have two of a packed directory's columns, `cu_seqlens` and `segments`, and for
+records of preference `pair` and `side`; a segment's
 file and position are a tokenized directory and a document's number in it. All else that a row
 holds follows from these: see `view`.
 """
@@ -13,13 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packer_cli.config.columns import VIEW_COLUMNS
+from packer_cli.config.columns import view_columns
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import from_os_error
 from packer_cli.packing.window import trained_in
 from packer_cli.records import Int64, Stock
 from packer_cli.result.layout import PART, ROWS, unnamed_shard
-from packer_cli.result.shard_writer import column_type, ragged, schema
+from packer_cli.result.shard_writer import column_type, ragged, schema, segments_column
 from packer_cli.result.shards import Shard
 
 ROWS_PER_BATCH = 1 << 16
@@ -30,7 +31,7 @@ def view_schema(config: PackConfig, tokenizer_sha256: str) -> Any:
     metadata = schema(config, 0, tokenizer_sha256).metadata
     return pa.schema(
         [pa.field(name, column_type(name, config.max_length), nullable=False)
-         for name in VIEW_COLUMNS],
+         for name in view_columns(config.columns)],
         metadata=metadata,
     )  # fmt: skip
 
@@ -64,18 +65,10 @@ class ViewWriter:
         at = np.arange(len(pieces)) + np.repeat(np.arange(1, rows + 1), sizes)
         boundaries[at] = sums - np.repeat(before, sizes)
         offsets = (edges - edges[0] + np.arange(rows + 1)).astype(np.int32)
-        parts = [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
-        batch = pa.RecordBatch.from_arrays(
-            [
-                ragged(self._schema.field("cu_seqlens").type, offsets, [boundaries]),
-                ragged(
-                    self._schema.field("segments").type,
-                    (edges - edges[0]).astype(np.int32),
-                    parts,
-                ),
-            ],
-            schema=self._schema,
-        )
+        cu_seqlens = ragged(self._schema.field("cu_seqlens").type, offsets, [boundaries])
+        others = [segments_column(self._schema, name, stock, order, edges)
+                  for name in self._schema.names[1:]]  # fmt: skip
+        batch = pa.RecordBatch.from_arrays([cu_seqlens, *others], schema=self._schema)
         try:
             if self._sink is None:
                 self._sink = pa.OSFile(str(self._path), "wb")

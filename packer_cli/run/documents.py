@@ -53,5 +53,7 @@ def tokenize_unit(unit: WorkUnit, job: Job, writer: Sink | None = None) -> UnitR
 
 
 def _writer(unit: WorkUnit, job: Job) -> DocumentWriter:
-    schema = documents_schema(job.tokenizer_sha256, has_trained=job.shape.kind != "text")
+    schema = documents_schema(
+        job.tokenizer_sha256, has_trained=job.shape.kind != "text", has_chosen=job.shape.has_pairs
+    )
     return DocumentWriter(job.folder, unit.index, job.config.shard_bytes, schema)

@@ -20,6 +20,7 @@ from packer_cli.packing.fitting import (
     without_overlong,
     without_untrained,
 )
+from packer_cli.packing.pairs import item_lengths, pieces_of_pairs
 from packer_cli.packing.window import PlannedRows, SourceWindows, Window, gathered, trained_of
 from packer_cli.records import Int64, Pieces, Stock, Stretch, TokenBatch, WorkUnit
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
@@ -119,7 +120,8 @@ class UnitRows:
         self.counts.add_untrained(batch.file, untrained)
         self.counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
         _count_documents(self.counts, batch, pieces, config.max_length)
-        self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
+        if batch.chosen is None:  # the sides of a pair are not parts of a text
+            self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
         self._window.add(batch, pieces)
         del batch, pieces
         if self._window.tokens >= (config.window_tokens or 0):
@@ -146,8 +148,11 @@ class UnitRows:
         if config.overlong == "error":
             others = "drop, truncate or truncate-turns" if shape.is_chat else "drop or truncate"
             others = others if shape.stays_whole else "split, truncate or drop"
+            others = "drop" if shape.has_pairs else others
             tip = _OVERLONG.format(others)
-            refuse_longer(batch, self._job, config.max_length, "--max-length is", tip)
+            refuse_longer(
+                batch, self._job, config.max_length, "--max-length is", tip, config.segment_multiple
+            )
         elif config.overlong in ("split", "split-text") or config.truncate_side != "right":
             refuse_longer(batch, self._job, MAX_DOCUMENT_TOKENS, "the most is", _HUGE)
         # or else pieces begin at 0
@@ -160,6 +165,7 @@ class UnitRows:
         lengths = stock.length[order]
         if self._sums is not None:
             self._sums.add(squared_sums(lengths, row_offsets))
+        whole = lengths if stock.side is None else item_lengths(lengths, stock.start[order] == 0)
         used = np.zeros(len(order) + 1, np.int64)
         np.cumsum(lengths, out=used[1:])
         count, max_length = len(row_offsets) - 1, self._config.max_length
@@ -169,9 +175,7 @@ class UnitRows:
             tokens=int(used[-1]),
             row_fill=fill_histogram(np.diff(used[row_offsets]), max_length),
             segments_per_row=powers_histogram(np.diff(row_offsets)),
-            piece_length=np.bincount(lengths, minlength=max_length + 1).astype(
-                np.int64, copy=False
-            ),
+            piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64, copy=False),
         )
         more.add_trained(stock.file[order], trained_of(stock, order))
         if planned.unbalanced is not None:
@@ -203,6 +207,10 @@ class UnitRows:
 
 def pieces_of(batch: TokenBatch, config: PackConfig) -> tuple[Pieces, Untrained]:
     """The pieces that go into rows, except for "wrap", and the documents left out as untrained."""
+    if batch.chosen is not None:
+        return pieces_of_pairs(
+            batch, config.max_length, config.segment_multiple, keep_untrained=config.keep_untrained
+        )
     policy = _POLICIES.get(config.overlong or "", config.overlong or "")
     pieces = fit(batch.offsets, config.max_length, policy, config.truncate_side)
     if config.overlong == "split-text" and batch.trained is not None:

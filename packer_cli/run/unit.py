@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
@@ -20,6 +21,7 @@ from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.packing.fitting import first_overlong
+from packer_cli.packing.pairs import rooms
 from packer_cli.progress import Progress
 from packer_cli.records import BadRecord, InputFile, Stretch, TokenBatch, WorkUnit
 from packer_cli.result.counts import Counts
@@ -116,17 +118,23 @@ def documents_of(
         check_unchanged(file)
 
 
-def refuse_longer(batch: TokenBatch, job: Job, most: int, most_is: str, tip: str) -> None:
-    """Raise DataError for a document of more than `most` tokens."""
-    document = first_overlong(batch.offsets, most)
+def refuse_longer(
+    batch: TokenBatch, job: Job, most: int, most_is: str, tip: str, multiple: int = 1
+) -> None:
+    """Raise DataError for a document of more than `most` tokens; of a pair, both sides in segments
+    that are padded to a `multiple`.
+    """
+    offsets = batch.offsets
+    if batch.chosen is not None:
+        offsets = np.cumsum([0, *rooms(np.diff(offsets), batch.chosen, multiple)])
+    document = first_overlong(offsets, most)
     if document < 0:
         return
     file = job.files[batch.file[document]]
     place = reader_for(file.format).describe(file, int(batch.position[document]))
-    length = batch.offsets[document + 1] - batch.offsets[document]
-    raise DataError(
-        f"{file.path}, {place}: the document has {length} tokens, {most_is} {most}", tip
-    )
+    length = offsets[document + 1] - offsets[document]
+    what = "document has" if batch.chosen is None else "two sides of the pair have"
+    raise DataError(f"{file.path}, {place}: the {what} {length} tokens, {most_is} {most}", tip)
 
 
 class Rejections:

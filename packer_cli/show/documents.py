@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from packer_cli.errors import DataError
+from packer_cli.result.documents import side_name
 from packer_cli.result.origins import input_origin
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
 from packer_cli.show.rows import Segment, content_as_json
@@ -16,12 +17,15 @@ from packer_cli.tokenization.decoding import Decoder
 
 @dataclass(frozen=True)
 class Document:
-    """A document, its number over all shards and in its shard. `content`: all of it."""
+    """A document, its number over all shards and in its shard. `content`: all of it; `sides`: of a
+    record of preference, each with its name.
+    """
 
     index: int
     shard: str
     shard_document: int
     content: Segment
+    sides: list[tuple[str, Segment]] = field(default_factory=list)
 
 
 class DocumentReader:
@@ -53,7 +57,20 @@ class DocumentReader:
         origin = input_origin(facts.inputs[file], facts.config.input_format, position)
         ids = self._tokens.gather(*piece).view(np.int32)
         content = Segment(0, origin, ids, flags)
-        return Document(index, shard.file, index - int(tokenized.firsts[number]), content)
+        sides = self._sides(index, content) if tokenized.has_pairs else []
+        return Document(index, shard.file, index - int(tokenized.firsts[number]), content, sides)
+
+    def _sides(self, index: int, content: Segment) -> list[tuple[str, Segment]]:
+        ids, trained = content.ids, content.trained
+        edge = int(self._tokenized.chosen[index])
+        parts = [part for part in (slice(0, edge), slice(edge, None)) if len(ids[part])]
+        return [
+            (
+                side_name(int(part.start < edge), paired=len(parts) == 2),
+                replace(content, ids=ids[part], trained=None if trained is None else trained[part]),
+            )
+            for part in parts
+        ]
 
 
 def document_as_json(document: Document, decoder: Decoder | None) -> str:
@@ -65,4 +82,7 @@ def document_as_json(document: Document, decoder: Decoder | None) -> str:
     }
     content = content_as_json(document.content, decoder)
     del content["start"]
-    return json.dumps(place | content)
+    sides = [{"side": name} | content_as_json(side, decoder) for name, side in document.sides]
+    for side in sides:
+        del side["start"]
+    return json.dumps(place | content | ({"sides": sides} if sides else {}))

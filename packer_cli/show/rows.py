@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import IGNORED, Int32
-from packer_cli.result.documents import sources_of
+from packer_cli.result.documents import Side, sides_in, sources_of
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.origins import Origin, Origins, origin_as_json
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, metadata_of, rows_of, segments_of
@@ -35,12 +35,14 @@ class Segment:
     origin   None when the column segments was not written
     ids      int32[tokens]
     trained  bool[tokens], or None when the column labels was not written
+    side     of its pair; None where records are not of preference
     """
 
     index: int
     origin: Origin | None
     ids: Int32
     trained: npt.NDArray[np.bool_] | None
+    side: Side | None = None
 
     def trained_tokens(self) -> int | None:
         return None if self.trained is None else int(np.count_nonzero(self.trained))
@@ -139,7 +141,8 @@ def _segments(batch: Any, manifest: Manifest, origins: Origins) -> Iterator[Segm
     ids, trained = rows_of(batch.column("input_ids"))[0], _trained(batch)
     shift = metadata_of(batch.schema).get("label_shift")
     begins, lengths, _ = segments_of(batch)
-    places = origins.of(sources_of(batch)) if has_sources else []
+    places: list[Any] = origins.of(sources_of(batch)) if has_sources else []
+    sides: list[Any] = sides_in(batch)
     for index, (begin, end) in enumerate(zip(begins, begins + lengths, strict=True)):
         if trained is None:
             flags = None
@@ -147,7 +150,8 @@ def _segments(batch: Any, manifest: Manifest, origins: Origins) -> Iterator[Segm
             flags = np.concatenate([[False], trained[begin : end - 1]])
         else:
             flags = trained[begin:end]
-        yield Segment(index, places[index] if places else None, ids[begin:end], flags)
+        origin, side = (some[index] if some else None for some in (places, sides))
+        yield Segment(index, origin, ids[begin:end], flags, side)
 
 
 def _trained(batch: Any) -> npt.NDArray[np.bool_] | None:
@@ -196,7 +200,8 @@ def row_as_json(row: Row, segments: list[Segment], decoder: Decoder | None) -> s
 
 
 def _segment_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
-    return {"segment": segment.index} | content_as_json(segment, decoder)
+    of_pair = {"pair": segment.side.pair, "side": str(segment.side)} if segment.side else {}
+    return {"segment": segment.index} | of_pair | content_as_json(segment, decoder)
 
 
 def content_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:

@@ -55,6 +55,8 @@ class RowPrinter:
         )
         for segment in segments:
             self._add(f"{'--' if self._ascii else '──'} segment {segment.index}", "bold cyan")
+            if segment.side:
+                self._add(f", pair {segment.side.pair} {segment.side}", "cyan")
             self._add(f": {_about(segment)}\n", "cyan")
             self._segment(spans_of(segment, self._decoder))
         if whole and row.padding:
@@ -66,7 +68,11 @@ class RowPrinter:
         self._add(f"document {document.index} of {self._rows:,}", "bold")
         self._add(f": {_about(document.content)}; ")
         self._add(f"{visible(short_name(document.shard))} document {document.shard_document}\n")
-        self._segment(spans_of(document.content, self._decoder))
+        for side, content in document.sides or [("", document.content)]:
+            if side:
+                self._add(f"{'--' if self._ascii else '──'} {side}", "bold cyan")
+                self._add(f": {_counts([content])}\n", "cyan")
+            self._segment(spans_of(content, self._decoder))
         self._flush()
 
     def _flush(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from packer_cli.config.columns import PAIR
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.wording import above_bound, count, percent, plural, size, unshown
 from packer_cli.stats.report import figures
@@ -21,6 +22,7 @@ def headline(manifest: Manifest, *, times: str = "×") -> list[Line]:
     """What was packed, and how well."""
     f = figures(manifest)
     disk = f"{size(f['bytes'])} in {plural(f['shards'], 'shard')}"
+    name = record_name(manifest)
     bound = above_bound(f["rows"], f["lower_bound_rows"])
     fewer = f"{f['unpacked_ratio']:.1f}{times} fewer rows"
     trained = f"{count(f['trained_tokens'])} trained on"
@@ -32,9 +34,9 @@ def headline(manifest: Manifest, *, times: str = "×") -> list[Line]:
         Line(
             "unpacked",
             count(f["unpacked_rows"]),
-            f"rows if each document were padded alone: {fewer}",
+            f"rows if each {name} were padded alone: {fewer}",
         ),
-        Line("documents", count(f["documents"]), f"in {f['segments']:,} segments"),
+        Line(f"{name}s", count(f["documents"]), f"in {f['segments']:,} segments"),
         Line("tokens", count(f["tokens"]), f"{trained} ({share})"),
     ]
     if f["trained_turns"]:
@@ -51,6 +53,14 @@ def headline(manifest: Manifest, *, times: str = "×") -> list[Line]:
     return lines
 
 
+def record_name(manifest: Manifest) -> str:
+    """What a document of the result is: "pair" where all have two sides."""
+    if PAIR not in manifest.config.columns:
+        return "document"
+    each = manifest.segments / max(manifest.documents, 1)
+    return "pair" if each == 2 else "answer" if each == 1 else "record"
+
+
 def losses(manifest: Manifest, *, always: tuple[str, ...] = ()) -> list[Line]:
     """What was lost, or may be wrong. `always`: titles of lines that are there for nothing, too."""
     f = figures(manifest)
@@ -60,13 +70,13 @@ def losses(manifest: Manifest, *, always: tuple[str, ...] = ()) -> list[Line]:
             return ""
         return f", {f[f'{what}_trained_tokens']:,} of them trained"
 
-    untrained = f["untrained_documents"]
+    untrained, name = f["untrained_documents"], record_name(manifest)
     rows = [
         ("truncated", f["truncated_documents"],
          f"documents, {f['truncated_tokens']:,} tokens cut off{trained('truncated')}"),
         ("dropped", f["dropped_documents"],
-         f"documents, {f['dropped_tokens']:,} tokens{trained('dropped')}"),
-        ("untrained", untrained, "of the dropped documents, without a token to train on"),
+         f"{name}s, {f['dropped_tokens']:,} tokens{trained('dropped')}"),
+        ("untrained", untrained, f"of the dropped {name}s, without a token to train on"),
         *unusual(f),
     ]  # fmt: skip
     return [

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from packer_cli.config.columns import DEFAULT_COLUMNS, PADDED_BOUNDARIES
+from packer_cli.config.columns import DEFAULT_COLUMNS, PADDED_BOUNDARIES, PAIR_COLUMNS
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import kinds_of
@@ -132,7 +132,8 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
 def _of_rows(config: dict[str, Any]) -> Iterator[str]:
     if config.get("shuffle") is False and not keeps_order(config["strategy"]):
         yield "--no-shuffle"
-    columns = [name for name in config["columns"] if name != PADDED_BOUNDARIES]
+    unasked = (PADDED_BOUNDARIES, *PAIR_COLUMNS)
+    columns = [name for name in config["columns"] if name not in unasked]
     if columns == [*DEFAULT_COLUMNS, "position_ids"]:
         yield "--position-ids"
     elif columns != list(DEFAULT_COLUMNS):

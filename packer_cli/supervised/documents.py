@@ -25,6 +25,7 @@ from packer_cli.supervised.messages import (
     parse_messages,
     parse_tools,
 )
+from packer_cli.supervised.pairs import Side, messages_of, once, parted
 from packer_cli.supervised.renderer import Conversation, Document, Renderer
 from packer_cli.supervised.shown import kind_of_piece, summed, words_of
 from packer_cli.supervised.templates import TemplateChoice
@@ -91,6 +92,8 @@ class Composer:
 
         `begin` hears the position of each record before it is composed; it may raise RefusedError.
         """
+        if self.shape.has_pairs:
+            records = parted(records, self.shape)
         documents: list[Document] = []
         bad, specials, unread = list(records.bad), 0, dict[str, int]()
         kept = np.ones(len(records.positions), bool)
@@ -138,8 +141,9 @@ class Composer:
             ],
             empty_turns=sum(document.empty_turns for document in documents),
             unread=unread,
+            sides=None if records.sides is None else records.sides[kept],
             conversations=[document.conversation for document in documents] if again else None,
-            bad=bad,
+            bad=bad if records.sides is None else once(bad),
             notices=tuple(r.notice for r in self.renderers if r.notice),
             consumed=records.consumed,
             stretches=records.stretches,
@@ -167,7 +171,10 @@ class Composer:
         if self.shape.kind == "alpaca":
             prompt, completion = _alpaca(fields, self.shape), self._text(fields, "output")
         else:
-            prompt, completion = self._text(fields, "prompt"), self._text(fields, "completion")
+            if self.shape.has_pairs:
+                prompt, completion, *_ = fields["side"]
+            else:
+                prompt, completion = self._text(fields, "prompt"), self._text(fields, "completion")
             if self.config.prompt_template == "alpaca":
                 prompt = ALPACA.format(instruction=prompt)
         text = prompt + completion
@@ -242,6 +249,8 @@ class Composer:
             keep_parts = self._renderer(tools, arguments).keep_parts
             messages = parse_messages(fields[own], columns[own], keep_parts=keep_parts)
             return _with_system(Conversation(messages, tools, arguments), fields.get("system"))
+        if self.shape.has_pairs:
+            return self._of_side(fields, arguments)
         if kind != "prompt-completion":
             return None
         if self.shape.of_messages:
@@ -253,6 +262,19 @@ class Composer:
         if self.config.prompt_template == "chat":
             answer = self._text(fields, "completion")
             return _exchange(self._text(fields, "prompt"), answer, arguments)
+        return None
+
+    def _of_side(
+        self, fields: dict[str, Any], arguments: dict[str, Any] | None
+    ) -> Conversation | None:
+        """Of one side of a record of preference."""
+        side: Side = fields["side"]
+        if self.shape.of_messages:
+            tools = self._tools(fields)
+            keep_parts = self._renderer(tools, arguments).keep_parts
+            return Conversation(messages_of(side, keep_parts=keep_parts), tools, arguments)
+        if self.config.prompt_template == "chat":
+            return _exchange(side.prompt, side.answer, arguments)
         return None
 
     def _side(

@@ -11,6 +11,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.records import InputFile, LeftOut, Records, TokenBatch
 from packer_cli.result.counts import Counts
+from packer_cli.supervised.sides import joined_sides
 from packer_cli.tokenization.encoding import Encoded, token_batch
 from packer_cli.tokenization.tokenizer import Tokenizer
 
@@ -57,7 +58,10 @@ class SupervisedEncoder:
                 raise placed(error, file) from error
             counts.add_truncated(file.index, loss)
         counts.double_bos_documents += _doubled(batch, self._tokenizer.info.bos_token_id)
-        return Encoded(batch, records.bad, counts)
+        if records.sides is None:
+            return Encoded(batch, records.bad, counts)
+        batch, bad = joined_sides(batch, records.sides, records.bad)
+        return Encoded(batch, bad, counts)
 
     def _lengths(self, parts: list[LeftOut]) -> list[int]:
         """How many tokens the parts have, each encoded by itself."""

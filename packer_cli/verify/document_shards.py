@@ -19,7 +19,7 @@ from packer_cli.result.document_rules import (
     document_differences,
     sound_batches,
 )
-from packer_cli.result.document_writer import INDEX_SCHEMA, documents_schema
+from packer_cli.result.document_writer import documents_schema, index_schema
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.reader import first_line
 from packer_cli.result.shards import Shard, digest
@@ -47,7 +47,9 @@ class DocumentChecks:
         self._schema = documents_schema(
             facts.tokenizer.sha256 if facts.tokenizer else "",
             has_trained=facts.config.shape != "text",
+            has_chosen=tokenized.has_pairs,
         )
+        self._index_schema = index_schema(has_chosen=tokenized.has_pairs)
         self._highest = highest_of(tokenized, findings)
         inputs = range(len(facts.inputs))  # a damaged manifest may name others
         self._files = {
@@ -79,7 +81,7 @@ class DocumentChecks:
         if not all(same):
             return False
         mine, texts = Counts(), list[str]()
-        for shard, schema in ((documents, self._schema), (index, INDEX_SCHEMA)):
+        for shard, schema in ((documents, self._schema), (index, self._index_schema)):
             try:
                 with pa.memory_map(str(path_of(self._tokenized, shard.file))) as file:
                     texts = schema_differences(pa.ipc.read_schema(file), schema)

@@ -165,6 +165,10 @@ class PackedUnit:
             text = piece_difference(
                 unit, i, batch.ids, batch.trained, begin + int(unit.start[i]), self._config
             )
+            if batch.chosen is not None and not text:
+                expected_side = int(unit.start[i] < batch.chosen[document])
+                if unit.side(i) != expected_side:
+                    text = f"side is {unit.side(i)}, {expected_side} expected when encoded again"
             if text:
                 return text
         return ""

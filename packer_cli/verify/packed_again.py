@@ -67,6 +67,10 @@ class PlanComparison:
             self._compare(planned, row_offsets, rows)
         if not self.difference and not self._rows.by_place:
             self._compare_tokens(stock, order)
+        if not self.difference and stock.side is not None and self._rows.sides is not None:
+            first = int(self._edges[self._row])
+            if not np.array_equal(self._rows.sides[first : first + len(order)], stock.side[order]):
+                self.difference = "its column side is not that of the inputs' answers"
         self._row += rows
 
     def _compare(self, planned: Int64, row_offsets: Int64, rows: int) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from packer_cli.config.columns import SIDE
 from packer_cli.records import Int32, Int64
 from packer_cli.result.documents import documents_of, segments_in
 from packer_cli.result.reader import PackedDirectory, rows_of, segments_of
@@ -33,6 +34,8 @@ class UnitRows(NamedTuple):
     batch, row, begin   where each is: in which of `batches`, in which of its rows, from which place
     in_order            int64[4, segments] (file, position, start, length), row after row
     row_sizes           int64[rows], segments in each row
+    sides               int64[segments], row after row, the column `side`; None: there is none
+    number              int64[segments]: where each is among those
     """
 
     file: Int64
@@ -46,6 +49,14 @@ class UnitRows(NamedTuple):
     in_order: Int64
     row_sizes: Int64
     by_place: bool
+    sides: Int64 | None = None
+    number: Int64 | None = None
+
+    def side(self, segment: int) -> int | None:
+        """What the column `side` says of a segment."""
+        if self.sides is None or self.number is None:
+            return None
+        return int(self.sides[self.number[segment]])
 
     def positions(self, file: int) -> Int64:
         """The positions of the documents of a file, each once."""
@@ -71,7 +82,7 @@ def load_rows(packed: PackedDirectory, shards: list[Shard]) -> UnitRows:
     """The rows of one unit's shards, which are known to be sound."""
     parts = [np.empty((7, 0), np.int64)]  # a unit may have lost all its documents
     batches: list[Batch] = []
-    sizes = [np.empty(0, np.int64)]
+    sizes, sides = ([np.empty(0, np.int64)] for _ in range(2))
     for shard in shards:
         first_row = 0
         for batch in batches_of(packed, shard):
@@ -80,6 +91,8 @@ def load_rows(packed: PackedDirectory, shards: list[Shard]) -> UnitRows:
             number = np.full(len(row), len(batches))
             parts.append(np.concatenate([segments_in(batch), np.stack([number, row, begin])]))
             sizes.append(np.diff(offsets))
+            if SIDE in batch.schema.names:
+                sides.append(batch.column(SIDE).flatten().to_numpy().astype(np.int64))
             labels = rows_of(batch.column("labels")) if "labels" in batch.schema.names else None
             batches.append(Batch(shard.file, first_row, rows_of(batch.column("input_ids")), labels))
             first_row += batch.num_rows
@@ -89,4 +102,5 @@ def load_rows(packed: PackedDirectory, shards: list[Shard]) -> UnitRows:
     return UnitRows(
         file, position, start, length, number, row, begin, batches, segments[:4],
         np.concatenate(sizes), "segments" in packed.facts.config.columns,
+        np.concatenate(sides) if SIDE in packed.facts.config.columns else None, order,
     )  # fmt: skip

@@ -32,6 +32,7 @@ class TokenizedUnit:
         order = np.lexsort([position, file])
         self._file, self._position, self._number = file[order], position[order], number[order]
         self._lengths = tokenized.lengths
+        self._chosen = tokenized.chosen if tokenized.has_pairs else np.empty(0, np.int32)
 
     def positions(self, file: int) -> Int64:
         """The positions of the documents of a file."""
@@ -79,6 +80,9 @@ class TokenizedUnit:
             at = int(np.argmax(there != wanted))
             what = "" if there[at] else "not "
             return f"its token {at} is {what}trained on, unlike when it is encoded again"
+        chosen = None if batch.chosen is None else int(batch.chosen[document])
+        if chosen is not None and chosen != self._chosen[number]:
+            return f"its chosen side has {self._chosen[number]} tokens, {chosen} when encoded again"
         return ""
 
 
