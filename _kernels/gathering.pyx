@@ -1,6 +1,6 @@
 """Rows out of mapped shards into a batch, and where its documents are."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
 from spans cimport find
@@ -8,6 +8,10 @@ from spans cimport find
 ctypedef fused Position:
     int32_t
     int64_t
+
+ctypedef fused Value:
+    int8_t
+    int32_t
 
 
 def first_absent(
@@ -67,9 +71,9 @@ def count_values(
 
 def gather_values(
     const int64_t[::1] rows, const int64_t[::1] firsts, const int64_t[::1] offsets,
-    const int64_t[::1] addresses, const int64_t[::1] ends, int32_t[::1] out,
+    const int64_t[::1] addresses, const int64_t[::1] ends, Value[::1] out,
 ):
-    """Copy the int32 values of lists, end to end, into `out`; `ends` is of `count_values`.
+    """Copy the values of lists, end to end, into `out`; `ends` is of `count_values`.
 
     A file may be written to while it is mapped: nothing is copied beyond what was counted.
     """
@@ -83,8 +87,8 @@ def gather_values(
         span = find(firsts, rows[i])
         edge = <const int32_t*>offsets[span] + (rows[i] - firsts[span])
         memcpy(
-            &out[ends[i]], <const int32_t*>addresses[span] + edge[0],
-            (ends[i + 1] - ends[i]) * sizeof(int32_t),
+            &out[ends[i]], <const Value*>addresses[span] + edge[0],
+            (ends[i + 1] - ends[i]) * sizeof(Value),
         )
 
 

@@ -2,6 +2,7 @@
 
 PackedDataset, PackedSampler     finished directories, and an order of their rows
 varlen_collate, ...              rows to a model's arguments
+preference_collate, ...          rows of pairs to those and what losses of pairs need; answer_logps
 check_isolation                  whether a model's documents see each other
 PackedTrainerMixin               all of it for transformers' Trainer and TRL's
 to_device                        batches on the GPU, ahead of the step that needs them
@@ -34,7 +35,9 @@ from packer_cli.torch.collate import (
 from packer_cli.torch.dataset import PackedDataset
 from packer_cli.torch.device import to_device
 from packer_cli.torch.isolation import check_isolation
+from packer_cli.torch.logps import answer_logps, token_logps
 from packer_cli.torch.packed_batch import PackedBatch, pack_result_to_tensors, packed_collate_fn
+from packer_cli.torch.preference import preference_collate, unpaired_collate
 from packer_cli.torch.sampler import PackedSampler
 from packer_cli.torch.streaming import PackingIterableDataset
 
@@ -44,6 +47,7 @@ __all__ = [
     "PackedSampler",
     "PackedTrainerMixin",
     "PackingIterableDataset",
+    "answer_logps",
     "block_mask_collate",
     "check_isolation",
     "flash_attn_collate",
@@ -51,8 +55,11 @@ __all__ = [
     "pack_result_to_tensors",
     "packed_collate_fn",
     "padded_collate",
+    "preference_collate",
     "separate_collate",
     "to_device",
+    "token_logps",
+    "unpaired_collate",
     "varlen_collate",
 ]
 

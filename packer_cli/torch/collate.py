@@ -57,13 +57,13 @@ from packer_cli.torch.suitable import check_suitable
 
 _TOKENS = ("input_ids", "labels", "shift_labels")
 _OF_DOCUMENTS = "document_sources"  # not `source`, which losses of transformers take for logits
-_NOT_GIVEN: Any = object()
+NOT_GIVEN: Any = object()
 
 
 def varlen_collate(
     rows: Any,
     *,
-    config: Any = _NOT_GIVEN,
+    config: Any = NOT_GIVEN,
     dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def flash_attn_collate(
 def padded_collate(
     rows: Any,
     *,
-    config: Any = _NOT_GIVEN,
+    config: Any = NOT_GIVEN,
     dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def padded_collate(
 def block_mask_collate(
     rows: Any,
     *,
-    config: Any = _NOT_GIVEN,
+    config: Any = NOT_GIVEN,
     form: str = "mask",
     mask_dtype: Any = None,
     dtype: Any = torch.int64,
@@ -166,7 +166,7 @@ def block_mask_collate(
     return _named(columns | {"attention_mask": masks}, names)
 
 
-def flex_block_mask(document_ids: Any, *, config: Any = _NOT_GIVEN) -> Any:
+def flex_block_mask(document_ids: Any, *, config: Any = NOT_GIVEN) -> Any:
     """FlexAttention's BlockMask: causal within each document, with a model's windows and chunks.
 
     document_ids  int [b, length], on the device that attends. transformers takes the result as
@@ -209,7 +209,7 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
 
 def _known(config: Any, what: str) -> Any:
     """The config, if one was given. Nothing is assumed about a model: many ignore positions."""
-    if config is _NOT_GIVEN:
+    if config is NOT_GIVEN:
         raise UsageError(
             f"{what} does not know the model, and some would let documents see each other",
             f"partial({what}, config=model.config); config=None for a model of your own",

@@ -30,7 +30,7 @@ from packer_cli.result.squared_lengths import squared_lengths
 from packer_cli.torch.cached_rows import CachedRows
 from packer_cli.torch.joined import check_alike, joined_batches
 from packer_cli.torch.result_rows import ResultRows
-from packer_cli.torch.rows import SOURCE, RowBatch
+from packer_cli.torch.rows import PAIR, SIDE, SOURCE, RowBatch
 
 
 class PackedDataset:
@@ -41,7 +41,8 @@ class PackedDataset:
               must be alike in max_length, label shift, segment multiple and tokenizer. A packed
               directory may be a URL that fsspec reads, such as s3://bucket/out
     columns   which columns rows have, of those in the directory, and "source" of a recipe's
-              results; None: all but `segments` and `source`
+              results; None: all but `segments` and `source`. Rows of pairs always have `pair` and
+              `side`, so that no collator takes them for others
     tokenizer_sha256   digest of the tokenizer.json that training uses; checked when given
     tokens    of a view: where its tokenized directories are, if no longer where they were packed
               from; one or several, in any order
@@ -50,7 +51,8 @@ class PackedDataset:
     cache_bytes   how large the cache may get; None: as large as the results are
 
     `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
-    uint8[L], cu_seqlens int32[segments + 1], source int32[segments], which counts `sources`.
+    uint8[L], cu_seqlens int32[segments + 1], source int32[segments], which counts `sources`; of
+    pairs also pair int32[segments] and side int8[segments].
     `dataset.__getitems__([i, ...])`, which DataLoader calls, is a `RowBatch` for the collators of
     this package. Labels that the directory holds already shifted (`--label-shift pre`) are named
     shift_labels, never labels.
@@ -208,8 +210,9 @@ class PackedDataset:
                     part.check_sources()
                 elif name not in part.columns_present():
                     raise one_of("columns", name, part.columns_present())
-        both = "cu_seqlens" in columns and PADDED_BOUNDARIES in present
-        return tuple(dict.fromkeys([*columns, PADDED_BOUNDARIES] if both else columns))
+        both = [PADDED_BOUNDARIES] if "cu_seqlens" in columns else []
+        always = [name for name in (*both, PAIR, SIDE) if name in present]
+        return tuple(dict.fromkeys([*columns, *always]))
 
 
 def _cache_of(

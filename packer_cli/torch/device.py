@@ -53,39 +53,40 @@ def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator
 def _named(batch: Any) -> dict[Any, Any]:
     """A batch's values by name, the same objects for as long as they are sent.
 
-    Values of a dict in it, such as masks of several kinds, are named (name, name in the dict).
+    A name is (name,), and (name, name in it, ...) in dicts in the batch: masks of several kinds,
+    the inputs of a batch of pairs.
     """
     if isinstance(batch, PackedBatch):
-        return dict(vars(batch))
+        return dict(_paths(vars(batch)))
     if isinstance(batch, Mapping):
-        values: dict[Any, Any] = {}
-        for name, value in batch.items():
-            if isinstance(value, Mapping):
-                values |= {(name, inner): one for inner, one in value.items()}
-            else:
-                values[name] = value
-        return values
+        return dict(_paths(batch))
     raise UsageError(
         f"to_device: a batch is a {type(batch).__name__}, neither a dict nor a PackedBatch",
         "give the loader a collator of packer_cli.torch",
     )
 
 
-def _like(batch: Any, values: dict[Any, Any]) -> Any:
-    if isinstance(batch, PackedBatch):
-        return PackedBatch(**values)
-    content: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(name, tuple):
-            content.setdefault(name[0], {})[name[1]] = value
+def _paths(batch: Mapping[Any, Any], outer: Any = ()) -> Iterator[tuple[Any, Any]]:
+    for name, value in batch.items():
+        if isinstance(value, Mapping):
+            yield from _paths(value, (*outer, name))
         else:
-            content[name] = value
-    return content
+            yield (*outer, name), value
+
+
+def _like(batch: Any, values: dict[Any, Any]) -> Any:
+    content: dict[str, Any] = {}
+    for (*outer, name), value in values.items():
+        inner = content
+        for one in outer:
+            inner = inner.setdefault(one, {})
+        inner[name] = value
+    return PackedBatch(**content) if isinstance(batch, PackedBatch) else content
 
 
 def _widened(batch: dict[Any, Any]) -> dict[Any, Any]:
     return {
-        name: value.long() if name in _WIDENED and isinstance(value, torch.Tensor) else value
+        name: value.long() if name[-1] in _WIDENED and isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
     }
 

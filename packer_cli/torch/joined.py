@@ -11,19 +11,22 @@ from packer_cli.errors import DataError
 from packer_cli.records import Int64
 from packer_cli.result import joined
 from packer_cli.torch.result_rows import ResultRows
-from packer_cli.torch.rows import Lists, RowBatch
+from packer_cli.torch.rows import PAIR, SIDE, Lists, RowBatch
 
 
 def check_alike(parts: Sequence[ResultRows], *, with_columns: bool) -> None:
     """Raise DataError, naming both, for results of which no batch can be made.
 
-    `with_columns`: also where one has a column that another lacks.
+    `with_columns`: also where one has a column that another lacks. Pairs and other rows never go
+    together.
     """
     joined.check_alike([part.packed for part in parts])
     first = parts[0]
     for other in parts[1:]:
         unlike = {*first.columns_present()} ^ {*other.columns_present()}
-        if with_columns and unlike:
+        if not with_columns:
+            unlike &= {PAIR, SIDE}
+        if unlike:
             name = min(unlike)
             has, lacks = (first, other) if name in first.columns_present() else (other, first)
             raise DataError(

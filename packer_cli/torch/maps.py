@@ -19,7 +19,7 @@ from packer_cli.records import Int64
 from packer_cli.result.reader import PACK_AGAIN, ragged_of, rows_of
 from packer_cli.result.shard_writer import column_type
 from packer_cli.result.view import View
-from packer_cli.torch.rows import RAGGED, SOURCE, Lists
+from packer_cli.torch.rows import PAIR, RAGGED, SIDE, SOURCE, Lists
 
 
 class MappedRows:
@@ -28,7 +28,7 @@ class MappedRows:
     def __init__(self, columns: Sequence[str], max_length: int) -> None:
         self._max_length = max_length
         self._kinds = {
-            name: np.dtype(np.int32) if name in RAGGED
+            name: np.dtype(np.int8 if name == SIDE else np.int32) if name in RAGGED
             else np.dtype(column_type(name, max_length).value_type.to_pandas_dtype())
             for name in columns
         }  # fmt: skip
@@ -96,7 +96,7 @@ class MappedRows:
 
 
 def _lists_of(batch: Any, name: str) -> tuple[Any, Any]:
-    """(int32 values, int32 offsets) of a column's lists; of `source`, the inputs of segments."""
+    """(values, int32 offsets) of a column's lists; of `source`, the inputs of segments."""
     if name != SOURCE:
         return ragged_of(batch.column(name))
     segments = batch.column("segments")
@@ -104,14 +104,19 @@ def _lists_of(batch: Any, name: str) -> tuple[Any, Any]:
 
 
 class MappedViewRows:
-    """The same for the rows of a view, which are filled from mapped documents."""
+    """The same for the rows of a view, which are filled from mapped documents; but `pair` and
+    `side` are its own.
+    """
 
     def __init__(self, columns: Sequence[str], view: View) -> None:
         self._columns, self._view, self._rows = columns, view, view.rows
+        own = [name for name in (PAIR, SIDE) if name in columns]
+        self._own = MappedRows(own, view.max_length)
 
     def added(self, first: int, batches: Sequence[Any]) -> MappedViewRows:
         more = MappedViewRows(self._columns, self._view)
         more._rows = self._rows.added(first, batches)
+        more._own = self._own.added(first, batches)
         return more
 
     def first_absent(self, rows: Int64) -> int:
@@ -125,6 +130,9 @@ class MappedViewRows:
             raise DataError(f"{self._view.path}: {error}", PACK_AGAIN) from error
         if SOURCE in self._columns:
             values[SOURCE] = self._rows.files(rows)
-        return {
-            name: Lists(*values[name]) if name in RAGGED else values[name] for name in self._columns
-        }
+        own = self._own.gather(rows)
+        filled = {
+            name: Lists(*values[name]) if name in RAGGED else values[name]
+            for name in self._columns if name not in own
+        }  # fmt: skip
+        return filled | own

@@ -16,7 +16,8 @@ from packer_cli.records import Int32, Int64
 from packer_cli.result.reader import PACK_AGAIN
 
 SOURCE = "source"
-RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE)
+PAIR, SIDE = "pair", "side"
+RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE, PAIR, SIDE)
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class RowBatch:
 
     columns  name -> tensor [b, L] as stored: input_ids, labels, position_ids int32,
              attention_mask uint8
-    ragged   name -> the rows' boundaries: cu_seqlens, cu_seqlens_padded; and `source`, a number for
-             each segment
+    ragged   name -> the rows' boundaries: cu_seqlens, cu_seqlens_padded; and numbers of each
+             segment: `source`; in rows of pairs `pair` and `side`
     """
 
     columns: dict[str, Any]
@@ -131,11 +132,12 @@ class RowBatch:
         return sources
 
 
-def row_batch(rows: Any) -> RowBatch:
+def row_batch(rows: Any, *, of_pairs: bool = False) -> RowBatch:
     """What a collator is given, as a RowBatch: one already, or rows as dicts of tensors.
 
     Rows without boundaries, such as those of `packer_cli.hf`, have them where positions restart.
-    Raises UsageError for rows without input_ids or boundaries, or of unlike columns.
+    Raises UsageError for rows without input_ids or boundaries, of unlike columns, and for rows of
+    pairs unless the collator is for them: their labels are also on answers to be unlearned.
     """
     if not len(rows):
         raise UsageError("a collator of packed rows got no rows")
@@ -165,4 +167,20 @@ def row_batch(rows: Any) -> RowBatch:
                 "PackedDataset gives it unless `columns` leaves it out; transformers.Trainer "
                 "removes it unless remove_unused_columns=False",
             )
+    has_pairs = {PAIR, SIDE} <= batch.ragged.keys()
+    if of_pairs and not has_pairs:
+        raise UsageError(
+            "rows without pair and side, for a collator of pairs",
+            "pack with --shape preference; varlen_collate takes other rows",
+        )
+    if has_pairs and not of_pairs:
+        raise of_pairs_error("rows of pairs, for a collator of other rows")
     return batch
+
+
+def of_pairs_error(what: str) -> UsageError:
+    """Pairs where plain training would learn both sides of them."""
+    return UsageError(
+        f"{what}: a model would be trained on rejected answers, too",
+        "preference_collate; unpaired_collate for records with a label",
+    )

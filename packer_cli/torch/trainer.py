@@ -26,6 +26,7 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.torch.collate import varlen_collate
 from packer_cli.torch.dataset import PackedDataset
 from packer_cli.torch.masks import text_config
+from packer_cli.torch.rows import PAIR, of_pairs_error
 from packer_cli.torch.sampler import PackedSampler
 
 
@@ -66,6 +67,7 @@ class PackedTrainerMixin:
         *more: Any,
         **named: Any,
     ) -> None:
+        _check_task(self, train_dataset, data_collator)
         collate = data_collator or _VarlenCollate()
         taken = train_dataset
         if _is_of_trl(self) and isinstance(train_dataset, PackedDataset):
@@ -312,6 +314,18 @@ def _other_steps(expected: int, found: int, processes: int) -> UsageError:
         if expected % processes == 0
         else f"resume on a number of processes that divides {expected}",
     )
+
+
+def _check_task(trainer: Any, rows: Any, collate: Any) -> None:
+    """Raise UsageError where pairs would be trained on as other rows are, or TRL pads by itself."""
+    kinds = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
+    if kinds and "SFTTrainer" not in kinds:
+        raise UsageError(
+            f"PackedTrainerMixin: {kinds[0]} makes losses of padded batches, not of packed rows",
+            "train pairs with preference_collate and the Trainer: docs/trainers/preference.md",
+        )
+    if isinstance(rows, PackedDataset) and PAIR in rows.columns and (kinds or collate is None):
+        raise of_pairs_error(f"{type(trainer).__name__}: train_dataset has rows of pairs")
 
 
 def _is_of_trl(trainer: Any) -> bool:

@@ -57,14 +57,14 @@ def test_rows_are_copied_from_their_spans(
         gathering.gather_rows(int64(rows), int64(firsts), addresses, width, out)
 
 
-@given(spans(), st.integers(0, 100))
+@given(spans(), st.integers(0, 100), st.sampled_from([np.int32, np.int8]))
 def test_lists_are_copied_from_their_spans(
-    problem: tuple[list[int], list[int], list[int]], seed: int
+    problem: tuple[list[int], list[int], list[int]], seed: int, kind: Any
 ) -> None:
     firsts, counts, rows = problem
     random = np.random.default_rng(seed)
     offsets = [np.cumsum([seed % 3, *random.integers(0, 4, n)]).astype(np.int32) for n in counts]
-    values = [random.integers(0, 99, edges[-1] + 1).astype(np.int32) for edges in offsets]
+    values = [random.integers(0, 99, edges[-1] + 1).astype(kind) for edges in offsets]
     by_row = {
         first + i: own[edges[i] : edges[i + 1]].tolist()
         for first, own, edges in zip(firsts, values, offsets, strict=True)
@@ -74,7 +74,7 @@ def test_lists_are_copied_from_their_spans(
     addresses, ends = int64([own.ctypes.data for own in values]), np.empty(len(rows) + 1, np.int64)
     gathering.count_values(int64(rows), int64(firsts), where, ends)
     assert np.diff(ends).tolist() == [len(by_row[row]) for row in rows]
-    out = np.full(ends[-1] + 2, 77, np.int32)
+    out = np.full(ends[-1] + 2, 77, kind)
     gathering.gather_values(int64(rows), int64(firsts), where, addresses, ends, out[1:-1])
     assert out.tolist() == [77, *(value for row in rows for value in by_row[row]), 77]
     for wrong in (ends[:-1], np.append(ends, 0)):

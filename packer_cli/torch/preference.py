@@ -1,0 +1,241 @@
+"""Collators of rows of pairs (`--shape preference`): the inputs of a model, and where answers are.
+
+A batch is a dict. Its "inputs" are those of `varlen_collate` or another collator, without labels:
+`model(**batch["inputs"])`. What a loss needs is beside them, so `model(**batch)` is an error, and
+never trains on rejected answers. S answers of K tokens in P pairs, in the order of rows:
+
+    inputs         dict for the model, int64 [1, T] and what keeps documents apart
+    places         int64[K], where logits predict the tokens of answers, in [T], rows end to end
+    targets        int64[K], these tokens
+    answers        int64[K], which answer each is of
+    lengths        int64[S], tokens of each answer that are trained on
+    last_tokens    int64[S], the place of the last token of prompt and answer, where reward models
+                   have the score
+    desirable      bool[S], of each answer: chosen, or a label that is true
+    chosen         int64[P], which answers are chosen, and
+    rejected       int64[P], of the same pairs rejected; both of `preference_collate` only
+    mismatched     a batch of other prompts, of `unpaired_collate(..., mismatched=True)` only
+
+`answer_logps` gives the log-probabilities of the S answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from packer_cli.config.columns import PADDED_BOUNDARIES
+from packer_cli.errors import DataError, UsageError
+from packer_cli.records import IGNORED, Int64
+from packer_cli.result.reader import PACK_AGAIN
+from packer_cli.torch.collate import NOT_GIVEN, varlen_collate
+from packer_cli.torch.rows import PAIR, SIDE, Lists, RowBatch, row_batch
+
+Collate = Callable[[RowBatch], dict[str, Any]]
+_LABELS = ("labels", "shift_labels")
+
+
+def preference_collate(
+    rows: Any, *, config: Any = NOT_GIVEN, collate: Collate | None = None
+) -> dict[str, Any]:
+    """A batch of pairs, for DPO and its kin, and for reward models.
+
+    rows     of `PackedDataset`, packed with `--shape preference`
+    config   the model's; None for a model of your own. Must be given where `collate` is not
+    collate  what makes the inputs; None: `partial(varlen_collate, config=config)`. For other
+             families `partial(block_mask_collate, config=model.config)`, or `separate_collate`
+
+    Raises UsageError for rows that are not of pairs, or of records with a label, and whatever
+    `collate` raises; DataError for pairs without two sides.
+    """
+    batch = _Answers(row_batch(rows, of_pairs=True))
+    return batch.collated(_collate(config, collate)) | batch.pairs()
+
+
+def unpaired_collate(
+    rows: Any,
+    *,
+    config: Any = NOT_GIVEN,
+    collate: Collate | None = None,
+    mismatched: bool = False,
+) -> dict[str, Any]:
+    """A batch of answers that are desirable or not, for KTO and its kin: of records with a label,
+    and of pairs, of which each side counts for itself. Arguments and errors as for
+    `preference_collate`.
+
+    mismatched  also give, as another batch, each prompt with the answer of the record before it,
+                the first with that of the last. KTO estimates its KL term by their
+                log-probabilities. It has as many tokens, in one row. Raises UsageError for a batch
+                of one record
+    """
+    batch, how = _Answers(row_batch(rows, of_pairs=True)), _collate(config, collate)
+    collated = batch.collated(how) | {"desirable": batch.desirable}
+    if not mismatched:
+        return collated
+    return collated | {"mismatched": _Answers(batch.mismatched()).collated(how)}
+
+
+def _collate(config: Any, collate: Collate | None) -> Collate:
+    if collate is None:
+        return partial(varlen_collate, config=config)
+    if config is not NOT_GIVEN:
+        raise UsageError(
+            "config and collate: `collate` makes the inputs, and knows the model by itself",
+            "leave config out: collate=partial(block_mask_collate, config=model.config)",
+        )
+    return collate
+
+
+class _Answers:
+    """The answers of rows of pairs, and where they are in the rows end to end.
+
+    begins, ends  int64[S], of prompt and answer, without what follows up to a segment multiple
+    targets       int64[K], the places of tokens that are trained on
+    answers       int64[K], the answer that each is of
+    """
+
+    def __init__(self, batch: RowBatch) -> None:
+        self.batch = batch
+        batch.boundaries()  # raises for invalid ones
+        real = batch.ragged["cu_seqlens"]
+        laid = batch.ragged.get(PADDED_BOUNDARIES, real)
+        firsts = np.repeat(np.arange(len(batch)) * batch.max_length, np.diff(real.ends) - 1)
+        self.begins = _but_last(laid) + firsts
+        self.ends = self.begins + _steps(real)
+        self.sizes = np.diff(real.ends) - 1  # of each row
+        self.targets = self._targets()
+        self.answers = np.searchsorted(self.begins, self.targets, side="right") - 1
+        inside = self.targets > self.begins[self.answers]  # its first token is predicted by none
+        if not (inside & (self.targets < self.ends[self.answers])).all():
+            raise DataError("a label is on no token, or on the first of a segment", PACK_AGAIN)
+
+    def _targets(self) -> Int64:
+        name = next((name for name in _LABELS if name in self.batch.columns), None)
+        if name is None:
+            raise UsageError(
+                "rows of pairs without labels: nothing says which tokens are answers",
+                "PackedDataset gives them unless `columns` leaves them out",
+            )
+        trained = np.flatnonzero(self.batch.columns[name].numpy() != IGNORED)
+        return trained + (name == "shift_labels")
+
+    @property
+    def desirable(self) -> Any:
+        """bool[S]."""
+        return torch.from_numpy(self._of_answers(SIDE) == 1)
+
+    def _of_answers(self, name: str) -> Int64:
+        """int64[S], what a column has for each."""
+        lists = self.batch.ragged[name]
+        sizes = np.diff(lists.ends)
+        if (sizes != self.sizes).any():
+            row = int((sizes != self.sizes).argmax())
+            raise DataError(
+                f"row {row} of a batch has {self.sizes[row]} segments, and {sizes[row]} values in "
+                f"{name}",
+                PACK_AGAIN,
+            )
+        if name == SIDE and not np.isin(lists.values, (0, 1)).all():
+            raise DataError(f"{SIDE} is {lists.values.tolist()}, not 0 or 1 each", PACK_AGAIN)
+        return lists.values.astype(np.int64)
+
+    @property
+    def _rows(self) -> Int64:
+        """int64[S], the row of each."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    def _most_sides(self) -> int:
+        """How many sides a record has: 2, or 1 where all have a label."""
+        both = np.stack([self._rows, self._of_answers(PAIR)])
+        return int(np.unique(both, axis=1, return_counts=True)[1].max(initial=1))
+
+    def pairs(self) -> dict[str, Any]:
+        """desirable, chosen and rejected. Raises for answers without another side."""
+        rows = self._rows
+        numbers, sides = self._of_answers(PAIR), self._of_answers(SIDE)
+        order = np.lexsort((1 - sides, numbers, rows))  # both sides of a pair, the chosen one first
+        chosen, rejected = order[::2], order[1::2]
+        if len(order) % 2 or not (
+            (rows[chosen] == rows[rejected]).all()
+            and (numbers[chosen] == numbers[rejected]).all()
+            and (sides[chosen] > sides[rejected]).all()
+        ):
+            raise UsageError(
+                "preference_collate: not every answer has another side, chosen or rejected",
+                "unpaired_collate takes records with a label",
+            )
+        return {
+            "desirable": self.desirable,
+            "chosen": torch.from_numpy(chosen),
+            "rejected": torch.from_numpy(rejected),
+        }
+
+    def collated(self, collate: Collate) -> dict[str, Any]:
+        """A batch without what pairs say: see above."""
+        plain = (*_LABELS, PAIR, SIDE)
+        inputs = collate(
+            RowBatch(
+                {name: v for name, v in self.batch.columns.items() if name not in plain},
+                {name: v for name, v in self.batch.ragged.items() if name not in plain},
+            )
+        )
+        starts = self._starts(inputs["input_ids"].shape)
+        ids = self.batch.columns["input_ids"].numpy().reshape(-1)
+        shift = (starts - self.begins)[self.answers]
+        return {
+            "inputs": inputs,
+            "places": torch.from_numpy(self.targets - 1 + shift),
+            "targets": torch.from_numpy(ids[self.targets].astype(np.int64)),
+            "answers": torch.from_numpy(self.answers),
+            "lengths": torch.from_numpy(np.bincount(self.answers, minlength=len(starts))),
+            "last_tokens": torch.from_numpy(self.ends - 1 + starts - self.begins),
+        }
+
+    def _starts(self, shape: Any) -> Int64:
+        """int64[S], where segments begin in the inputs, end to end: as in the rows, unless each has
+        a row of its own.
+        """
+        rows, length = len(self.batch), self.batch.max_length
+        if tuple(shape) in ((1, rows * length), (rows, length)):
+            return self.begins
+        return np.arange(len(self.begins)) * int(shape[-1])
+
+    def mismatched(self) -> RowBatch:
+        """One row of each prompt with the answer of the record before it. A prompt ends at the
+        first token that is trained on.
+        """
+        count, sides = len(self.begins), self._most_sides()
+        if count < 2 * sides:
+            raise UsageError(
+                "mismatched: a batch of one record has no answers to other prompts",
+                "train with more rows in a batch, and drop_last=True",
+            )
+        own = np.searchsorted(self.targets, self.begins)
+        firsts = np.append(self.targets, self.batch.columns["input_ids"].numel())[own]
+        firsts = np.minimum(firsts, self.ends)  # of nothing but a prompt
+        places, edges = [], [0]
+        for answer in range(count):
+            other = answer - sides  # of another record, and each answer once
+            places.append(np.arange(self.begins[answer], firsts[answer]))
+            places.append(np.arange(firsts[other], self.ends[other]))
+            edges.append(edges[-1] + len(places[-1]) + len(places[-2]))
+        taken = torch.from_numpy(np.concatenate(places))
+        ids = self.batch.columns["input_ids"].reshape(-1)
+        labels = torch.full_like(ids, IGNORED)
+        labels[self.targets] = ids[self.targets]
+        columns = {"input_ids": ids[taken][None], "labels": labels[taken][None]}
+        return RowBatch(columns, {"cu_seqlens": Lists.of([edges])})
+
+
+def _steps(boundaries: Lists) -> Int64:
+    """int64[S], the length of each segment."""
+    return np.delete(np.diff(boundaries.values), boundaries.ends[1:-1] - 1).astype(np.int64)
+
+
+def _but_last(boundaries: Lists) -> Int64:
+    """int64[S], where each segment begins in its row."""
+    return np.delete(boundaries.values, boundaries.ends[1:] - 1).astype(np.int64)
