@@ -19,6 +19,7 @@ UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
 
 HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
+MOST_TURNS = 1 << 16  # of a record, with --turns each
 # What a chat template may leave out of a conversation.
 UNSHOWN = ("reasoning", "content", "tool_calls", "tool_results", "tools", "system")
 IGNORED = -100  # the label of a token that is not trained on
@@ -28,6 +29,20 @@ def wrong_ids(ids: Int64) -> npt.NDArray[np.bool_]:
     """Where the numbers cannot be token ids."""
     wrong: npt.NDArray[np.bool_] = (ids < 0) | (ids > HIGHEST_ID)
     return wrong
+
+
+def turn_position(record: Any, turn: Any) -> Any:
+    """The position of a document that is a turn of a record, with --turns each: `turn` counts the
+    assistant's from 0. Of numbers, or of int64[n].
+    """
+    return record * MOST_TURNS + turn
+
+
+def record_position(position: Any, turns: str) -> Any:
+    """The position of the record that a document comes from; of numbers, or of int64[n]. `turns`:
+    as the option of that name says.
+    """
+    return position // MOST_TURNS if turns == "each" else position
 
 
 @dataclass(frozen=True)
@@ -137,7 +152,8 @@ class TokenBatch:
     offsets   int64[n+1]: document i is ids[offsets[i]:offsets[i+1]]; empty documents are allowed
     trained   uint8[T], 1 where the token is trained on; None: everywhere
     file      int32[n], index of the input file
-    position  int64[n], byte offset in the uncompressed file, or row number for columnar files
+    position  int64[n], byte offset in the uncompressed file, or row number for columnar files;
+              with --turns each, see `turn_position`
     """
 
     ids: UInt32
@@ -189,6 +205,7 @@ class Records:
     controls   of some texts, the characters where special tokens are; others there are just text
     unshown    what the chat template left out of the records
     empty_turns    turns of the assistant that it left empty
+    masked     what of the assistant flags and options leave untrained, each text with its record
     unread     fields of records that nothing reads, and how many times they are there
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
@@ -205,6 +222,7 @@ class Records:
     turns: tuple[int, int] = (0, 0)
     unshown: list[LeftOut] = field(default_factory=list)
     empty_turns: int = 0
+    masked: list[tuple[int, str]] = field(default_factory=list)
     unread: dict[str, int] = field(default_factory=dict)
     specials: int | None = None
     controls: dict[int, list[tuple[int, int]]] | None = None

@@ -60,6 +60,7 @@ class Config(Struct, frozen=True):
     chat_template: str | None = None
     train_on: str | None = "all"
     fields: list[tuple[str, str]] = []
+    turns: str = "all"
 
 
 class Tokenizer(Struct, frozen=True):
@@ -189,6 +190,7 @@ class DocumentsConfig(Struct, frozen=True):
     train_on: str | None = "all"
     input_format: str | None = None
     fields: list[tuple[str, str]] = []
+    turns: str = "all"
 
 
 class Result(Struct, frozen=True, kw_only=True, dict=True):
@@ -232,6 +234,9 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     unread: dict[str, Count] = {}
     special_tokens_in_text: Count = 0
     fim_documents: Count = 0
+    masked_documents: Count = 0
+    masked_tokens: Count = 0
+    repeated_tokens: Count = 0
     histograms: DocumentHistograms
     inputs: list[Input]
     units: list[Unit]
@@ -337,7 +342,7 @@ _OF_RESULTS = (
     "documents", "tokens", "trained_tokens", "rejected_records", "empty_documents",
     "trained_turns", "turns_without_end", "empty_turns", "double_bos_documents",
     "unshown_documents", "unshown_tokens", *OF_UNSHOWN, "special_tokens_in_text",
-    "fim_documents",
+    "fim_documents", "masked_documents", "masked_tokens", "repeated_tokens",
 )  # fmt: skip
 _OF_ROWS = (
     "segments", "unpacked_rows", "truncated_documents", "truncated_tokens",

@@ -21,7 +21,7 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.packing.fitting import first_overlong
 from packer_cli.progress import Progress
-from packer_cli.records import BadRecord, InputFile, Stretch, TokenBatch, WorkUnit
+from packer_cli.records import BadRecord, InputFile, Stretch, TokenBatch, WorkUnit, record_position
 from packer_cli.result.counts import Counts
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import rejected_name
@@ -122,7 +122,8 @@ def refuse_longer(batch: TokenBatch, job: Job, most: int, most_is: str, tip: str
     if document < 0:
         return
     file = job.files[batch.file[document]]
-    place = reader_for(file.format).describe(file, int(batch.position[document]))
+    position = record_position(int(batch.position[document]), job.config.turns)
+    place = reader_for(file.format).describe(file, position)
     length = batch.offsets[document + 1] - batch.offsets[document]
     raise DataError(
         f"{file.path}, {place}: the document has {length} tokens, {most_is} {most}", tip

@@ -50,7 +50,7 @@ class DocumentReader:
         trained = self._tokens.gather_trained(*piece)
         flags = np.ones(int(length[0]), bool) if trained is None else trained.astype(bool)
         flags[:1] = False  # nothing predicts it
-        origin = input_origin(facts.inputs[file], facts.config.input_format, position)
+        origin = input_origin(facts.inputs[file], facts.config, position)
         ids = self._tokens.gather(*piece).view(np.int32)
         content = Segment(0, origin, ids, flags)
         return Document(index, shard.file, index - int(tokenized.firsts[number]), content)
