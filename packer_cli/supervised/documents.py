@@ -221,7 +221,7 @@ class Composer:
             return document
         if any(map(is_marked, given)):
             raise RefusedError("its content has U+FDD0, which no text should have")
-        conversation = Conversation(messages, tools, arguments)
+        conversation = replace(conversation, messages=messages, tools=tools, arguments=arguments)
         marked = self._renderer_of(conversation).render(conversation)
         if unmarked(marked.text, marked.spans) != (document.text, document.spans):
             raise RefusedError(
@@ -324,11 +324,7 @@ def unshown_text(document: Document) -> str:
 
 def masked_of(documents: list[Document]) -> list[tuple[int, str]]:
     """What flags and options leave untrained: (index of the document, a text)."""
-    return [
-        (number, document.text[start:stop])
-        for number, document in enumerate(documents)
-        for start, stop in document.masked or []
-    ]
+    return [(number, text) for number, document in enumerate(documents) for text in document.masked]
 
 
 def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple[int, int]:

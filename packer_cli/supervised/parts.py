@@ -57,7 +57,7 @@ class UntrainedParts:
             calling = [n for n in trained if messages[n].get("tool_calls")]
             if calling:
                 spans += self._calls(rendering, messages, tools, calling)
-        return sorted(spans)
+        return sorted(span for span in spans if span[0] < span[1])
 
     def _ranges(
         self, text: str, messages: list[_Message], tools: list[Any] | None, numbers: list[int]
@@ -159,7 +159,10 @@ class UntrainedParts:
             message = messages[number]
             without = {k: v for k, v in message.items() if k not in ("tool_calls", "function_call")}
             without["content"] = without.get("content") or ""
-            rest = without if self._config.trains_reasoning else _without_reasoning(without)
+            rest = without
+            thought = str(message.get("reasoning_content") or "").strip()
+            if not (self._config.trains_reasoning and thought in rendering.text):
+                rest = _without_reasoning(without)
             if not _says_something(rest):
                 spans += turns[number]
                 continue
@@ -212,22 +215,28 @@ def _added(
 ) -> Span | None:
     """What a span of a text has that the other text's lacks, in one piece; None for anything else.
 
-    Where it may be in several places, it is the first: of `<a>x<b><a>y` and `<a>y`, with spans
-    that begin after the first `<a>`, it is `x<b>`. `white_space`: also that which follows it.
+    Where it may be in several places, it is the first that cuts no tag in two: of `<a>x<b><a>y`
+    and `<a>y`, with spans that begin after the first `<a>`, it is `x<b>`. `white_space`: also that
+    which follows it.
     """
     (start, end), (begin, at) = span, its
     if text[start:end] == other[begin:at]:
         return start, start
-    while at > 0 and end > start and text[end - 1] == other[at - 1]:
-        end, at = end - 1, at - 1
-    while at < begin and text[end] not in "<[":  # what goes before the span is cut at tags only
-        end, at = end + 1, at + 1
-    head = at - begin  # before it, both have the same
-    if start + head > end or text[start : start + head] != other[begin : begin + head]:
+    while at > 0 and end > start:
+        if text[end - 1] == other[at - 1]:
+            end, at = end - 1, at - 1
+        elif at > begin and text[end - 1].isspace():  # templates write more of it after reasoning
+            end -= 1
+        else:
+            break
+    first = start + at - begin  # before it, both have the same
+    if first > end or text[start:first] != other[begin:at]:
         return None
+    while first < end < span[1] and text[end] not in "<[" and text[first] == text[end]:
+        first, end = first + 1, end + 1
     while white_space and end < span[1] and text[end].isspace():
         end += 1
-    return start + head, end
+    return max(first, start), end
 
 
 def _without_reasoning(message: _Message) -> _Message:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,7 @@ class Document:
     left_out: tuple[Piece, ...] = ()
     empty_turns: int = 0
     turns: list[Span] | None = None
-    masked: list[Span] | None = None
+    masked: Sequence[str] = ()
 
 
 class Renderer:
@@ -133,15 +133,16 @@ class Renderer:
             spans = without(spans, self._parts.find(rendering, messages, tools, numbers))
             turns = [turn for turn in turns if without([turn], spans) != [turn]]
         masked = without(asked, spans) if asked != kept or turns is not spans else []
-        return Document(
+        document = Document(
             text,
             spans,
             conversation,
             left_out=left_out,
             empty_turns=len(numbers.intersection(empty)),
             turns=turns,
-            masked=masked,
+            masked=[text[start:stop] for start, stop in masked],
         )
+        return document if conversation.turn is None else self._prompted(document, messages, tools)
 
     def _have_parts(self, messages: list[dict[str, Any]], numbers: Collection[int]) -> bool:
         """Whether only parts of some messages may be trained on."""
@@ -159,8 +160,7 @@ class Renderer:
         """
         if self._assistant is None:
             raise InternalError("everything is trained on")
-        alone = conversation.turn is not None
-        last_only = alone or self._config.train_on == "last-assistant"
+        last_only = conversation.turn is not None or self._config.train_on == "last-assistant"
         numbers = {n for n, message in enumerate(messages) if message.get("role") == ASSISTANT}
         if last_only and numbers:
             numbers = {max(numbers)}
@@ -175,30 +175,35 @@ class Renderer:
         if silent > context:
             kept = find(silent={id(messages[n]) for n in silent})
         numbers -= silent
-        if alone and numbers:
-            begin = self._prompt_of(rendering.text, messages, conversation.tools)
-            kept = [(max(a, begin), b) for a, b in kept if b > begin >= 0]
-            asked = kept if begin >= 0 else asked  # else nobody has spoken before it
         return asked, kept, numbers
 
-    def _prompt_of(self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None) -> int:
-        """How many characters of a text the prompt for its last message has; -1 for a message that
-        answers nothing. Raises UndecidableError when the text does not begin with the prompt.
+    def _prompted(
+        self, document: Document, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> Document:
+        """A document of which only the last message is trained on, as the prompt for it and what
+        follows it. Raises UndecidableError where the prompt ends otherwise than what is before it.
         """
         before, number = messages[:-1], len(messages) - 1
         if all(message.get("role") in ("system", "developer") for message in before):
-            return -1
+            return replace(document, spans=[], turns=[])  # nobody has spoken: it answers nothing
         try:
             prompt = self._template.render(before, tools, add_generation_prompt=True).text
+            plain = self._template.render(before, tools).text
         except RefusedError as error:
             raise undecidable(f"as a prompt for message {number}, {error}") from error
-        if not text.startswith(prompt):
-            same = common_prefix(text, prompt)
-            raise undecidable(
-                f"the prompt for message {number} goes on in {prompt[same:][:_MOST_SHOWN]!r}, and "
-                f"the text with the message in {text[same:][:_MOST_SHOWN]!r}"
-            )
-        return len(prompt)
+        text, spans = document.text, document.spans or []
+        if text.startswith(prompt):
+            return _shifted(document, len(prompt), len(prompt))
+        if not spans:
+            return document
+        begin, asked = spans[0][0], prompt[common_prefix(plain, prompt) :].strip()
+        if asked and text[:begin].rstrip().endswith(asked):
+            return _shifted(replace(document, text=prompt + text[begin:]), begin, len(prompt))
+        same = common_prefix(text, prompt)
+        raise undecidable(
+            f"the prompt for message {number} goes on in {prompt[same:][:_MOST_SHOWN]!r}, and "
+            f"the text with the message in {text[same:][:_MOST_SHOWN]!r}"
+        )
 
     def unread(self, text: str, conversation: Conversation) -> list[str]:
         """Names of its fields that neither packer nor the template reads; each as often as it is
@@ -216,6 +221,19 @@ class Renderer:
             unread = conversation.arguments.keys() - reads_of(source).names
             names += [f"{ARGUMENTS}.{name}" for name in unread]
         return names
+
+
+def _shifted(document: Document, begin: int, now: int) -> Document:
+    """With its spans from character `begin` on, which is at `now` in its text."""
+
+    def moved(spans: Sequence[Span]) -> list[Span]:
+        return [
+            (max(start, begin) - begin + now, stop - begin + now)
+            for start, stop in spans
+            if stop > begin
+        ]
+
+    return replace(document, spans=moved(document.spans or []), turns=moved(document.turns or []))
 
 
 def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, list[Span]]:
