@@ -21,6 +21,7 @@ UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
 
 HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
+MOST_TURNS = 1 << 16  # of a record, with --turns each
 # What a chat template may leave out of a conversation.
 UNSHOWN = ("reasoning", "content", "tool_calls", "tool_results", "tools", "system")
 Notify = Callable[[str], None]  # hears what a user should know of
@@ -31,6 +32,20 @@ def wrong_ids(ids: Int64) -> npt.NDArray[np.bool_]:
     """Where the numbers cannot be token ids."""
     wrong: npt.NDArray[np.bool_] = (ids < 0) | (ids > HIGHEST_ID)
     return wrong
+
+
+def turn_position(record: Any, turn: Any) -> Any:
+    """The position of a document that is a turn of a record, with --turns each: `turn` counts the
+    assistant's from 0. Of numbers, or of int64[n].
+    """
+    return record * MOST_TURNS + turn
+
+
+def record_position(position: Any, turns: str) -> Any:
+    """The position of the record that a document comes from; of numbers, or of int64[n]. `turns`:
+    as the option of that name says.
+    """
+    return position // MOST_TURNS if turns == "each" else position
 
 
 @dataclass(frozen=True)
@@ -140,7 +155,8 @@ class TokenBatch:
     offsets   int64[n+1]: document i is ids[offsets[i]:offsets[i+1]]; empty documents are allowed
     trained   uint8[T], 1 where the token is trained on; None: everywhere
     file      int32[n], index of the input file
-    position  int64[n], byte offset in the uncompressed file, or row number for columnar files
+    position  int64[n], byte offset in the uncompressed file, or row number for columnar files;
+              with --turns each, see `turn_position`
     chosen    int32[n], of records of preference: how many of a document's tokens, which come first,
               are the chosen or desirable answer with its prompt; the others are the rejected or
               undesirable one; None: other records
@@ -196,6 +212,7 @@ class Records:
     controls   of some texts, the characters where special tokens are; others there are just text
     unshown    what the chat template left out of the records
     empty_turns    turns of the assistant that it left empty
+    masked     what of the assistant flags and options leave untrained, each text with its record
     unread     fields of records that nothing reads, and how many times they are there
     sides      uint8[n], of records of preference: texts are answers, 1 a chosen or desirable one, 0
                another; those of a pair follow one another, and have one position
@@ -214,6 +231,7 @@ class Records:
     turns: tuple[int, int] = (0, 0)
     unshown: list[LeftOut] = field(default_factory=list)
     empty_turns: int = 0
+    masked: list[tuple[int, str]] = field(default_factory=list)
     unread: dict[str, int] = field(default_factory=dict)
     sides: UInt8 | None = None
     specials: int | None = None

@@ -34,6 +34,7 @@ def _of_messages(shape: Shape, config: DocumentConfig) -> bool:
 
 
 _MESSAGES = Need("messages, which a chat template renders", _of_messages)
+_CONVERSATIONS = Need("conversations", lambda shape, config: shape.is_chat)
 _TEXT = Need("records with text", lambda shape, config: shape.kind != "tokens")
 _PLAIN = Need("plain text", lambda shape, config: shape.kind == "text")
 
@@ -50,6 +51,8 @@ class DocumentConfig:
     fields            (a shape's own name of a field, its name in the input), where they differ
     chat_template     its source
     template_args     (name, value as JSON text), by name
+    train_reasoning   None: unless only final answers are trained on
+    train_tool_calls  None: yes
     turn_end          also written after the last turn
     add_bos, add_eos  None: as the tokenizer does, with EOS; not around what a chat template
                       rendered
@@ -144,12 +147,15 @@ class DocumentConfig:
             choices={
                 "assistant": "the default for messages",
                 "last-assistant": "",
+                "final": "answers without tool calls",
                 "completion": "the default for prompts",
                 "all": "the default for text",
             },
             aliases={
                 "last": "last-assistant",
                 "last-turn": "last-assistant",
+                "final-answer": "final",
+                "final-answers": "final",
                 "assistant-only": "assistant",
                 "assistants": "assistant",
                 "response": "completion",
@@ -157,6 +163,35 @@ class DocumentConfig:
                 "full": "all",
             },
             elsewhere=("--loss-on", "--train-on-inputs", "--assistant-only-loss"),
+        ),
+    ] = None
+    turns: Annotated[
+        str,
+        Option(
+            "What a conversation becomes:",
+            SUPERVISED,
+            metavar="HOW",
+            choices={"all": "one document", "each": "one for each answer, as it is prompted for"},
+            aliases={"one": "all", "every": "each"},
+            needs=_CONVERSATIONS,
+        ),
+    ] = "all"
+    train_reasoning: Annotated[
+        bool | None,
+        Option(
+            "Whether reasoning is trained on. Default: yes, but not with --train-on final.",
+            SUPERVISED,
+            flag="--train-reasoning/--no-train-reasoning",
+            needs=_MESSAGES,
+        ),
+    ] = None
+    train_tool_calls: Annotated[
+        bool | None,
+        Option(
+            "Whether tool calls are trained on. Default: yes.",
+            SUPERVISED,
+            flag="--train-tool-calls/--no-train-tool-calls",
+            needs=_MESSAGES,
         ),
     ] = None
     turn_end: Annotated[
@@ -320,6 +355,16 @@ class DocumentConfig:
     def arguments(self) -> dict[str, object]:
         """`template_args` as a dict of values."""
         return arguments_of(self.template_args)
+
+    @property
+    def trains_reasoning(self) -> bool:
+        """Whether the assistant's reasoning is trained on, where the assistant is."""
+        return self.train_on != "final" if self.train_reasoning is None else self.train_reasoning
+
+    @property
+    def trains_all_parts(self) -> bool:
+        """Whether all kinds of what the assistant says are trained on."""
+        return self.trains_reasoning and self.train_tool_calls is not False
 
     @property
     def whole_files(self) -> bool:

@@ -62,6 +62,7 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
         rows["overlong"] = _overlong(config, shape)
     template = _choice("--prompt-template", config.prompt_template, shape.prompt_templates, shape)
     _check_turn_end(config, shape, train_on, template)
+    _check_all(config, train_on)
     if shape.kind == "tokens" and (config.add_bos or config.add_eos or config.separator):
         raise UsageError(
             "--bos, --eos and --separator are not for input_ids, which are packed as they are",
@@ -95,7 +96,8 @@ def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
         other["prompt_template"] = None
     template = other.get("prompt_template", config.prompt_template) or member.prompt_templates[0]
     if not member.is_chat and template != "chat":
-        other["turn_end"] = other["template_args"] = ()
+        other |= {"turn_end": (), "template_args": ()}
+        other |= {"train_reasoning": None, "train_tool_calls": None}
     if isinstance(config, PackConfig) and config.overlong == _TURNS and not member.is_chat:
         other["overlong"] = "drop"
     if member.kind == "tokens":
@@ -127,6 +129,12 @@ def _for_members(config: _Config, members: list[Shape]) -> _Config:
                 f"{option}: {given} is not for records of shape {_kinds(members)}",
                 f"choose {' or '.join(dict.fromkeys(sum(allowed, ())))}",
             )
+    if config.turns == "each" and (others := [one for one in members if not one.is_chat]):
+        raise UsageError(
+            f"--turns: each is for conversations; some files have records of shape "
+            f"{_kinds(others)}",
+            "pack these by a command of their own, or tokenize both and mix them by a recipe",
+        )
     if isinstance(config, PackConfig):
         config = replace(config, overlong=_overlong_of(config, members))
     own = [for_member(config, member) for member in members]
@@ -211,3 +219,20 @@ def _check_turn_end(config: DocumentConfig, shape: Shape, train_on: str, templat
             f"--turn-end: records of shape {shape.kind} have no turns without a chat template",
             "leave it out, or give --prompt-template chat",
         )
+
+
+def _check_all(config: DocumentConfig, train_on: str) -> None:
+    """UsageError for what says what of the assistant's is trained on, where everything is."""
+    given = {
+        "--turns each": config.turns == "each",
+        "--train-reasoning": config.train_reasoning,
+        "--no-train-reasoning": config.train_reasoning is False,
+        "--train-tool-calls": config.train_tool_calls,
+        "--no-train-tool-calls": config.train_tool_calls is False,
+    }
+    for option, is_given in given.items():
+        if is_given and train_on == "all":
+            raise UsageError(
+                f"{option}: --train-on all trains on everything, whoever says it",
+                "leave one of them out",
+            )

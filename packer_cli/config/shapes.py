@@ -60,7 +60,7 @@ class Shape:
     def train_on(self) -> tuple[str, ...]:
         """What can be trained on, the default first."""
         if self.is_chat:
-            return ("assistant", "last-assistant", "all")
+            return ("assistant", "last-assistant", "final", "all")
         if self.kind == PREFERENCE:
             return ("completion",)
         return ("completion", "all") if self.is_supervised else ("all",)

@@ -136,6 +136,9 @@ class Counts:
     unshown_system_tokens: int = 0
     special_tokens_in_text: int = 0
     fim_documents: int = 0
+    masked_documents: int = 0
+    masked_tokens: int = 0
+    repeated_tokens: int = 0
     document_length: Int64 = field(default_factory=_powers)
     row_fill: Int64 = field(default_factory=lambda: np.zeros(ROW_FILL_BUCKETS, np.int64))
     segments_per_row: Int64 = field(default_factory=_powers)

@@ -41,6 +41,7 @@ class DocumentsConfig(Struct, frozen=True, kw_only=True):
     train_on: str | None = "all"
     input_format: str | None = None
     fields: list[tuple[str, str]] = []
+    turns: str = "all"
 
 
 class Config(DocumentsConfig, frozen=True, kw_only=True):
@@ -215,6 +216,9 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     unread: dict[str, Count] = {}
     special_tokens_in_text: Count = 0
     fim_documents: Count = 0
+    masked_documents: Count = 0
+    masked_tokens: Count = 0
+    repeated_tokens: Count = 0
     histograms: DocumentHistograms
     inputs: list[Input]
     units: list[Unit]

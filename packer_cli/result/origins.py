@@ -13,9 +13,9 @@ import numpy as np
 
 from packer_cli.config.formats import format_named
 from packer_cli.errors import DataError, UsageError, one_line
-from packer_cli.records import Int64
+from packer_cli.records import MOST_TURNS, Int64, record_position
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import TOKENIZED, Input, Manifest
+from packer_cli.result.manifest import TOKENIZED, Config, DocumentsConfig, Input, Manifest
 from packer_cli.result.shards import digest
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, open_tokenized
 
@@ -27,6 +27,7 @@ class Origin:
     start      the segment's first token in its document
     tokenized  (directory, number of the document) where it came through a tokenized directory
     name       of the recipe's source
+    turn       of the assistant, counted from 0, where the document is one of several of a record
     """
 
     file: str
@@ -35,21 +36,24 @@ class Origin:
     start: int
     tokenized: tuple[str, int] | None = None
     name: str | None = None
+    turn: int | None = None
 
     def __str__(self) -> str:
-        """For people, safe to print: web: a.jsonl byte 65 from its token 16."""
+        """For people, safe to print: web: a.jsonl byte 65 turn 2 from its token 16."""
         named = "" if self.name is None else f"{one_line(self.name)}: "
         through = ""
         if self.tokenized is not None:
             directory, number = self.tokenized
             through = f" (document {number} of {one_line(directory)})"
         start = f" from its token {self.start}" if self.start else ""
-        return f"{named}{place_in(self.file, self.unit, self.position)}{through}{start}"
+        place = place_in(self.file, self.unit, self.position, self.turn)
+        return f"{named}{place}{through}{start}"
 
 
-def place_in(file: str, unit: str, position: int) -> str:
+def place_in(file: str, unit: str, position: int, turn: int | None = None) -> str:
     """A place in an input for people: a.jsonl byte 65."""
-    return f"{'stdin' if file == '-' else one_line(file)} {unit} {position}"
+    of_record = "" if turn is None else f" turn {turn}"
+    return f"{'stdin' if file == '-' else one_line(file)} {unit} {position}{of_record}"
 
 
 def origin_as_json(origin: Origin | None) -> dict[str, Any]:
@@ -62,6 +66,7 @@ def origin_as_json(origin: Origin | None) -> dict[str, Any]:
         "file": origin.file,
         "position": origin.position,
         "position_unit": origin.unit,
+        **({} if origin.turn is None else {"turn": origin.turn}),
         **({"tokenized": through[0], "document": through[1]} if through else {}),
         "start": origin.start,
     }
@@ -99,7 +104,7 @@ class Origins:
     def _of_input(self, number: int, positions: Int64) -> list[Origin]:
         one, config = self._manifest.inputs[number], self._manifest.config
         if one.format != TOKENIZED:
-            return [input_origin(one, config.input_format, at) for at in positions.tolist()]
+            return [input_origin(one, config, at) for at in positions.tolist()]
         folder = os.path.dirname(one.path)
         tokenized = self.tokenized(number)
         if tokenized is None:
@@ -115,7 +120,7 @@ class Origins:
                     f"manifest has {len(facts.inputs)}",
                     AGAIN,
                 )
-            first = input_origin(facts.inputs[file], facts.config.input_format, place)
+            first = input_origin(facts.inputs[file], facts.config, place)
             found.append(replace(first, tokenized=(folder, document)))
         return found
 
@@ -139,9 +144,12 @@ class Origins:
         return None
 
 
-def input_origin(one: Input, input_format: str | None, position: int) -> Origin:
+def input_origin(one: Input, config: Config | DocumentsConfig, position: int) -> Origin:
     """A place in an input that was not tokenized before."""
-    return Origin(one.path, position, unit_of(one, input_format), 0)
+    record, turn = record_position(position, config.turns), None
+    if config.turns == "each":
+        turn = position % MOST_TURNS
+    return Origin(one.path, record, unit_of(one, config.input_format), 0, turn=turn)
 
 
 def unit_of(one: Input, input_format: str | None) -> str:

@@ -23,7 +23,7 @@ from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.packing.fitting import first_overlong
 from packer_cli.packing.pairs import rooms
 from packer_cli.progress import Progress
-from packer_cli.records import BadRecord, InputFile, Stretch, TokenBatch, WorkUnit
+from packer_cli.records import BadRecord, InputFile, Stretch, TokenBatch, WorkUnit, record_position
 from packer_cli.result.counts import Counts
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import rejected_name
@@ -131,7 +131,8 @@ def refuse_longer(
     if document < 0:
         return
     file = job.files[batch.file[document]]
-    place = reader_for(file.format).describe(file, int(batch.position[document]))
+    position = record_position(int(batch.position[document]), job.config.turns)
+    place = reader_for(file.format).describe(file, position)
     length = offsets[document + 1] - offsets[document]
     what = "document has" if batch.chosen is None else "two sides of the pair have"
     raise DataError(f"{file.path}, {place}: the {what} {length} tokens, {most_is} {most}", tip)

@@ -7,10 +7,12 @@ from difflib import get_close_matches
 
 from packer_cli.records import Notify
 from packer_cli.result.manifest import DOCUMENT_TOTALS, Result
-from packer_cli.result.wording import count, plural, unshown
+from packer_cli.result.wording import count, percent, plural, unshown
 
 _MOST_NAMED = 12
-_ANSWERED = ("content", "reasoning_content", "thinking", "tool_calls", "weight", "train")
+_ANSWERED = (
+    "content", "reasoning_content", "thinking", "tool_calls", "weight", "train", "train_detail",
+)  # fmt: skip
 
 
 def name_columns(unused: Mapping[str, list[str]], notify: Notify) -> None:
@@ -39,10 +41,27 @@ def warn_of_losses(place: str, manifest: Result, notify: Notify, warn: Notify) -
             f"{place}: {plural(manifest.empty_turns, 'turn')} of the assistant that the chat "
             "template leaves empty: not trained on"
         )
+    if manifest.masked_documents:
+        notify(
+            f"{place}: {plural(manifest.masked_tokens, 'token')} of the assistant in "
+            f"{plural(manifest.masked_documents, 'document')} not trained on, by options or flags"
+        )
+    if manifest.repeated_tokens:
+        share = percent(manifest.repeated_tokens / encoded_tokens(manifest))
+        notify(
+            f"{place}: {plural(manifest.repeated_tokens, 'token')} repeated ({share}): beginnings "
+            "that a turn has from the turn before it"
+        )
     if manifest.unread:
         named = [f"{name} ({count(number)}){_meant(name)}" for name, number in
                  manifest.unread.items()]  # fmt: skip
         notify(f"{place}: neither packer nor the chat template reads {_named(named)}")
+
+
+def encoded_tokens(manifest: Result) -> int:
+    """The tokens that a run made, those that were lost included."""
+    lost = ("truncated_tokens", "dropped_tokens")
+    return manifest.tokens + sum(getattr(manifest, name, 0) for name in lost)
 
 
 def _named(names: Iterable[str]) -> str:

@@ -54,7 +54,7 @@ class DocumentReader:
         trained = self._tokens.gather_trained(*piece)
         flags = np.ones(int(length[0]), bool) if trained is None else trained.astype(bool)
         flags[:1] = False  # nothing predicts it
-        origin = input_origin(facts.inputs[file], facts.config.input_format, position)
+        origin = input_origin(facts.inputs[file], facts.config, position)
         ids = self._tokens.gather(*piece).view(np.int32)
         content = Segment(0, origin, ids, flags)
         sides = self._sides(index, content) if tokenized.has_pairs else []

@@ -97,6 +97,10 @@ def unusual(f: dict[str, Any]) -> list[tuple[str, int, str]]:
          "nothing: not trained on"),
         ("not shown", f["unshown_documents"], "documents, of which the chat template leaves out "
          f"{unshown(f)}"),
+        ("masked", f["masked_tokens"], f"tokens of the assistant in {f['masked_documents']:,} "
+         "documents not trained on, by options or flags"),
+        ("repeated", f["repeated_tokens"], "tokens that turns have from the turn before them, see "
+         "--turns each"),
         ("special", f["special_tokens_in_text"], "special tokens that the content of "
          "records spells out, see --special-tokens-in-text"),
         ("rearranged", f["fim_documents"], "texts put into another order, see --fim-rate"),

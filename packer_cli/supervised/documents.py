@@ -14,9 +14,25 @@ from packer_cli.config.run_options import JINJA2
 from packer_cli.config.shapes import ARGUMENTS, Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import reader_for
-from packer_cli.records import BadRecord, InputFile, Int64, LeftOut, Records, Slice, Spans
+from packer_cli.records import (
+    BadRecord,
+    InputFile,
+    Int64,
+    LeftOut,
+    Records,
+    Slice,
+    Spans,
+)
 from packer_cli.supervised.arguments import parse_arguments
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
+from packer_cli.supervised.each_turn import (
+    answers,
+    joined,
+    only_trained_on,
+    positions_of,
+    up_to_each,
+)
+from packer_cli.supervised.flags import as_context
 from packer_cli.supervised.messages import (
     ASSISTANT,
     REASONING,
@@ -96,7 +112,7 @@ class Composer:
             records = parted(records, self.shape)
         documents: list[Document] = []
         bad, specials, unread = list(records.bad), 0, dict[str, int]()
-        kept = np.ones(len(records.positions), bool)
+        counts = np.zeros(len(records.positions), np.int64)  # how many documents each becomes
         for i, fields in enumerate(records.fields or []):
             try:
                 begin(int(records.positions[i]))
@@ -107,13 +123,13 @@ class Composer:
                 specials += len(spelled)
                 if spelled and self.specials.policy == "error":
                     raise SpelledOutError(spelled_out(spelled[0]))
-                document = render()
-                if document.left_out and self.config.on_unshown == "error":
-                    raise UnshownError(unshown_text(document))
-                documents.append(document)
-                self._count_unread(fields, document, unread)
+                own = render()
+                if own[-1].left_out and self.config.on_unshown == "error":
+                    raise UnshownError(unshown_text(own[-1]))
+                documents += own
+                counts[i] = len(own)
+                self._count_unread(fields, own[-1], unread)
             except SpelledOutError as error:
-                kept[i] = False
                 bad.append(BadRecord(int(records.positions[i]), str(error), SPELLED_OUT_TIP))
             except UnshownError as error:
                 bad.append(BadRecord(int(records.positions[i]), str(error), UNSHOWN_TIP))
@@ -121,13 +137,13 @@ class Composer:
                 bad.append(BadRecord(int(records.positions[i]), str(error), _SKIP))
             except UndecidableError as error:
                 bad.append(BadRecord(int(records.positions[i]), error.message, error.tip or _SKIP))
-            else:
-                continue
-            kept[i] = False
         bad.sort(key=lambda record: record.position)
         again = self.config.shortens_conversations
+        positions = np.repeat(records.positions, counts)
+        if self.config.turns == "each":
+            positions = positions_of(positions, documents)
         return Records(
-            records.positions[kept],
+            positions,
             texts=[document.text for document in documents],
             spans=byte_spans(documents),
             turns=turn_counts(documents, self.end_tokens),
@@ -140,8 +156,9 @@ class Composer:
                 for part in left_out_of(number, document)
             ],
             empty_turns=sum(document.empty_turns for document in documents),
+            masked=masked_of(documents),
             unread=unread,
-            sides=None if records.sides is None else records.sides[kept],
+            sides=None if records.sides is None else np.repeat(records.sides, counts),
             conversations=[document.conversation for document in documents] if again else None,
             bad=bad if records.sides is None else once(bad),
             notices=tuple(r.notice for r in self.renderers if r.notice),
@@ -151,8 +168,8 @@ class Composer:
 
     def _parsed(
         self, fields: dict[str, Any]
-    ) -> tuple[Any, Callable[[], Any], Callable[[], Document]]:
-        """All that a record holds, and functions that give its own content and its document.
+    ) -> tuple[Any, Callable[[], Any], Callable[[], list[Document]]]:
+        """All that a record holds, and functions that give its own content and its documents.
 
         It is parsed and put together first: JSON text may escape anything, and special tokens may
         begin in a prompt and end in what follows it.
@@ -162,9 +179,18 @@ class Composer:
             given: Any = conversation.messages, conversation.tools
             if any(type(message.get("content")) is list for message in conversation.messages):
                 given = _content(conversation)  # parts may spell one out together
-            return given, partial(_content, conversation), partial(self.render, conversation)
+            return given, partial(_content, conversation), partial(self._documents, conversation)
         document = self._of_fields(fields)
-        return document.text, lambda: document.text, lambda: document
+        return document.text, lambda: document.text, lambda: [document]
+
+    def _documents(self, conversation: Conversation) -> list[Document]:
+        """At least one. Raises RefusedError and UndecidableError."""
+        chosen = answers(conversation.messages, self.config.train_on)
+        if self.config.turns == "each" and chosen:
+            return joined([self.render(one) for one in up_to_each(conversation, chosen)])
+        if self.config.train_on == "final":
+            conversation = only_trained_on(conversation, chosen)
+        return [self.render(conversation)]
 
     def _of_fields(self, fields: dict[str, Any]) -> Document:
         """The document of a prompt and completion, without a template. Raises MalformedError."""
@@ -202,7 +228,7 @@ class Composer:
             return document
         if any(map(is_marked, given)):
             raise RefusedError("its content has U+FDD0, which no text should have")
-        conversation = Conversation(messages, tools, arguments)
+        conversation = replace(conversation, messages=messages, tools=tools, arguments=arguments)
         marked = self._renderer_of(conversation).render(conversation)
         if unmarked(marked.text, marked.spans) != (document.text, document.spans):
             raise RefusedError(
@@ -257,7 +283,7 @@ class Composer:
             prompt = self._side(fields, "prompt", "user", arguments)
             completion = self._side(fields, "completion", ASSISTANT, arguments)
             # the assistant's turns in the prompt are context
-            silent = [m | {"train": 0} if m["role"] == ASSISTANT else m for m in prompt]
+            silent = [as_context(m) if m["role"] == ASSISTANT else m for m in prompt]
             return Conversation([*silent, *completion], self._tools(fields), arguments)
         if self.config.prompt_template == "chat":
             answer = self._text(fields, "completion")
@@ -318,13 +344,18 @@ def unshown_text(document: Document) -> str:
     return f"the chat template does not show the {what} of message {piece.message}: {shown!r}"
 
 
+def masked_of(documents: list[Document]) -> list[tuple[int, str]]:
+    """What flags and options leave untrained: (index of the document, a text)."""
+    return [(number, text) for number, document in enumerate(documents) for text in document.masked]
+
+
 def turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple[int, int]:
     """(trained turns of the assistant, those of them that end in none of `end_tokens`)."""
     turns = [
         document.text[start:stop]
         for document in documents
         if document.conversation is not None
-        for start, stop in document.spans or []
+        for start, stop in document.turns or []
     ]
     if not end_tokens:  # a tokenizer without special tokens cannot end a turn otherwise
         return len(turns), 0

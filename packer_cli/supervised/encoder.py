@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
-from packer_cli.records import InputFile, LeftOut, Records, TokenBatch
+from packer_cli.records import MOST_TURNS, InputFile, Records, TokenBatch, record_position
 from packer_cli.result.counts import Counts
 from packer_cli.supervised.sides import joined_sides
 from packer_cli.tokenization.encoding import Encoded, token_batch
@@ -44,7 +44,12 @@ class SupervisedEncoder:
             unread=dict(records.unread),
         )
         if records.unshown:
-            counts.add_unshown(file.index, records.unshown, self._lengths(records.unshown))
+            lengths = self._lengths([part.text for part in records.unshown])
+            counts.add_unshown(file.index, records.unshown, lengths)
+        if records.masked:
+            numbers, texts = zip(*records.masked, strict=True)
+            counts.masked_documents = len(set(numbers))
+            counts.masked_tokens = sum(self._lengths(texts))
         if records.conversations is not None and isinstance(self._config, PackConfig):
             # jinja2 is slow to import
             from packer_cli.supervised.documents import placed  # noqa: PLC0415
@@ -55,17 +60,20 @@ class SupervisedEncoder:
             try:
                 batch, loss = shorten(batch, talks, self._render, self._tokenizer, self._config)
             except UndecidableError as error:
+                error.position = record_position(error.position, self._config.turns)
                 raise placed(error, file) from error
             counts.add_truncated(file.index, loss)
+        if self._config.turns == "each":
+            counts.repeated_tokens = repeated_tokens(batch)
         counts.double_bos_documents += _doubled(batch, self._tokenizer.info.bos_token_id)
         if records.sides is None:
             return Encoded(batch, records.bad, counts)
         batch, bad = joined_sides(batch, records.sides, records.bad)
         return Encoded(batch, bad, counts)
 
-    def _lengths(self, parts: list[LeftOut]) -> list[int]:
-        """How many tokens the parts have, each encoded by itself."""
-        offsets = self._tokenizer.encode_bare([part.text for part in parts], None, None)[1]
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        """How many tokens they have, each encoded by itself."""
+        offsets = self._tokenizer.encode_bare(list(texts), None, None)[1]
         return np.diff(offsets).tolist()  # type: ignore[no-any-return]
 
 
@@ -75,3 +83,17 @@ def _doubled(batch: TokenBatch, bos: int | None) -> int:
         return 0
     begins = batch.offsets[:-1][np.diff(batch.offsets) > 1]
     return int(((batch.ids[begins] == bos) & (batch.ids[begins + 1] == bos)).sum())
+
+
+def repeated_tokens(batch: TokenBatch) -> int:
+    """How many tokens of documents of one record, one after another, are the beginning of the
+    document before: what would be saved if a shared beginning were stored once.
+    """
+    record = batch.position // MOST_TURNS
+    repeated = 0
+    for document in (np.flatnonzero(np.diff(record) == 0) + 1).tolist():
+        before, begin, end = batch.offsets[document - 1 : document + 2].tolist()
+        size = min(begin - before, end - begin)
+        differs = batch.ids[before : before + size] != batch.ids[begin : begin + size]
+        repeated += int(np.argmax(differs)) if differs.any() else size
+    return repeated

@@ -16,6 +16,15 @@ from typing import Any
 
 import msgspec
 
+from packer_cli.supervised.flags import (
+    DETAIL,
+    FLAGS,
+    detail_of,
+    is_trained,
+    wrong_detail,
+    wrong_flag,
+)
+
 _ROLES = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
     "model": "assistant", "observation": "tool", "function_response": "tool",
@@ -23,16 +32,15 @@ _ROLES = {
 }  # fmt: skip
 _CALLS = ("function_call", "tool_call")
 _JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_FLAGS = ("weight", "train")
 _ELSEWHERE = ("text", "message", "parts")  # other names for content, which no template shows
 ASSISTANT = "assistant"
 REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
-_PARSED = frozenset(("function_call", "tool_calls", *REASONING, *_FLAGS))
+_PARSED = frozenset(("function_call", "tool_calls", *REASONING, *FLAGS, DETAIL))
 
 # What packer reads of a message, and names that tie calls to results.
 KNOWN_KEYS = frozenset(
-    ("role", "content", *REASONING, *_FLAGS, "tool_calls", "function_call", "tool_call_id", "name",
-     "id")
+    ("role", "content", *REASONING, *FLAGS, DETAIL, "tool_calls", "function_call", "tool_call_id",
+     "name", "id")
 )  # fmt: skip
 
 
@@ -77,8 +85,11 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     if not isinstance(role, str):
         problem = f"is {kind_of(role)}, expected a string" if "role" in message else "is missing"
         raise MalformedError(f"{where}.role {problem}")
+    if problem := wrong_flag(message) or wrong_detail(message):
+        raise MalformedError(f"{where}.{problem}")
     if isinstance(content, list):
         texts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+        message |= detail_of(content, texts)
         if not keep_parts:
             message["content"] = "".join(texts)
     elif content is not None and not isinstance(content, str):
@@ -98,19 +109,7 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
         raise MalformedError(
             f"{where} is the assistant's and has neither content nor tool calls: an empty answer"
         )
-    for flag in _FLAGS:
-        if message.get(flag, 1) not in (0, 1):
-            raise MalformedError(f"{where}.{flag} is {message[flag]!r}, expected 0 or 1")
     return message
-
-
-def is_trained(message: dict[str, Any]) -> bool:
-    """Whether the message's own `weight` and `train` leave it to be trained on."""
-    return bool(message.get("weight", 1) and message.get("train", 1))
-
-
-def has_flags(message: dict[str, Any]) -> bool:
-    return "weight" in message or "train" in message
 
 
 def _from_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
@@ -156,6 +155,8 @@ def _part(part: Any, where: str) -> str:
     if kind not in (None, "text") or not isinstance(text, str):
         what = f"of type {kind!r}" if kind not in (None, "text") else "without a text"
         raise MalformedError(f"{where} is {what}; only text can be packed")
+    if isinstance(part, dict) and (problem := wrong_flag(part)):
+        raise MalformedError(f"{where}.{problem}")
     return text
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from packer_cli.config.shapes import Shape
 from packer_cli.records import BadRecord, Records
+from packer_cli.supervised.flags import as_context
 from packer_cli.supervised.messages import (
     ASSISTANT,
     REASONING,
@@ -88,7 +89,7 @@ def messages_of(side: Side, *, keep_parts: bool) -> list[_Message]:
         )
     _check_answer(answer, side.column)
     # the assistant's turns in the prompt are context
-    silent = [m | {"train": 0} if m["role"] == ASSISTANT else m for m in prompt]
+    silent = [as_context(m) if m["role"] == ASSISTANT else m for m in prompt]
     return [*silent, *answer]
 
 

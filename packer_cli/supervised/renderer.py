@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import ARGUMENTS
-from packer_cli.errors import UsageError
+from packer_cli.errors import InternalError, UsageError
 from packer_cli.supervised.arguments import mentions_of, reads_of
-from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
-from packer_cli.supervised.edges import Span
-from packer_cli.supervised.messages import ASSISTANT, KNOWN_KEYS, is_trained
+from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering
+from packer_cli.supervised.edges import Span, common_prefix
+from packer_cli.supervised.flags import DETAIL, is_context, is_trained
+from packer_cli.supervised.messages import ASSISTANT, KNOWN_KEYS
+from packer_cli.supervised.parts import UntrainedParts, without
 from packer_cli.supervised.shown import Piece, Shown
-from packer_cli.supervised.turns import PROBE, AssistantSpans, UndecidableError
+from packer_cli.supervised.turns import PROBE, AssistantSpans, UndecidableError, undecidable
 
 _MOST_KEPT = 256  # renderers, by arguments of records
+_MOST_SHOWN = 40  # characters
 _PARTS_PROBE = "\ue000part\ue001"
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A record as messages. `arguments`: its own ones for the chat template."""
+    """A record as messages. `arguments`: its own ones for the chat template.
+
+    `turn`: where only its last message is trained on, as the answer to the prompt of all before:
+    the number of that answer among those of the record.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
     arguments: dict[str, Any] | None = None
+    turn: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,9 @@ class Document:
     `conversation` is what the text was rendered from, where it was. `controls`: the characters
     where special tokens are, None for wherever the tokenizer finds one. `left_out`: what of the
     conversation the text does not show; `empty_turns`: turns of the assistant of which it shows
-    nothing, and which are not trained on.
+    nothing, and which are not trained on. `turns`: the characters of the assistant's turns that
+    are trained on at least in part, None for `spans`; `masked`: what of the assistant is not
+    trained on because of flags and options.
     """
 
     text: str
@@ -46,6 +58,8 @@ class Document:
     controls: list[Span] | None = None
     left_out: tuple[Piece, ...] = ()
     empty_turns: int = 0
+    turns: list[Span] | None = None
+    masked: Sequence[str] = ()
 
 
 class Renderer:
@@ -63,6 +77,7 @@ class Renderer:
         self._others: dict[bytes, Renderer] = {}  # by arguments
         self._assistant = AssistantSpans(template) if config.train_on != "all" else None
         self._shown = Shown(template)
+        self._parts = self._assistant and UntrainedParts(template, self._assistant, config)
         self.keep_parts = _shows_parts(template)
         self.notice = template.notice
         if self._assistant is not None and ends_matter and not config.allow_open_turns:
@@ -108,20 +123,86 @@ class Renderer:
         left_out, empty = self._shown.missing(text, messages, tools)
         if self._assistant is None:
             return Document(text, None, conversation, left_out=left_out)
-        last_only = self._config.train_on == "last-assistant"
-        spans = self._assistant.find(
-            rendering, messages, tools, last_only=last_only, empty={id(messages[n]) for n in empty}
-        )
+        asked, kept, numbers = self._chosen(rendering, conversation, messages, empty)
+        turns = kept
         if self._config.turn_end:
-            text, spans = _ended(text, spans, self._config.turn_end)
+            text, turns = _ended(text, turns, self._config.turn_end)
         # an empty answer has no byte, but there may be a token across the place where it would be
-        spans = [(start, stop) for start, stop in spans if start < stop]
-        return Document(
+        turns = spans = [(start, stop) for start, stop in turns if start < stop]
+        if self._parts and self._have_parts(messages, numbers):
+            spans = without(spans, self._parts.find(rendering, messages, tools, numbers))
+            turns = [turn for turn in turns if without([turn], spans) != [turn]]
+        masked = without(asked, spans) if asked != kept or turns is not spans else []
+        document = Document(
             text,
             spans,
             conversation,
             left_out=left_out,
-            empty_turns=sum(is_trained(messages[number]) for number in empty),
+            empty_turns=len(numbers.intersection(empty)),
+            turns=turns,
+            masked=[text[start:stop] for start, stop in masked],
+        )
+        return document if conversation.turn is None else self._prompted(document, messages, tools)
+
+    def _have_parts(self, messages: list[dict[str, Any]], numbers: Collection[int]) -> bool:
+        """Whether only parts of some messages may be trained on."""
+        return not self._config.trains_all_parts or any(DETAIL in messages[n] for n in numbers)
+
+    def _chosen(
+        self,
+        rendering: Rendering,
+        conversation: Conversation,
+        messages: list[dict[str, Any]],
+        empty: Collection[int],
+    ) -> tuple[list[Span], list[Span], set[int]]:
+        """(spans that are to be trained on but for flags, those that the flags leave, the numbers
+        of their messages). `empty`: numbers of messages of which the text shows nothing.
+        """
+        if self._assistant is None:
+            raise InternalError("everything is trained on")
+        last_only = conversation.turn is not None or self._config.train_on == "last-assistant"
+        numbers = {n for n, message in enumerate(messages) if message.get("role") == ASSISTANT}
+        if last_only and numbers:
+            numbers = {max(numbers)}
+        find = partial(
+            self._assistant.find, rendering, messages, conversation.tools,
+            last_only=last_only, empty={id(messages[n]) for n in empty},
+        )  # fmt: skip
+        # most have a role and content, and nothing more
+        silent = {n for n in numbers if len(messages[n]) > 2 and not is_trained(messages[n])}
+        context = {n for n in silent if is_context(messages[n])}
+        asked = kept = find(silent={id(messages[n]) for n in context})
+        if silent > context:
+            kept = find(silent={id(messages[n]) for n in silent})
+        numbers -= silent
+        return asked, kept, numbers
+
+    def _prompted(
+        self, document: Document, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> Document:
+        """A document of which only the last message is trained on, as the prompt for it and what
+        follows it. Raises UndecidableError where the prompt ends otherwise than what is before it.
+        """
+        before, number = messages[:-1], len(messages) - 1
+        if all(message.get("role") in ("system", "developer") for message in before):
+            return replace(document, spans=[], turns=[])  # nobody has spoken: it answers nothing
+        try:
+            prompt = self._template.render(before, tools, add_generation_prompt=True).text
+            plain = self._template.render(before, tools).text
+        except RefusedError as error:
+            raise undecidable(f"as a prompt for message {number}, {error}") from error
+        text, spans = document.text, document.spans or []
+        if text.startswith(prompt):
+            return _shifted(document, len(prompt), len(prompt))
+        if not spans:
+            return document
+        begin, asked = spans[0][0], prompt[common_prefix(plain, prompt) :].strip()
+        if asked and text[:begin].rstrip().endswith(asked):
+            return _shifted(replace(document, text=prompt + text[begin:]), begin, len(prompt))
+        same = common_prefix(text, prompt)
+        raise undecidable(
+            f"the prompt for message {number} goes on in {prompt[same:][:_MOST_SHOWN]!r}, and "
+            f"the text with the message in {text[same:][:_MOST_SHOWN]!r}"
         )
 
     def unread(self, text: str, conversation: Conversation) -> list[str]:
@@ -140,6 +221,19 @@ class Renderer:
             unread = conversation.arguments.keys() - reads_of(source).names
             names += [f"{ARGUMENTS}.{name}" for name in unread]
         return names
+
+
+def _shifted(document: Document, begin: int, now: int) -> Document:
+    """With its spans from character `begin` on, which is at `now` in its text."""
+
+    def moved(spans: Sequence[Span]) -> list[Span]:
+        return [
+            (max(start, begin) - begin + now, stop - begin + now)
+            for start, stop in spans
+            if stop > begin
+        ]
+
+    return replace(document, spans=moved(document.spans or []), turns=moved(document.turns or []))
 
 
 def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, list[Span]]:

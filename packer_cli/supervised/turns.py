@@ -23,7 +23,7 @@ from packer_cli.supervised.edges import (
     Span,
     common_prefix,
 )
-from packer_cli.supervised.messages import ASSISTANT, has_flags, is_trained
+from packer_cli.supervised.messages import ASSISTANT
 from packer_cli.supervised.probes import contexts, distinct_contexts, probe_of
 
 PROBE = "\ue000probe\ue001"
@@ -54,26 +54,43 @@ class AssistantSpans:
 
     def find(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
-        *, last_only: bool, empty: Collection[int] = (),
+        *, last_only: bool, empty: Collection[int] = (), silent: Collection[int] = (),
     ) -> list[Span]:  # fmt: skip
         """Spans of characters to train on, in order.
 
-        Messages whose `weight` or `train` is 0 have none; `last_only`: only the last assistant
-        message's. `empty`: ids of messages of which the text shows nothing; they have none.
+        `silent`: ids of messages that are not trained on; `last_only`: only the last assistant
+        message is. `empty`: ids of messages of which the text shows nothing; they have none.
         Raises UndecidableError.
         """
         spans, turns, speakers = self._found(
-            rendering, messages, tools, last_only=last_only, turns_matter=bool(empty)
+            rendering, messages, tools, turns_matter=bool(empty or silent or last_only)
         )
+        spans = _chosen(spans, turns, speakers, silent, last_only=last_only)
         if not empty:
             return spans
         if last_only and not turns:
             speakers = speakers[-1:]
         return _without_empty(spans, turns, speakers, empty)
 
+    def by_message(
+        self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None
+    ) -> list[list[Span]]:
+        """The spans of each message of the assistant, in order. Raises UndecidableError."""
+        spans, turns, speakers = self._found(rendering, messages, tools, turns_matter=True)
+        if len(turns) == len(speakers):
+            # what ends a turn may follow it
+            begins = [*(turn.start for turn in turns[1:]), len(rendering.text) + 1]
+            own = [[s for s in spans if turn.start <= s[0] < begin]
+                   for turn, begin in zip(turns, begins, strict=True)]  # fmt: skip
+            if sum(map(len, own)) == len(spans):
+                return own
+        if len(spans) == len(speakers):
+            return [[span] for span in spans]
+        raise undecidable("no loop of the template shows which of its turns are whose")
+
     def _found(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
-        *, last_only: bool, turns_matter: bool,
+        *, turns_matter: bool,
     ) -> tuple[list[Span], list[Turn], list[_Message]]:  # fmt: skip
         """(the spans, the turns that they were told by, the messages of the assistant).
 
@@ -84,11 +101,11 @@ class AssistantSpans:
             return [], [], []
         if self._template.marks_generation:
             self._check_tags(messages, tools)
-            if not (last_only or turns_matter or any(map(has_flags, speakers))):
+            if not turns_matter:
                 return rendering.generated, [], speakers
         turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
         if self._template.marks_generation:
-            return self._chosen(rendering.generated, turns, speakers, last_only), turns, speakers
+            return rendering.generated, turns, speakers
         numbered = _numbered(turns, messages)
         if numbered is None or _nested(turns):
             parts = [[span] for span in self._by_prefixes(rendering.text, messages, tools)]
@@ -96,29 +113,7 @@ class AssistantSpans:
         else:
             parts = self._by_turns(rendering, numbered, messages, tools)
         spans = [span for part in parts for span in part]
-        return self._chosen(spans, turns, speakers, last_only), turns, speakers
-
-    def _chosen(
-        self, spans: list[Span], turns: list[Turn], speakers: list[_Message], last_only: bool
-    ) -> list[Span]:
-        """The spans, as far as their messages are to be trained on."""
-        if last_only and turns:
-            if _are_messages(turns, speakers) and turns[-1].message is not speakers[-1]:
-                return []  # the template leaves out the last answer: nothing else takes its place
-            begin = turns[-1].start
-            spans = [span for span in spans if span[0] >= begin]
-        elif last_only:
-            if len(spans) != len(speakers):  # nothing shows whose they are
-                raise _undecidable("no loop of the template shows which of its tags are the last")
-            spans = spans[-1:]
-        if not any(map(has_flags, speakers)):
-            return spans
-        if all(is_trained(message) for message in speakers):
-            return spans
-        if not turns or not _are_messages(turns, speakers):
-            raise _undecidable("messages have weights, and the template rearranges messages")
-        silent = [turn for turn in turns if not is_trained(turn.message)]
-        return [s for s in spans if not any(t.start <= s[0] < t.stop for t in silent)]
+        return spans, turns, speakers
 
     def _by_turns(
         self, rendering: Rendering, turns: _Turns, messages: list[_Message],
@@ -137,11 +132,11 @@ class AssistantSpans:
                     fresh = self._learn(messages, tools)
                 told = fresh(number)
                 if isinstance(told, str):
-                    raise _undecidable(told)
+                    raise undecidable(told)
                 self._learned.setdefault(around[number], told)
                 spans = told.spans(text, turn, within)
             if spans is None:
-                raise _undecidable(f"message {number} is not rendered as others like it are")
+                raise undecidable(f"message {number} is not rendered as others like it are")
             parts.append(spans)
         return parts
 
@@ -197,11 +192,11 @@ class AssistantSpans:
                 before = self._template.render(messages[:i], tools, add_generation_prompt=True).text
                 after = self._template.render(messages[: i + 1], tools).text
             except RefusedError as error:
-                raise _undecidable(str(error)) from error
+                raise undecidable(str(error)) from error
             if not (text.startswith(before) and text.startswith(after)):
-                raise _undecidable("the template renders messages differently later on")
+                raise undecidable("the template renders messages differently later on")
             if len(before) >= len(after):
-                raise _undecidable(f"message {i} leaves no trace")
+                raise undecidable(f"message {i} leaves no trace")
             spans.append((len(before), len(after)))
         return spans
 
@@ -209,7 +204,7 @@ class AssistantSpans:
         """Raises UndecidableError when the template's tags hold words of others."""
         fresh = distinct_contexts(messages, tools).difference(self._learned)
         if fresh and (why := self._wrongly_tagged(messages, tools)):
-            raise _undecidable(why)
+            raise undecidable(why)
         self._learned |= dict.fromkeys(fresh, Edges(""))
 
     def _wrongly_tagged(self, messages: list[_Message], tools: list[Any] | None) -> str | None:
@@ -225,12 +220,36 @@ class AssistantSpans:
         return None
 
 
-def _undecidable(why: str) -> UndecidableError:
+def undecidable(why: str) -> UndecidableError:
     """The error. No constructor of the class: pickle calls that with the whole message."""
     return UndecidableError(
         f"cannot tell which part of the text is the assistant's: {why}",
         "use a template with {% generation %} tags (--chat-template), or --train-on all",
     )
+
+
+def _chosen(
+    spans: list[Span], turns: list[Turn], speakers: list[_Message], silent: Collection[int],
+    *, last_only: bool,
+) -> list[Span]:  # fmt: skip
+    """The spans, as far as their messages are to be trained on."""
+    if last_only and turns:
+        if _are_messages(turns, speakers) and turns[-1].message is not speakers[-1]:
+            return []  # the template leaves out the last answer: nothing else takes its place
+        begin = turns[-1].start
+        spans = [span for span in spans if span[0] >= begin]
+    elif last_only and speakers:
+        if len(spans) != len(speakers):  # nothing shows whose they are
+            raise undecidable("no loop of the template shows which of its tags are the last")
+        spans = spans[-1:]
+    if not silent:
+        return spans
+    if not turns or not _are_messages(turns, speakers):
+        raise undecidable(
+            "messages have weights, or not all are trained on, and the template rearranges messages"
+        )
+    quiet = [turn for turn in turns if id(turn.message) in silent]
+    return [s for s in spans if not any(t.start <= s[0] < t.stop for t in quiet)]
 
 
 def _without_empty(
@@ -246,7 +265,7 @@ def _without_empty(
         told = zip(spans, speakers, strict=True)
         return [span for span, message in told if id(message) not in empty]
     else:
-        raise _undecidable("it leaves a turn empty, and no loop of it shows which one")
+        raise undecidable("it leaves a turn empty, and no loop of it shows which one")
     # what ends an empty turn may follow it, and then no other turn begins there
     begins = {turn.start for turn in turns}
     return [
@@ -316,7 +335,7 @@ def _question(template: ChatTemplate) -> tuple[list[_Message], tuple[str, str, R
         except RefusedError as error:
             refusals.append(error)
     why = f"the template refuses a question and its answer: {refusals[0]}"
-    raise _undecidable(why) from refusals[0]
+    raise undecidable(why) from refusals[0]
 
 
 def _generation_prompt(plain: str, prompted: str, answered: Rendering) -> tuple[str, bool]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from packer_cli.config.mixture import TRAIN, VALIDATION
 from packer_cli.errors import DataError
+from packer_cli.records import record_position
 from packer_cli.result.layout import REJECTED
 from packer_cli.result.opening import open_packed
 from packer_cli.result.reader import PackedDirectory
@@ -130,7 +131,8 @@ def _nearest(results: Results, one: Candidate, position: int) -> list[int]:
     """
     if one.within is None:
         return nearest_positions(results.parts[one.part], one.number, position)
-    positions = np.unique(one.within[0].documents_of(one.within[1])[1])
+    stored = one.within[0].documents_of(one.within[1])[1]
+    positions = np.unique(record_position(stored, one.turns))
     at = int(np.searchsorted(positions, position))
     near: list[int] = positions[max(at - 1, 0) : at + 1].tolist()
     return [] if position in near else near

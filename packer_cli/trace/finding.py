@@ -97,14 +97,17 @@ class Search:
         if origin is None:
             return False
         places = {(origin.file, origin.position), origin.tokenized}
-        return (document.path, document.position) in places
+        is_turn = document.turn in (None, origin.turn)
+        return is_turn and (document.path, document.position) in places
 
 
 def _sought(document: Named) -> dict[int, dict[int, Int64]]:
     """By result and its input: the positions that rows have of a document."""
     sought: dict[int, dict[int, Int64]] = {}
     for one in document.candidates:
-        sought.setdefault(one.part, {})[one.number] = one.positions(document.position)
+        sought.setdefault(one.part, {})[one.number] = one.positions(
+            document.position, document.turn
+        )
     return sought
 
 

@@ -13,13 +13,15 @@ from difflib import get_close_matches
 import numpy as np
 
 from packer_cli.errors import UsageError
-from packer_cli.records import Int64
+from packer_cli.records import MOST_TURNS, Int64, turn_position
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.origins import place_in, unit_of
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.trace.results import Results
 
-_DOCUMENT = re.compile(r"(.+)(?::| byte | row | document )(\d+)", re.ASCII | re.DOTALL)
+_DOCUMENT = re.compile(
+    r"(.+)(?::| byte | row | document )(\d+)(?: turn (\d{1,5}))?", re.ASCII | re.DOTALL
+)
 _MOST_NAMES = 5
 
 
@@ -27,6 +29,7 @@ _MOST_NAMES = 5
 class Candidate:
     """An input that a name may mean: `number` in the result `part`.
 
+    turns   as --turns of the run that read it
     within  where it is one of the inputs of a tokenized directory: that directory, and its number
             there
     """
@@ -35,28 +38,39 @@ class Candidate:
     unit: str
     part: int
     number: int
+    turns: str = "all"
     within: tuple[TokenizedDirectory, int] | None = None
 
-    def positions(self, position: int) -> Int64:
-        """int64[n], the positions by which rows refer to the documents at a position of it."""
+    def positions(self, position: int, turn: int | None = None) -> Int64:
+        """int64[n], the positions by which rows refer to the documents at a position of it, or to
+        one of a record's turns.
+        """
+        own = np.array([position], np.int64)
+        if self.turns == "each":
+            turns = np.arange(MOST_TURNS) if turn is None else np.array([turn], np.int64)
+            own = turn_position(position, turns)
         if self.within is None:
-            return np.array([position], np.int64)
+            return own
         directory, file = self.within
         documents, positions = directory.documents_of(file)
-        found: Int64 = documents[positions == position]
+        found: Int64 = documents[np.isin(positions, own)]
         return found
 
 
 @dataclass(frozen=True)
 class Named:
-    """A document: the position in an input, which several results may have read."""
+    """A document: the position in an input, which several results may have read.
+
+    `turn`: of a record that is several documents, None for all of them.
+    """
 
     path: str
     position: int
     candidates: tuple[Candidate, ...]
+    turn: int | None = None
 
     def __str__(self) -> str:
-        return place_in(self.path, self.candidates[0].unit, self.position)
+        return place_in(self.path, self.candidates[0].unit, self.position, self.turn)
 
 
 def named(results: Results, text: str) -> Named:
@@ -64,7 +78,7 @@ def named(results: Results, text: str) -> Named:
     for a FILE that no result has read, or several of which end so.
     """
     match = _DOCUMENT.fullmatch(text)
-    if not match or int(match[2]) >= 1 << 63:
+    if not match or int(match[2]) >= (1 << 63) // (MOST_TURNS if match[3] else 1):
         raise UsageError(
             f"--find: {text!r} is not FILE:POSITION",
             "for example data.jsonl:65, as packer trace and packer show name documents",
@@ -84,7 +98,7 @@ def named(results: Results, text: str) -> Named:
     if not chosen:
         raise _unknown(file, paths)
     its = tuple(one for one in every if one.path == chosen[0])
-    return Named(chosen[0], int(match[2]), its)
+    return Named(chosen[0], int(match[2]), its, None if match[3] is None else int(match[3]))
 
 
 def _candidates(results: Results) -> Iterator[Candidate]:
@@ -93,7 +107,7 @@ def _candidates(results: Results) -> Iterator[Candidate]:
         for number, one in packed.facts.inputs_now.items():
             if one.format != TOKENIZED:
                 unit = unit_of(one, config.input_format)
-                yield Candidate(one.path, unit, part, number)
+                yield Candidate(one.path, unit, part, number, config.turns)
                 continue
             yield Candidate(os.path.dirname(one.path), "document", part, number)
             directory = results.origins[part].tokenized(number)
@@ -102,7 +116,9 @@ def _candidates(results: Results) -> Iterator[Candidate]:
             facts = directory.facts
             for file, first in enumerate(facts.inputs):
                 unit = unit_of(first, facts.config.input_format)
-                yield Candidate(first.path, unit, part, number, (directory, file))
+                yield Candidate(
+                    first.path, unit, part, number, facts.config.turns, (directory, file)
+                )
 
 
 def _unknown(file: str, paths: Iterable[str]) -> UsageError:

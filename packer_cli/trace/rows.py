@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError
-from packer_cli.records import Int64
+from packer_cli.records import Int64, record_position
 from packer_cli.result.documents import segments_in
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, segments_of
 from packer_cli.result.rules import RowLimits, broken_boundaries, broken_sources
@@ -88,11 +88,11 @@ def rows_with(packed: PackedDirectory, sought: Mapping[int, Int64]) -> Int64:
 
 
 def nearest_positions(packed: PackedDirectory, number: int, position: int) -> list[int]:
-    """The positions in rows that are next to one of an input: below it and above it, or fewer."""
+    """The positions of records in rows next to one of an input: below it and above it, or fewer."""
     below, above = -1, _NONE
     for _, column in _sources(packed, [number]):
         _, file, positions = _values(column)
-        its = positions[file == number]
+        its = record_position(positions[file == number], packed.facts.config.turns)
         below = max(below, int(its[its < position].max(initial=-1)))
         above = min(above, int(its[its > position].min(initial=_NONE)))
     return [one for one in (below, above) if 0 <= one < _NONE]

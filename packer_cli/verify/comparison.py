@@ -18,7 +18,7 @@ from packer_cli.config.shapes import Shape
 from packer_cli.errors import InternalError
 from packer_cli.inputs.formats import reader_for
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Int64, Notify, Records, Slice
+from packer_cli.records import InputFile, Int64, Notify, Records, Slice, record_position
 from packer_cli.result.manifest import Unit
 from packer_cli.result.manifest_check import config_of
 from packer_cli.result.reader import PackedDirectory
@@ -107,7 +107,7 @@ class Comparison:
         for index in sorted({part[0] for part in about.slices} & self._files.keys()):
             file, chosen = self._files[index], unit.positions_of(index, numbers)
             if len(chosen):
-                for records in together(records_at(self._read, file, chosen)):
+                for records in together(self._records_at(file, chosen)):
                     documents.encode(records, file)
                 documents.expect(file, chosen)
         self._findings.count("documents_compared", documents.finish())
@@ -151,7 +151,7 @@ class Comparison:
             count = min(wanted.get((number, index), 0), len(positions))
             chosen = np.sort(rng.choice(positions, count, replace=False))
             if count:
-                for records in together(records_at(self._read, file, chosen)):
+                for records in together(self._records_at(file, chosen)):
                     documents.encode(records, file)
                 documents.expect(file, chosen)
             compared += count
@@ -165,10 +165,16 @@ class Comparison:
     def _unknown(self, drawn: Iterator[Records], positions: Int64) -> Iterator[Records]:
         """Count the drawn records; give those that are not in the rows: dropped, or lost."""
         self._findings.count("records_drawn", 0)
+        positions = record_position(positions, self._config.turns)
         for records in drawn:
             self._findings.count("records_drawn", 1)
             if not are_among(records.positions, positions).any():
                 yield records
+
+    def _records_at(self, file: InputFile, documents: Int64) -> Iterator[Records]:
+        """The records that documents at these positions come from, which ascend."""
+        positions = np.unique(record_position(documents, self._config.turns))
+        return records_at(self._read, file, positions)
 
     def _read(self, file: InputFile, part: Slice) -> Iterator[Records]:
         return reader_for(file.format).read(file, part, *self._own[file.shape])

@@ -22,6 +22,7 @@ from packer_cli.records import (
     TokenBatch,
     UInt8,
     UInt32,
+    record_position,
 )
 from packer_cli.run.rows import pieces_of
 from packer_cli.tokenization.encoding import Encode, Encoded
@@ -69,7 +70,7 @@ class Documents:
         batch, bad, _ = encoded
         self.compare(batch, file)
         if bad and self._config.on_error == "fail":
-            self._differs(file, bad[0].position, f"a bad record: {bad[0].reason}")
+            self._differs_at(file, bad[0].position, f"a bad record: {bad[0].reason}")
         return encoded
 
     def compare(self, batch: TokenBatch, file: InputFile) -> None:
@@ -94,7 +95,11 @@ class Documents:
             self._findings.add(path, *texts, remedy=DIFFERENT)
         return sum(len(some) for parts in self._compared.values() for some in parts)
 
-    def _differs(self, file: InputFile, position: int, text: str) -> None:
+    def _differs(self, file: InputFile, document: int, text: str) -> None:
+        """Of the document at a position."""
+        self._differs_at(file, record_position(document, self._config.turns), text)
+
+    def _differs_at(self, file: InputFile, position: int, text: str) -> None:
         self.differing += 1
         place = reader_for(file.format).describe(file, position)
         self._problems[file.path].append(f"{place}: {text}")

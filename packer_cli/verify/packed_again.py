@@ -17,7 +17,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.packing.window import trained_in
-from packer_cli.records import Int64, Slice, Stock, WorkUnit
+from packer_cli.records import Int64, Slice, Stock, WorkUnit, record_position
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import REJECTED, UNITS
 from packer_cli.result.manifest import OF_INPUTS, TOTALS, Unit
@@ -113,7 +113,8 @@ class PlanComparison:
             return f"{segments.shape[1]} segments, the first of {length} tokens"
         piece = f"token {start} of " if start else ""
         what = "1 segment" if segments.shape[1] == 1 else f"{segments.shape[1]} segments, the first"
-        return f"{what} from {piece}{self._paths[file]} at {position}"
+        at = record_position(position, self._config.turns)
+        return f"{what} from {piece}{self._paths[file]} at {at}"
 
     def close(self) -> list[Shard]:
         if not self.difference and self._row < len(self._rows.row_sizes):
