@@ -29,7 +29,7 @@ from packer_cli.run.identity import RUN, Run, sealed
 from packer_cli.run.ranks import finalize_now
 
 UNITS = 1_000_000
-MOST_GB, MOST_STATS = 8.0, 0.5
+MOST_GB = 8.0
 
 
 def _record(settings: Settings, folder: Path) -> commits.UnitRecord:

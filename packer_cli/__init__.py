@@ -10,9 +10,9 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # typing takes as long to import as all else before Ctrl-C is handled
 if TYPE_CHECKING:
-    from packer_cli.packing.planning import PackMetrics as PackMetrics
-    from packer_cli.packing.planning import PackPlan as PackPlan
-    from packer_cli.packing.planning import plan_packing as plan_packing
+    from packer_cli.packing.plan import PackMetrics as PackMetrics
+    from packer_cli.packing.plan import PackPlan as PackPlan
+    from packer_cli.packing.plan import plan_packing as plan_packing
     from packer_cli.packing.sequences import PackedRows as PackedRows
     from packer_cli.packing.sequences import pack_sequences as pack_sequences
     from packer_cli.packing.stream_packer import StreamPacker as StreamPacker
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "PackMetrics": "packing.planning",
-    "PackPlan": "packing.planning",
-    "plan_packing": "packing.planning",
+    "PackMetrics": "packing.plan",
+    "PackPlan": "packing.plan",
+    "plan_packing": "packing.plan",
     "PackedRows": "packing.sequences",
     "pack_sequences": "packing.sequences",
     "StreamPacker": "packing.stream_packer",

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from packer_cli.errors import DataError, needs_extra
-from packer_cli.packing.planning import PackPlan, plan_packing
+from packer_cli.packing.plan import PackPlan, plan_packing
 from packer_cli.packing.sequences import pack_sequences
 from packer_cli.records import wrong_ids
 

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli.errors import DataError, UsageError, needs_extra, one_of
-from packer_cli.packing.planning import PackPlan
+from packer_cli.packing.plan import PackPlan
 from packer_cli.packing.sequences import PackedRows, fill_plan, pack_sequences
 from packer_cli.records import IGNORED
 

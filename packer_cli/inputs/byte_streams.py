@@ -1,4 +1,4 @@
-"""Bytes of a file: opening, decompressing, and cutting into whole lines within bounded memory."""
+"""Bytes of a file: opening, hashing and decompressing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, Protocol
 
 from packer_cli import storage
 from packer_cli.errors import DataError, Interrupted, from_os_error
-from packer_cli.records import BadRecord, InputFile, Records, Stretch
+from packer_cli.records import InputFile, Records, Stretch
 
 STDIN = "-"
 BLOCK_BYTES = 4 << 20
-_OVERRUN_BYTES = 64 << 10
+OVERRUN_BYTES = 64 << 10  # read at a time beyond where a slice or a file ends
 _STORED_BYTES = 1 << 16
 _STDIN_SECONDS = 0.5  # between two looks, while waiting for stdin, whether the run has stopped
 _TESTERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "xz": "xz", "lz4": "lz4"}
@@ -67,7 +67,7 @@ class _Hashed(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        most = max(self._size - self._position, 0) + _OVERRUN_BYTES
+        most = max(self._size - self._position, 0) + OVERRUN_BYTES
         data = self._raw.read(min(size, most))
         self._sha.update(data)
         self._position += len(data)
@@ -291,94 +291,3 @@ class _Streams:
             if self._stream.eof:
                 self._stored, self._stream = self._stream.unused_data, None
         return data
-
-
-class Lines(NamedTuple):
-    """Whole lines: `data` begins at byte `offset` of the uncompressed file.
-
-    `data` None: one line longer than the limit, skipped.
-    """
-
-    offset: int
-    data: bytes | None
-
-
-def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecord:
-    return BadRecord(
-        position,
-        f"the {what} is longer than {max_line_bytes} bytes",
-        "raise --max-line-bytes, or check that the file has line ends",
-    )
-
-
-def read_lines(
-    source: Source, start: int, stop: int | None, max_line_bytes: int
-) -> Iterator[Lines]:
-    """The lines that begin in [start, stop), in blocks; the file's last may lack its newline.
-
-    The source must stand at max(start - 1, 0): the byte before the slice tells whether a line
-    begins exactly at `start`. Memory is bounded by the block and the longest line accepted;
-    lines up to a block may exceed `max_line_bytes`, which the caller checks line by line.
-    """
-    offset, held, skipping = start, bytearray(), False  # which grows without a copy of itself
-    for position, chunk in _own_bytes(source, start, stop):
-        if skipping:
-            newline = chunk.find(b"\n") + 1
-            if not newline or newline == len(chunk):
-                skipping = not newline
-                continue
-            position, chunk, skipping = position + newline, chunk[newline:], False  # noqa: PLW2901
-        if not held:
-            offset = position
-        newline = chunk.rfind(b"\n") + 1
-        if newline:
-            rest = chunk[newline:]
-            yield Lines(offset, taken(held, memoryview(chunk)[:newline]))
-            offset = position + newline
-            held += rest
-        else:
-            held += chunk
-        if len(held) > max_line_bytes:
-            yield Lines(offset, None)
-            skipping = True
-            held.clear()
-    if held:
-        yield Lines(offset, taken(held))
-
-
-def taken(held: bytearray, more: bytes | memoryview = b"") -> bytes:
-    """The bytes of `held`, which is empty afterwards, and `more`."""
-    whole = b"".join((held, more))
-    held.clear()
-    return whole
-
-
-def _own_bytes(source: Source, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
-    """(position, chunk) from the first line that begins at or after `start` to the end of the
-    last line that begins before `stop`.
-    """
-    position = max(start - 1, 0)
-    seeking = start > 0
-
-    def size() -> int:
-        """Up to the slice's end, then in small steps to the end of its last line."""
-        left = BLOCK_BYTES if stop is None else stop - position
-        return min(left if left > 0 else _OVERRUN_BYTES, BLOCK_BYTES)
-
-    while chunk := source.read(size()):
-        begin = 0
-        if seeking:
-            begin = chunk.find(b"\n") + 1
-            seeking = not begin
-            after = position + (len(chunk) if seeking else begin)
-            if stop is not None and after >= stop:
-                return  # no line begins in the slice
-        if not seeking:
-            if stop is not None and position + len(chunk) >= stop:
-                newline = chunk.find(b"\n", max(begin, stop - 1 - position))
-                if newline >= 0:
-                    yield position + begin, chunk[begin : newline + 1]
-                    return
-            if begin < len(chunk):
-                yield position + begin, chunk[begin:]
-        position += len(chunk)

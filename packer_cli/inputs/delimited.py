@@ -11,9 +11,10 @@ import numpy as np
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, named
-from packer_cli.inputs.byte_streams import Source, open_source, read_lines, too_long
+from packer_cli.inputs.byte_streams import Source, open_source
 from packer_cli.inputs.encodings import refuse_other_than_utf8
 from packer_cli.inputs.line_positions import LinePositions
+from packer_cli.inputs.lines import read_lines, too_long
 from packer_cli.records import BadRecord, InputFile, Records, Slice
 
 _BATCH_CHARACTERS = 4 << 20

@@ -1,44 +1,30 @@
-"""From what the user names to input files, and from those to work units.
-
-Both depend on the inputs and options only, never on the machine, so that the same command
-makes the same shards everywhere.
-"""
+"""From what the user names to input files. The order depends on the names only."""
 
 from __future__ import annotations
 
 import glob
 import json
-import os
 import shlex
-import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TypeVar
 
 from packer_cli import storage
-from packer_cli.config.documents import GIB, MIB, DocumentConfig
-from packer_cli.config.formats import COMPRESSIONS, FORMATS, JSON, SUFFIXES, format_named, format_of
-from packer_cli.errors import DataError, InputChangedError, UsageError, from_os_error
+from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.formats import COMPRESSIONS, SUFFIXES, format_named
+from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
-from packer_cli.inputs.formats import document_edges, documents_of, groups_of, record_edges
+from packer_cli.inputs.input_files import input_file
 from packer_cli.inputs.lists import inputs_listed, is_list, placed
-from packer_cli.inputs.pairs import is_input_by_name, status_of, without_companions
+from packer_cli.inputs.pairs import is_input_by_name, without_companions
 from packer_cli.ownership import MARKER as OWNER
-from packer_cli.records import InputFile, Notify, Slice, WorkUnit
-from packer_cli.result.layout import DATASET_DICT, DOCUMENTS_SHARD, INCOMPLETE, MANIFEST, WORK
-from packer_cli.result.manifest import TOKENIZED
+from packer_cli.records import InputFile, Notify
+from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, WORK
 from packer_cli.result.manifest_file import as_named, holds_documents, is_manifest
 
 _Key = TypeVar("_Key")
 
-# About how much text a compressed file holds; only the sizes of work units depend on it.
-_COMPRESSION_RATIO = 4
-_BYTES_PER_TOKEN = 4
 _SHOWN = 3  # directories in a tip
-# The coarsest clock of any file system in use: FAT's.
-_TICK_NS = 2_000_000_000
 
 
 def find_inputs(
@@ -292,178 +278,3 @@ def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
         what = f"not valid JSON: {error}" if isinstance(error, ValueError) else f"damaged: {key}"
         raise DataError(f"{path}: {what}", "save the dataset again, or name its files") from error
     return strings
-
-
-def _format_of(path: str, config: DocumentConfig) -> tuple[str | None, str | None]:
-    """(format, compression) of an input; a tokenized directory is named by its manifest."""
-    if storage.base_name(path) == MANIFEST and holds_documents(path):
-        return TOKENIZED, None
-    file_format, compression = format_of(path, documents=config.whole_files)
-    return config.input_format or file_format, compression
-
-
-def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
-    """The description of an input. UsageError or DataError when it cannot be read."""
-    if path == STDIN:
-        if sys.stdin is None:
-            raise UsageError("-: stdin is closed", "pipe data to it, or name a file")
-        name = config.input_format or JSON
-        if not format_named(name).streamed:
-            raise UsageError(f"-: {name} cannot be read from stdin", "name the file instead")
-        return _of_content(InputFile(index, path, name, None, 0, 0))
-    if DOCUMENTS_SHARD.match(storage.base_name(path)):
-        folder = path[: -len(storage.base_name(path))].rstrip("/") or "."
-        raise UsageError(
-            f"{path}: is a shard of a tokenized directory, and not to be packed without the others",
-            f"name the directory: packer pack {folder}; if that has no {MANIFEST}, tokenize again",
-        )
-    file_format, compression = _format_of(path, config)
-    if file_format is None and format_of(path, documents=True)[0]:
-        raise UsageError(
-            f"{path}: may be one document or one in each line",
-            "add --sample-by document, or --input-format text",
-        )
-    if file_format is None:
-        raise UsageError(
-            f"{path}: cannot tell the format from the name",
-            f"give it with --input-format: {', '.join(FORMATS)}",
-        )
-    if compression and not format_named(file_format).streamed:
-        raise UsageError(
-            f"{path}: {file_format} files are not read through {compression}", "decompress it first"
-        )
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"{os.fsencode(path)!r}: the name is not UTF-8, so no manifest can hold it",
-            "rename the file, or name a symbolic link to it",
-        ) from None
-    try:
-        status, latest = status_of(path, file_format)
-        if not status.regular:
-            raise UsageError(
-                f"{path}: not a regular file, so it cannot be read twice",
-                "pipe it to stdin: COMMAND | packer pack - ...",
-            )
-        with storage.open_bytes(path):
-            pass
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
-    racy = bool(status.inode) and latest > time.time_ns() - _TICK_NS
-    file = InputFile(index, path, file_format, compression, 0, 0, racy=racy)
-    return _of_content(_identified(file, status))
-
-
-def _of_content(file: InputFile) -> InputFile:
-    """The same, JSON files that hold no array as JSON lines. Raises DataError."""
-    if file.format != JSON:
-        return file
-    from packer_cli.inputs.json_array import holds_array  # noqa: PLC0415
-
-    if holds_array(file):
-        return file
-    return replace(file, format="jsonl")
-
-
-def _identified(file: InputFile, status: storage.Stat) -> InputFile:
-    return replace(
-        file, size=status.size, mtime_ns=status.version,
-        ctime_ns=status.ctime_ns, device=status.device, inode=status.inode,
-    )  # fmt: skip
-
-
-def check_unchanged(file: InputFile) -> bool:
-    """Whether a file is surely what it was when the run began; False where its contents
-    must tell. Raises InputChangedError when it is surely another.
-    """
-    if file.path == STDIN:
-        return True
-    try:
-        now = _identified(file, status_of(file.path, file.format, again=True)[0])
-    except OSError as error:
-        raise from_os_error(error, file.path, "read") from error
-    if file.has_changed(now):
-        raise changed(file, f"{file.size} bytes, now {now.size}")
-    return file.looks_like(now)
-
-
-def changed(file: InputFile, how: str) -> InputChangedError:
-    """The error for an input that is not what it was when the run began."""
-    return InputChangedError(
-        f"{file.path}: changed while it was read ({how})",
-        "wait until nothing writes to it, then run again",
-    )
-
-
-def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0) -> list[WorkUnit]:
-    """Cut the inputs into work units of about equal weight, in input order.
-
-    Units hold about `unit_bytes` of text. By default a thousand rows' worth, so that a unit's
-    unfilled last row is noise, and more for inputs of many gigabytes, so that there are at
-    most about a thousand shards. `standing`: the weight of inputs that are packed already.
-    """
-    weights = {file.index: _weight(file) for file in files}
-    total = sum(weights.values())
-    count = max(1, -(-total // unit_bytes_of(config, total + standing)))
-    if config.documents_shuffled and files[0].format == TOKENIZED:
-        from packer_cli.inputs.tokenized import shuffled_units  # noqa: PLC0415
-
-        return shuffled_units(files, count)
-    target = max(1, -(-total // count))
-    units: list[WorkUnit] = []
-    current: list[Slice] = []
-    room = target
-    for part in (part for file in files for part in _slices(file, weights[file.index], target)):
-        if current and part.weight > room + target // 8:
-            units.append(WorkUnit(len(units), tuple(current)))
-            current, room = [], target
-        room -= part.weight
-        if current and (current[-1].file, current[-1].stop) == (part.file, part.start):
-            before = current.pop()  # row groups side by side are opened once
-            part = replace(part, start=before.start, weight=before.weight + part.weight)  # noqa: PLW2901
-        current.append(part)
-    units.append(WorkUnit(len(units), tuple(current)))
-    return units
-
-
-def unit_bytes_of(config: DocumentConfig, total: int) -> int:
-    """About how much a work unit reads of inputs of `total` bytes."""
-    if config.unit_bytes is not None:
-        return config.unit_bytes
-    rows = max(16 * MIB, _BYTES_PER_TOKEN * config.least_unit_tokens)
-    few = 1 << max(0, (total // 1024 - 1).bit_length())
-    return min(max(rows, few), GIB)
-
-
-def _weight(file: InputFile) -> int:
-    groups = groups_of(file)
-    if groups is not None:
-        return max(1, sum(group.bytes for group in groups))
-    if (documents := documents_of(file)) is not None:
-        return max(1, documents.bytes)
-    return max(1, file.size * (_COMPRESSION_RATIO if file.compression else 1))
-
-
-def _slices(file: InputFile, weight: int, target: int) -> list[Slice]:
-    whole = [Slice(file.index, 0, None, weight)]
-    if file.path == STDIN or file.compression or weight <= target + target // 8:
-        return whole
-    groups = groups_of(file)
-    if groups is not None:
-        return [Slice(file.index, i, i + 1, one.bytes) for i, one in enumerate(groups)] or whole
-    if (begins := record_edges(file, -(-weight // target))) is not None:
-        stops = [*begins[1:], None]
-        return [
-            Slice(file.index, a, b, (file.size if b is None else b) - a)
-            for a, b in zip(begins, stops, strict=True)
-        ]
-    edges = document_edges(file, -(-weight // target))
-    if edges is not None:
-        each = weight // max(len(edges) - 1, 1)
-        return [Slice(file.index, a, b, each) for a, b in pairwise(edges)] or whole
-    if format_named(file.format).cut_by != "byte":
-        return whole
-    count = -(-file.size // target)
-    edges = [file.size * i // count for i in range(count + 1)]
-    return [Slice(file.index, a, b, b - a) for a, b in pairwise(edges)]

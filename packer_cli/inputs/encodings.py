@@ -6,7 +6,7 @@ Marks of other encodings end the run: no byte of such a file means what it would
 from __future__ import annotations
 
 from packer_cli.errors import DataError
-from packer_cli.inputs.byte_streams import Lines
+from packer_cli.inputs.lines import Lines
 from packer_cli.records import InputFile
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8

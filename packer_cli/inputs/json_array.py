@@ -20,14 +20,14 @@ from packer_cli._kernels.json_array import find_elements
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.errors import DataError
 from packer_cli.inputs import byte_streams
-from packer_cli.inputs.byte_streams import Source, open_source, taken, too_long
+from packer_cli.inputs.byte_streams import Source, open_source
 from packer_cli.inputs.encodings import BYTE_ORDER_MARK
 from packer_cli.inputs.json_mistakes import is_closed
 from packer_cli.inputs.json_records import Found, JsonReader
+from packer_cli.inputs.lines import taken, too_long
 from packer_cli.records import BadRecord, InputFile, Int64, Slice
 
 _AT_ONCE = 1 << 15  # records that are found together, so that batches of short ones are bounded
-_OVERRUN_BYTES = 64 << 10  # read at a time for the last record of a slice
 _SEEN_BYTES = 64 << 10
 
 
@@ -173,7 +173,7 @@ class _Cut:
     def next_size(self, reached: int) -> int:
         """How many bytes to read next: up to the slice's end, then in small steps."""
         left = byte_streams.BLOCK_BYTES if self._stop is None else self._stop - reached
-        return min(left if left > 0 else _OVERRUN_BYTES, byte_streams.BLOCK_BYTES)
+        return min(left if left > 0 else byte_streams.OVERRUN_BYTES, byte_streams.BLOCK_BYTES)
 
     def records(self, data: bytes, offset: int, places: Int64) -> Found:
         """The elements that end at these places in the block, which begins at `offset`."""

@@ -17,9 +17,10 @@ import numpy as np
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape, fits_a_shape
 from packer_cli.errors import DataError, UsageError
-from packer_cli.inputs.byte_streams import Source, open_source, too_long
+from packer_cli.inputs.byte_streams import Source, open_source
 from packer_cli.inputs.json_mistakes import DECODE_ERRORS, explain, mend
 from packer_cli.inputs.line_positions import LinePositions
+from packer_cli.inputs.lines import too_long
 from packer_cli.inputs.token_columns import BEYOND, check_tokens
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 

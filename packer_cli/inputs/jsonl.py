@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.inputs.byte_streams import Lines, Source, read_lines, too_long
+from packer_cli.inputs.byte_streams import Source
 from packer_cli.inputs.encodings import BYTE_ORDER_MARK, refuse_other_than_utf8
 from packer_cli.inputs.json_records import Found, JsonReader
+from packer_cli.inputs.lines import Lines, read_lines, too_long
 from packer_cli.records import InputFile, Slice
 
 _LINE_END = ord("\n")

@@ -8,13 +8,14 @@ import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.inputs.byte_streams import Lines, open_source, read_lines, taken, too_long
+from packer_cli.inputs.byte_streams import open_source
 from packer_cli.inputs.encodings import (
     BYTE_ORDER_MARK,
     other_encoding,
     refuse_other_than_utf8,
 )
 from packer_cli.inputs.line_positions import LinePositions
+from packer_cli.inputs.lines import Lines, read_lines, taken, too_long
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
 _Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit

@@ -43,7 +43,8 @@ from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
 from packer_cli.result.manifest_check import shape_of as shape_of_result
 from packer_cli.result.manifest_file import as_named
 from packer_cli.result.shards import digest
-from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
+from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, open_tokenized
+from packer_cli.result.tokenized_tokens import Tokens
 
 Float64 = npt.NDArray[np.float64]
 

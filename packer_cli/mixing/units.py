@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
-from packer_cli.inputs.discovery import plan_units, unit_bytes_of
 from packer_cli.inputs.tokenized import opened
+from packer_cli.inputs.work_units import plan_units, unit_bytes_of
 from packer_cli.mixing.choice import Choice, choose
 from packer_cli.records import InputFile, Slice, WorkUnit
 
@@ -23,7 +23,7 @@ _BYTES_PER_TOKEN = 4
 def work_units(
     files: Sequence[InputFile], config: DocumentConfig, standing: int = 0
 ) -> list[WorkUnit]:
-    """What `files` are cut into: see `inputs.discovery.plan_units`."""
+    """What `files` are cut into: see `inputs.work_units.plan_units`."""
     choice = choice_of(files, config)
     if choice is None:
         return plan_units(list(files), config, standing)

@@ -23,7 +23,7 @@ _MOST_PIECES = {"truncate": 1, "drop": 0}  # of a document that is overlong
 MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with int32
 
 
-@dataclass(frozen=True)
+@dataclass
 class Loss:
     """The documents and tokens left out; `..._trained_tokens` count those trained on.
 

@@ -88,7 +88,7 @@ class FileCounts:
 
 
 @dataclass
-class Counts:
+class Counts(Loss):
     """Sums over documents and rows. `tokens` are those placed in rows; with the truncated and
     dropped ones they make `encoded_tokens`. `documents` have at least one token in a row.
     The attention costs are counted where rows are balanced, before and after.
@@ -103,14 +103,6 @@ class Counts:
     encoded_tokens: int = 0
     tokens: int = 0
     trained_tokens: int = 0
-    truncated_documents: int = 0
-    truncated_tokens: int = 0
-    truncated_trained_tokens: int = 0
-    dropped_documents: int = 0
-    dropped_tokens: int = 0
-    dropped_trained_tokens: int = 0
-    untrained_documents: int = 0
-    untrained_tokens: int = 0
     trained_turns: int = 0
     turns_without_end: int = 0
     double_bos_documents: int = 0

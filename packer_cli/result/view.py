@@ -24,7 +24,8 @@ from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shard_writer import fixed, ragged, rows_per_batch, schema
 from packer_cli.result.shards import Shard, digest
-from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
+from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
+from packer_cli.result.tokenized_tokens import Tokens
 from packer_cli.result.view_rows import ViewRows
 
 _WHERE = "say where it is now: --tokens DIR, or tokens=[DIR] in Python"

@@ -18,7 +18,7 @@ from packer_cli.records import Int32, Int64
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import ragged_of
 from packer_cli.result.shard_writer import PADDED
-from packer_cli.result.tokenized import Tokens
+from packer_cli.result.tokenized_tokens import Tokens
 
 _FIRST, _END, _EDGES, _BOUNDARIES, _LISTS, _FILES = 0, 1, 2, 3, 4, 5
 _FIELDS = 9  # of a span

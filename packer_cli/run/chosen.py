@@ -69,6 +69,14 @@ class Chosen:
             for name, content in self.side_files.items()
         }
 
+    def arguments_read(self) -> list[str]:
+        """The arguments that its templates read."""
+        from packer_cli.supervised.arguments import arguments_of  # noqa: PLC0415 jinja2 is slow
+        from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
+
+        sources = self.template.sources if self.template else []
+        return arguments_of(sources, special_tokens(self.files))
+
 
 def choose_encoding(
     shape: Shape, config: DocumentConfig, tokenizer: str | None, notify: Notify, warn: Notify
@@ -125,8 +133,7 @@ def _check_arguments(
     from packer_cli.supervised.arguments import check_arguments  # noqa: PLC0415 jinja2 is slow
     from packer_cli.supervised.templates import special_tokens  # noqa: PLC0415
 
-    sources = [template.source, *([template.tool_use] if template.tool_use else [])]
-    check_arguments(config.arguments, sources, special_tokens(files))
+    check_arguments(config.arguments, template.sources, special_tokens(files))
 
 
 def chosen_for(run: Run, work: Path) -> Chosen:

@@ -17,6 +17,7 @@ import packer_cli
 from packer_cli.config.options import PackConfig
 from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
+from packer_cli.inputs.formats import reader_for
 from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, first_units_of
 from packer_cli.packing.lower_bound import lower_bound_rows
@@ -143,22 +144,23 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) ->
                 "--max-errors the run finishes at once",
             )
     if not (total.rows or (run.is_to_tokenize and total.tokens)):
-        problem = _nothing(total, rejected, claim)
+        problem = _nothing(total, run, rejected, claim)
         output.forget(claim)  # no other run would find more
-        raise DataError(problem, "check --shape, --field, --overlong and the input")
+        unshown = "--on-unshown, " if run.config.on_unshown == "error" else ""
+        raise DataError(problem, f"check --shape, --field, {unshown}--overlong and the input")
 
 
-def _nothing(total: Counts, rejected: list[UnitRecord], claim: Claim) -> str:
+def _nothing(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) -> str:
     problem = f"nothing to pack: {total.empty_documents} empty, {total.dropped_documents} dropped "
     problem += f"and {total.rejected_records} rejected records, no tokens"
     if total.untrained_documents:
         problem += f"; {total.untrained_documents} of those dropped have nothing to train on"
     if rejected:
-        with _rejected_part(rejected[0], claim) as file:
-            first = json.loads(file.readline())
-        problem += (
-            f"; the first rejected, {first['file']} at {first['position']}: {first['reason']}"
-        )
+        with _rejected_part(rejected[0], claim) as lines:
+            first = json.loads(lines.readline())
+        file = next(one for one in run.files if one.path == first["file"])
+        place = reader_for(file.format).describe(file, first["position"])
+        problem += f"; the first rejected, {file.path}, {place}: {first['reason']}"
     return problem
 
 

@@ -95,7 +95,7 @@ def pack(
     job = _Job(config, shape, files, chosen, options, notify, stop, early)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
     if done is not None:
-        warn_of_losses(str(destination), done, notify, warn)
+        warn_of_losses(str(destination), done, chosen, notify, warn)
     what = "done" if done else "this rank is done"
     notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
     return done

@@ -17,8 +17,8 @@ import numpy as np
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, Interrupted, from_os_error
-from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.input_files import check_unchanged
 from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.packing.fitting import first_overlong
 from packer_cli.packing.pairs import rooms

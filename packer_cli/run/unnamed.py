@@ -15,7 +15,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.formats import format_of
 from packer_cli.errors import PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
-from packer_cli.inputs.discovery import input_file
+from packer_cli.inputs.input_files import input_file
 from packer_cli.records import InputFile
 from packer_cli.result.layout import WORK
 from packer_cli.result.manifest import Input, Result

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+from packer_cli.config.shapes import ARGUMENTS
 from packer_cli.records import Notify
 from packer_cli.result.manifest import DOCUMENT_TOTALS, Result
 from packer_cli.result.wording import count, percent, plural, unshown
+from packer_cli.run.chosen import Chosen
 
 _MOST_NAMED = 12
 _ANSWERED = (
@@ -27,7 +29,9 @@ def name_columns(unused: Mapping[str, list[str]], notify: Notify) -> None:
         notify(f"{paths[0]}{rest}: no option uses the {what} {_named(names)}; see --field")
 
 
-def warn_of_losses(place: str, manifest: Result, notify: Notify, warn: Notify) -> None:
+def warn_of_losses(
+    place: str, manifest: Result, chosen: Chosen, notify: Notify, warn: Notify
+) -> None:
     """Say what chat templates left out, and which fields of records nobody reads."""
     figures = {name: getattr(manifest, name) for name in DOCUMENT_TOTALS}
     if manifest.unshown_documents:
@@ -53,7 +57,7 @@ def warn_of_losses(place: str, manifest: Result, notify: Notify, warn: Notify) -
             "that a turn has from the turn before it"
         )
     if manifest.unread:
-        named = [f"{name} ({count(number)}){_meant(name)}" for name, number in
+        named = [f"{name} ({count(number)}){_meant(name, chosen)}" for name, number in
                  manifest.unread.items()]  # fmt: skip
         notify(f"{place}: neither packer nor the chat template reads {_named(named)}")
 
@@ -70,7 +74,10 @@ def _named(names: Iterable[str]) -> str:
     return ", ".join(all_names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _meant(name: str) -> str:
+def _meant(name: str, chosen: Chosen) -> str:
     place, _, key = name.partition(".")
-    near = get_close_matches(key, _ANSWERED, 1) if place == "messages" else []
+    known: Iterable[str] = _ANSWERED if place == "messages" else ()
+    if key and place == ARGUMENTS:
+        known = chosen.arguments_read()
+    near = get_close_matches(key, known, 1)
     return f", did you mean {near[0]}?" if near else ""

@@ -23,7 +23,7 @@ from packer_cli.durable import sync
 from packer_cli.early import EarlyReference
 from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.inputs.byte_streams import STDIN, stdin_digest
-from packer_cli.inputs.discovery import changed, check_unchanged
+from packer_cli.inputs.input_files import changed, check_unchanged
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, Stretch, WorkUnit
 from packer_cli.result.counts import Counts

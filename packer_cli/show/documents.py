@@ -10,7 +10,8 @@ import numpy as np
 from packer_cli.errors import DataError
 from packer_cli.result.documents import side_name
 from packer_cli.result.origins import input_origin
-from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
+from packer_cli.result.tokenized import AGAIN, TokenizedDirectory
+from packer_cli.result.tokenized_tokens import Tokens
 from packer_cli.show.rows import Segment, content_as_json
 from packer_cli.tokenization.decoding import Decoder
 

@@ -115,10 +115,6 @@ class Schedule:
         begin, end = era.grid.step_at(place)
         return Stretch(begin, min(end, stop))
 
-    def sizes_at(self, place: int) -> Sizes:
-        """The sizes that a place is dealt with. Raises as `rows_at`."""
-        return self._era_at(place)[0].grid.sizes
-
     def _era_at(self, place: int) -> tuple[Era, int]:
         """The era that a place is in, and where it ends."""
         era, end = self._era, sys.maxsize

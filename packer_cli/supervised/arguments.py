@@ -10,18 +10,19 @@ texts and numbers would count as true, or as nothing, without a word: they are r
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 import msgspec
-from jinja2 import Environment, TemplateError, meta, nodes
+from jinja2 import TemplateError, nodes
 
 from packer_cli.errors import UsageError
 from packer_cli.supervised.chat_template import environment
 from packer_cli.supervised.messages import MalformedError, kind_of
+from packer_cli.supervised.template_variables import read_from_outside
 
 PASSED = ("messages", "tools", "add_generation_prompt")
 _OWN = "_packer_"
@@ -51,14 +52,22 @@ class Reads:
         return ""
 
 
+def arguments_of(sources: Iterable[str], special_tokens: Collection[str]) -> list[str]:
+    """What templates read that neither packer nor the tokenizer, by `special_tokens`, gives."""
+    return sorted(_read_by(sources) - {*PASSED, *special_tokens})
+
+
+def _read_by(sources: Iterable[str]) -> frozenset[str]:
+    return frozenset().union(*(reads_of(source).names for source in sources))
+
+
 def check_arguments(
-    arguments: Mapping[str, Any], sources: Iterable[str], special_tokens: Collection[str]
+    arguments: Mapping[str, Any], sources: Sequence[str], special_tokens: Collection[str]
 ) -> None:
     """UsageError for arguments of the command line that none of the templates reads, or not as
     what they are. `special_tokens`: names of variables that the tokenizer gives.
     """
-    of_all = [reads_of(source) for source in sources]
-    names = frozenset().union(*(reads.names for reads in of_all))
+    names = _read_by(sources)
     for name in arguments:
         if name in PASSED:
             raise UsageError(
@@ -66,15 +75,15 @@ def check_arguments(
                 "leave it out: it comes from the records",
             )
         if name not in names:
-            own = sorted(names - {*PASSED, *special_tokens})
+            own = arguments_of(sources, special_tokens)
             near = get_close_matches(name, own, 1)
             raise UsageError(
                 f"{_OPTION}: {name}: the chat template never reads it; it reads "
                 f"{', '.join(own) or 'no arguments'}",
                 f"did you mean {near[0]}?" if near else "leave it out, or use another template",
             )
-    for reads in of_all:
-        if wrong := reads.wrong_flag(arguments):
+    for source in sources:
+        if wrong := reads_of(source).wrong_flag(arguments):
             raise UsageError(f"{_OPTION}: {wrong}", "write NAME=true or NAME=false")
 
 
@@ -98,30 +107,19 @@ def parse_arguments(value: Any, field: str) -> dict[str, Any] | None:
     return {name: one for name, one in value.items() if one is not None} or None
 
 
-class _Names(meta.TrackingCodeGenerator):
-    """As `meta.find_undeclared_variables`, which computes constant parts whatever its environment
-    says: `'a' * 10**10` takes 10 GB.
-    """
-
-    def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
-        self.optimizer = None
-
-
 @lru_cache(maxsize=8)
 def reads_of(source: str) -> Reads:
     """What a template reads, without running any of it. UsageError when it does not compile."""
     parser = environment(computes=False)
     try:
         tree = parser.parse(source)
-        names = _Names(parser)
-        names.visit(tree)
+        names = read_from_outside(tree, parser)
     except TemplateError as error:
         raise UsageError(
             f"the chat template does not compile: {error}",
             "mend it, or name another one with --chat-template",
         ) from error
-    read = frozenset(name for name in names.undeclared_identifiers if not name.startswith(_OWN))
+    read = frozenset(name for name in names if not name.startswith(_OWN))
     asked, used = set[str](), set[str]()
     for name, is_asked in _uses(tree, asked=False):
         (asked if is_asked else used).add(name)

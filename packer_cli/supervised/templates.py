@@ -28,6 +28,10 @@ class TemplateChoice:
     origin: str
     tool_use: str | None = None
 
+    @property
+    def sources(self) -> list[str]:
+        return [self.source] if self.tool_use is None else [self.source, self.tool_use]
+
 
 def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateChoice | None:
     """The template of --chat-template, or the tokenizer's; None when there is none.

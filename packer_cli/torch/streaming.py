@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from packer_cli.config.strategies import canonical_name, keeps_order
 from packer_cli.errors import DataError, UsageError
-from packer_cli.packing.planning import PackPlan
+from packer_cli.packing.plan import PackPlan
 from packer_cli.packing.sequences import pack_sequences
 from packer_cli.torch.packed_batch import batch_of_rows, documents_of
 from packer_cli.torch.ranks import share_of_ranks

@@ -22,7 +22,8 @@ from packer_cli.records import InputFile, Int64, Notify, Records, Slice, record_
 from packer_cli.result.manifest import Unit
 from packer_cli.result.manifest_check import config_of
 from packer_cli.result.reader import PackedDirectory
-from packer_cli.result.tokenized import TokenizedDirectory, Tokens
+from packer_cli.result.tokenized import TokenizedDirectory
+from packer_cli.result.tokenized_tokens import Tokens
 from packer_cli.run.unit import Job
 from packer_cli.tokenization.encoding import Encode
 from packer_cli.verify.documents import Documents, PackedUnit

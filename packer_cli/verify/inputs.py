@@ -24,8 +24,8 @@ from packer_cli.config.shapes import Shape, joined, shape_named
 from packer_cli.errors import PackerError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
-from packer_cli.inputs.discovery import input_file
 from packer_cli.inputs.formats import documents_of, groups_of
+from packer_cli.inputs.input_files import input_file
 from packer_cli.mixing.units import work_units
 from packer_cli.records import InputFile, Int64, Notify
 from packer_cli.result.layout import MANIFEST, REJECTED, TEMPLATE, TOOL_TEMPLATE

@@ -9,7 +9,8 @@ import numpy as np
 from packer_cli.records import Int64, TokenBatch, UInt8
 from packer_cli.result.layout import DOCUMENTS, kind_of, unnamed_shard
 from packer_cli.result.shards import Shard
-from packer_cli.result.tokenized import TokenizedDirectory, Tokens
+from packer_cli.result.tokenized import TokenizedDirectory
+from packer_cli.result.tokenized_tokens import Tokens
 
 
 class TokenizedUnit:

@@ -164,7 +164,10 @@ def test_nothing_to_pack(folder: Path, case: str) -> None:
 def test_nothing_but_bad_records(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(GOOD.replace(b'"good"', b"1") * 3)
     result = packer("pack", "a.jsonl", *OPTIONS, "--on-error", "skip")
-    assert_error(result, 1, "nothing to pack: 0 empty, 0 dropped and 3 rejected records")
+    assert_error(
+        result, 1, "nothing to pack: 0 empty, 0 dropped and 3 rejected records, no tokens; "
+        "the first rejected, a.jsonl, line 1 (byte 0): ",
+    )  # fmt: skip
 
 
 def test_nothing_but_lines_that_are_no_json(folder: Path) -> None:

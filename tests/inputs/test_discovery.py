@@ -32,7 +32,7 @@ from support import (
 from packer_cli.config.options import PackConfig
 from packer_cli.config.run_options import RunOptions
 from packer_cli.inputs import byte_streams
-from packer_cli.inputs.discovery import plan_units
+from packer_cli.inputs.work_units import plan_units
 from packer_cli.records import InputFile
 from packer_cli.run.pipeline import pack as run
 

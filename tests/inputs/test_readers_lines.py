@@ -17,6 +17,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.jsonl import JsonlReader
+from packer_cli.inputs.lines import read_lines
 from packer_cli.records import InputFile, Slice
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -42,7 +43,7 @@ def sliced_lines(data: bytes, cuts: list[int], block: int, limit: int) -> Found:
             raw = io.BytesIO(data)
             raw.seek(max(start - 1, 0))
             source = byte_streams.Source(raw, raw)
-            for lines in byte_streams.read_lines(source, start, stop, limit):
+            for lines in read_lines(source, start, stop, limit):
                 if lines.data is None:
                     lines_read.append((lines.offset, None))
                     continue

@@ -163,7 +163,7 @@ def test_tokenized_directories_take_no_more_memory_the_larger_they_are(folder: P
         Path("out").rename(name)
         for order in ("--shuffle", "--no-shuffle"):
             # the limit of mapped pages, made small for the test
-            before = "import packer_cli.result.tokenized as t; t._MOST_MAPPED = 16 << 20"
+            before = "import packer_cli.result.tokenized_tokens as t; t._MOST_MAPPED = 16 << 20"
             command = ["pack", name, "-l", 2048, *units, order]
             peaks[order, name] = peak_of(*command, before=before)
     for what in ("tokenize", "--shuffle", "--no-shuffle"):

@@ -161,7 +161,6 @@ def test_what_was_left_of_a_step_comes_first() -> None:
     ]  # fmt: skip
     assert more.epoch_at(3) == (0, 16)
     assert more.epoch_at(16) == (16, 100)
-    assert [more.sizes_at(place).world_size for place in (15, 16)] == [4, 2]
     assert (
         schedule(100, (2, 1, 5), "step", begin=26, dealt=more.history(26)).rows_at(26, 90).tolist()
         == more.rows_at(26, 90).tolist()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from chats import (
+    TAGS,
     assistant,
     chat,
     pack_chat,
@@ -114,6 +115,47 @@ def test_arguments_that_cannot_be_meant(
 ) -> None:
     how: Any = {"options": ["--template-arg", argument], "template": THINKING}
     refused([PLAIN], 2, "--template-arg: ", *parts, **how)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "{% if m.content %}{% set kind = 1 %}{% else %}{% set kind = 2 %}{% endif %}{{ kind }}",
+        "{% if m.role == 'a' %}{% set kind = 1 %}{% elif m.role == 'b' %}{% set kind = 2 %}"
+        "{% else %}{% set kind = 3 %}{% endif %}{% for c in m.content %}{{ kind }}{% endfor %}",
+        "{% if m.content %}{% set kind %}x{% endset %}{{ kind }}{% endif %}",
+    ],
+)
+def test_variables_that_a_template_sets_itself_are_no_arguments(folder: Path, setting: str) -> None:
+    template = TAGS.replace("{{ m.content }}", "{{ m.content }}" + setting)
+    assert setting in template
+    how: Any = {"options": ["--template-arg", "kind=7"], "template": template}
+    refused([PLAIN], 2, "--template-arg: kind: the chat template never reads it", **how)
+    # by another way it is not set: then it is an argument
+    at_last = template + "{% if kind is defined %}{{ kind }}{% endif %}"
+    [text] = pack_marked([PLAIN], "--template-arg", "kind=7", template=at_last)
+    assert text.replace("]", "").endswith("7")
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("{{ a }}{% set a = 1 %}", "a"),
+        ("{% set a = a | default(1) %}{{ a }}", "a"),
+        ("{% if b %}{% set a = 1 %}{% endif %}{{ a }}", "ab"),
+        ("{% if b %}{% set a = 1 %}{% elif c %}{% else %}{% set a = 2 %}{% endif %}{{ a }}", "abc"),
+        ("{% for b in c %}{% set a = b %}{{ a }}{% endfor %}{{ a }}", "ac"),
+        ("{% for b in c if a %}{% else %}{{ d }}{% endfor %}", "acd"),
+        ("{% macro f(b, c=d) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ f(1) }}", "ad"),
+        ("{% with b = a %}{{ b }}{% endwith %}{{ b }}", "ab"),
+        ("{% set a %}{{ b }}{% set c = 1 %}{% endset %}{{ a }}{{ c }}", "bc"),
+        ("{% filter upper %}{% set a = 1 %}{{ a }}{% endfilter %}{{ a }}", "a"),
+        ("{% if a is defined %}{% set b = a if c else d[e] %}{% endif %}", "acde"),
+        ("{% for b, c in d %}{{ b }}{{ c }}{{ loop.index }}{% endfor %}", "d"),
+    ],
+)
+def test_which_variables_come_from_outside(source: str, names: str) -> None:
+    assert reads_of(source).names == set(names)
 
 
 def test_arguments_are_for_templates(folder: Path) -> None:

@@ -225,6 +225,10 @@ def test_it_can_end_the_run(folder: Path) -> None:
     refused([fine, THREE], 1, "data.jsonl, line 2 (byte ", what, **how)
     how["template"] = TAGS
     refused([chat(user("Hi"), assistant("Yes"), tools=TOOLS)], 1, "does not show its tools", **how)
+    write([chat(user("Hi"), assistant("Yes"), tools=TOOLS)])
+    nothing = pack("--on-unshown", "error", "--on-error", "skip", template=TAGS)
+    assert "the first rejected, data.jsonl, line 1 (byte 0): the chat template " in nothing.stderr
+    assert "check --shape, --field, --on-unshown, --overlong and the input" in nothing.stderr
     manifest = pack_chat([fine, THREE], "--on-unshown", "error", "--on-error", "skip",
                          template=LAST_THOUGHT)  # fmt: skip
     assert (manifest["documents"], manifest["rejected_records"]) == (1, 1)
@@ -234,7 +238,7 @@ def test_it_can_end_the_run(folder: Path) -> None:
 def test_fields_that_nobody_reads(folder: Path) -> None:
     record = chat(
         user("Hi", lang="en"), assistant("Yes", reasoning_contents="hm", weight=1, name="Ada"),
-        chat_template_kwargs={"enable_thinkin": False, "date": "May"},
+        chat_template_kwargs={"enable_thinkin": False, "date": "May", "dat": "May"},
     )  # fmt: skip
     write([record] * 3)
     template = TAGS + "{% if date is defined %}{{ date }}{% endif %}"
@@ -242,15 +246,18 @@ def test_fields_that_nobody_reads(folder: Path) -> None:
     assert result.exit_code == 0, result.stderr
     unread = check_directory("out")["unread"]
     assert unread == {
-        "chat_template_kwargs.enable_thinkin": 3, "messages.lang": 3,
-        "messages.reasoning_contents": 3,
+        "chat_template_kwargs.dat": 3, "chat_template_kwargs.enable_thinkin": 3,
+        "messages.lang": 3, "messages.reasoning_contents": 3,
     }  # fmt: skip
     [line] = [one for one in result.stderr.splitlines() if "neither packer nor" in one]
     assert "messages.reasoning_contents (3), did you mean reasoning_content?" in line
+    assert "chat_template_kwargs.dat (3), did you mean date?" in line
+    assert "chat_template_kwargs.enable_thinkin (3), messages.lang (3)," in line  # none is near
     dumps = TAGS.replace("{{ m.content }}", "{{ m | tojson }}")
     pack("--train-on", "all", template=dumps)
     assert [*check_directory("out")["unread"]] == [
-        "chat_template_kwargs.date", "chat_template_kwargs.enable_thinkin"
+        "chat_template_kwargs.dat", "chat_template_kwargs.date",
+        "chat_template_kwargs.enable_thinkin",
     ]  # fmt: skip
     write([{"prompt": "a", "completion": "b", "chat_template_kwargs": {"x": 1}}])
     assert run(Path("data.jsonl"), template=None).exit_code == 0
