@@ -1,4 +1,5 @@
-"""Real chat templates, those that TRL and axolotl carry, with conversations of every structure.
+"""Real chat templates, those of many models and those that TRL and axolotl carry, with
+conversations of every structure.
 
 Tokens are those of transformers. What is trained on holds all words of the assistant that the text
 has and none of others, is what prefixes of the conversation say where these begin the whole text,
@@ -210,14 +211,10 @@ def test_a_real_template(folder: Path, name: str) -> None:
         if other == text and name not in OTHERWISE and key not in TWICE:
             assert [stop for _, stop in spans] == [stop for _, stop in tagged], (key, texts[i])
             assert all(a >= b for (a, _), (b, _) in zip(spans, tagged, strict=True)), key
-        nested = by_prefixes(tokenizer, record, template)
-        if name in NO_PROMPT_FOR_SECOND and key in TWICE:
+        if name in NOT_BY_PREFIXES or (name in NO_PROMPT_FOR_SECOND and key in TWICE):
             continue
-        if (
-            nested is not None
-            and not re.search(r"\bgeneration -?%}", template)
-            and name not in NOT_BY_PREFIXES
-        ):
+        nested = by_prefixes(tokenizer, record, template)
+        if nested is not None and not re.search(r"\bgeneration -?%}", template):
             places = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
             assert spans == merged(of_whole_tokens(nested, places)), (key, texts[i])
 
