@@ -74,7 +74,20 @@ $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt test
 	$(EXTRAS)/bin/python $(PIP) --group test .
 	@touch $@
 
-test-extras: $(EXTRAS)/.installed ## tests against the real datasets, transformers and torch
+# Chat templates of many models, which a source distribution holds; nothing of it is built. Without
+# a network, the tests of these templates are skipped.
+TEMPLATES = $(EXTRAS)/chat_templates
+
+$(TEMPLATES)/.unpacked: tests/extras/templates.txt | $(EXTRAS)/.installed
+	rm -rf $(TEMPLATES)
+	mkdir $(TEMPLATES)
+	-$(EXTRAS)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+	  --no-binary llama-cpp-python --dest $(TEMPLATES)/download --requirement tests/extras/templates.txt \
+	  && tar --extract --gzip --file $(TEMPLATES)/download/*.tar.gz --directory $(TEMPLATES) \
+	  --strip-components 5 --wildcards '*/models/templates/*.jinja' && touch $@
+	rm -rf $(TEMPLATES)/download
+
+test-extras: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## tests against the real datasets, transformers and torch
 	$(EXTRAS)/bin/pytest tests/extras $(SHARED:worksteal=loadfile) $(ARGS)
 
 KERNEL_TESTS = tests/kernels tests/packing/test_fitting.py tests/packing/test_packing.py \

@@ -122,7 +122,7 @@ class Learner:
         if start - here == len(rest):
             return start
         # the prompt goes on differently: fine where something else gives the place, too
-        told = start in (first, turn.start) or self._text.startswith(("<", "["), start)
+        told = start in (first, turn.start) or self._text[start:].lstrip().startswith(("<", "["))
         return start if told and (anchor or self._text[here:start].strip()) else None
 
     def _after_prompt(self, turn: Turn, first: int) -> int | None:
@@ -172,10 +172,24 @@ class Learner:
         if anchor not in own and (shared < len(rests[0]) and here + shared < until):
             return None  # in an empty answer, end and beginning look alike
         begin = here if anchor in own else start
+        if here + shared < until and self._ends_alike(rests, shared, here + shared, until):
+            return until
         if len(rests) > 1 and here + shared == begin and not self._text[begin:until].strip():
             shared = len(rests[0])  # the end of the text is the only end that the turn has
         # with nothing in common, the turn goes on otherwise than it ends
         return here + shared if shared and here + shared >= start else None
+
+    def _ends_alike(self, rests: list[str], shared: int, stop: int, until: int) -> bool:
+        """Whether the turn, which goes on otherwise than the conversation up to the message from
+        `stop` on, ends as that does in `until`, white space aside: `"id": 7}</call><end>` as
+        `}</call><end>`.
+
+        `rests`: what is compared, from where `shared` characters are the same: that conversation,
+        and perhaps the same with another message behind.
+        """
+        ending = _unspaced(self._text[stop:until])
+        end, *followed = (_unspaced(rest[shared:].partition(_FOLLOWING)[0]) for rest in rests)
+        return bool(end) and ending.endswith(end) and all(ending in rest for rest in followed)
 
     def _check(self, number: int, turn: Turn, spans: list[Span]) -> None:
         """All words of the message that the text has are in the spans, and no others."""
@@ -221,6 +235,10 @@ def _shared(a: str, b: str) -> int:
         return count
     tag = _OPEN_TAG.search(a, 0, count)
     return tag.start() if tag else count
+
+
+def _unspaced(text: str) -> str:
+    return "".join(text.split())
 
 
 def common_prefix(a: str, b: str) -> int:

@@ -274,8 +274,8 @@ def _open_turn(template: ChatTemplate, assistant: AssistantSpans, ends: tuple[st
     for messages in ([*assistant.talk, *assistant.talk], list(assistant.talk)):
         talk = [dict(message) for message in messages]
         try:
-            rendering = template.render(talk)
-            spans = assistant.find(rendering, talk, None, last_only=False)
+            rendering = template.render(talk, assistant.tools)
+            spans = assistant.find(rendering, talk, assistant.tools, last_only=False)
         except (RefusedError, UndecidableError):
             continue
         text, spans = _ended(rendering.text, spans, ends) if ends else (rendering.text, spans)

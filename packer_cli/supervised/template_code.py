@@ -440,6 +440,8 @@ class _Generator(CodeGenerator):
         target = self._expression(node.target, inner)
         self.writeline("_loop_vars = {}", node)  # jinja2's calls pass it on; nothing here asks
         if counted:
+            if isinstance(node.iter, nodes.Filter) and node.iter.name == "items":
+                iterated = f"list({iterated})"  # a generator of pairs, which nobody else has
             self.writeline(f"{values} = {iterated}")
             self.writeline(f"if type({values}) is not list: {values} = sequence({values})")
             self.writeline(f"for {index}, {target} in enumerate({values}):")

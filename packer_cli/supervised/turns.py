@@ -11,7 +11,7 @@ two disagree, it is an error: never a guess.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from packer_cli.errors import DataError
@@ -27,6 +27,10 @@ from packer_cli.supervised.messages import ASSISTANT
 from packer_cli.supervised.probes import contexts, distinct_contexts, probe_of
 
 PROBE = "\ue000probe\ue001"
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}},
+               "required": ["a"]}  # fmt: skip
+_FUNCTION = {"name": "f", "description": "d", "parameters": _PARAMETERS}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]  # for templates that take no talk without
 _Message = dict[str, Any]
 _Turns = dict[int, Turn]  # by the numbers of their messages
 
@@ -44,12 +48,15 @@ class AssistantSpans:
         """Raises UndecidableError when the template renders no question with its answer."""
         self._template = template
         self._prompt, self._prompted = "", False
-        self.talk: list[_Message] = []  # a question and its answer, where turns have to be found
+        # a question and its answer, and the tools that they take, where turns have to be found
+        self.talk: list[_Message] = []
+        self.tools: list[Any] | None = None
         if not template.marks_generation:
-            self.talk, question = _question(template)
+            self.talk, self.tools, question = _question(template)
             self._prompt, self._prompted = _generation_prompt(*question)
         # failures are not kept: their cause may be elsewhere in the conversation
         self._learned: dict[tuple[Any, ...], Edges] = {}
+        self._outside: dict[tuple[Any, ...], bool] = {}  # whether no loop has what the text has
         self._headers: frozenset[str] = frozenset()
 
     def find(
@@ -112,6 +119,10 @@ class AssistantSpans:
             turns = [Turn(*p[0], m) for p, m in zip(parts, speakers, strict=True)]
         else:
             parts = self._by_turns(rendering, numbered, messages, tools)
+            if len(numbered) < len(speakers):
+                alone = self._outside_loops(rendering.text, numbered, messages, tools)
+                parts = sorted([*parts, *([turn[:2]] for turn in alone)])
+                turns = sorted([*turns, *alone], key=lambda turn: turn.stop)
         spans = [span for part in parts for span in part]
         return spans, turns, speakers
 
@@ -181,24 +192,51 @@ class AssistantSpans:
 
         return edges
 
+    def _outside_loops(
+        self, text: str, turns: _Turns, messages: list[_Message], tools: list[Any] | None
+    ) -> list[Turn]:
+        """The assistant's turns that the text has, and no loop: many templates leave turns out,
+        and some write the last one after the loop over all others.
+        """
+        around = {n: kind for n, kind in contexts(messages, tools).items() if n not in turns}
+        if not self._outside.keys() >= set(around.values()):
+            probe = probe_of(messages)
+            try:
+                shown = self._template.render(probe.messages, tools).text
+            except RefusedError as error:
+                raise undecidable(str(error)) from error
+            for number, kind in around.items():
+                self._outside[kind] = any(mark in shown for mark in probe.marks[number])
+        return [
+            Turn(*self._by_prefix(text, number, messages, tools), messages[number])
+            for number, kind in around.items()
+            if self._outside[kind]
+        ]
+
     def _by_prefixes(
         self, text: str, messages: list[_Message], tools: list[Any] | None
     ) -> list[Span]:
-        spans = []
-        for i, message in enumerate(messages):
-            if message.get("role") != ASSISTANT:
-                continue
-            try:
-                before = self._template.render(messages[:i], tools, add_generation_prompt=True).text
-                after = self._template.render(messages[: i + 1], tools).text
-            except RefusedError as error:
-                raise undecidable(str(error)) from error
-            if not (text.startswith(before) and text.startswith(after)):
-                raise undecidable("the template renders messages differently later on")
-            if len(before) >= len(after):
-                raise undecidable(f"message {i} leaves no trace")
-            spans.append((len(before), len(after)))
-        return spans
+        return [
+            self._by_prefix(text, number, messages, tools)
+            for number, message in enumerate(messages)
+            if message.get("role") == ASSISTANT
+        ]
+
+    def _by_prefix(
+        self, text: str, number: int, messages: list[_Message], tools: list[Any] | None
+    ) -> Span:
+        try:
+            before = self._template.render(
+                messages[:number], tools, add_generation_prompt=True
+            ).text
+            after = self._template.render(messages[: number + 1], tools).text
+        except RefusedError as error:
+            raise undecidable(str(error)) from error
+        if not (text.startswith(before) and text.startswith(after)):
+            raise undecidable("the template renders messages differently later on")
+        if len(before) >= len(after):
+            raise undecidable(f"message {number} leaves no trace")
+        return len(before), len(after)
 
     def _check_tags(self, messages: list[_Message], tools: list[Any] | None) -> None:
         """Raises UndecidableError when the template's tags hold words of others."""
@@ -320,18 +358,22 @@ def _are_messages(turns: list[Turn], messages: list[_Message]) -> bool:
     return all(id(turn.message) in known for turn in turns)
 
 
-def _question(template: ChatTemplate) -> tuple[list[_Message], tuple[str, str, Rendering]]:
-    """A question and its answer; the question alone, with the prompt for its answer, and both.
+def _question(
+    template: ChatTemplate,
+) -> tuple[list[_Message], list[Any] | None, tuple[str, str, Rendering]]:
+    """(a question and its answer, the tools that go with them, the texts of the question alone,
+    with the prompt for its answer, and of both).
 
     Raises UndecidableError when the template takes none.
     """
     refusals = []
-    for content in (PROBE, [{"type": "text", "text": PROBE}]):  # some take parts only
+    # some take parts only, and some, such as those called tool_use, nothing without tools
+    for tools, content in product((None, _TOOLS), (PROBE, [{"type": "text", "text": PROBE}])):
         talk = [{"role": "user", "content": content}, {"role": ASSISTANT, "content": content}]
         try:
-            plain = template.render(talk[:1]).text
-            prompted = template.render(talk[:1], add_generation_prompt=True).text
-            return talk, (plain, prompted, template.render(talk))
+            plain = template.render(talk[:1], tools).text
+            prompted = template.render(talk[:1], tools, add_generation_prompt=True).text
+            return talk, tools, (plain, prompted, template.render(talk, tools))
         except RefusedError as error:
             refusals.append(error)
     why = f"the template refuses a question and its answer: {refusals[0]}"

@@ -13,30 +13,39 @@ from test_real_templates import TEMPLATES
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "supervised.md"
+MISTRAL_V3 = SHARED / "tokenizers" / "mistral_v3" / "chat_template.jinja"
+TEMPLATES = TEMPLATES | {"shared/mistral_v3": MISTRAL_V3} if MISTRAL_V3.exists() else TEMPLATES
 FAMILIES = {
     "ChatML": "shared/cz__chatml",
+    "DeepSeek R1, distilled": "models/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
     "DeepSeek V3": "trl/deepseekv3",
+    "DeepSeek V3.1": "models/deepseek-ai-DeepSeek-V3.1",
+    "DeepSeek V3.2": "models/deepseek-ai-DeepSeek-V3.2",
+    "DeepSeek V3.2, `thinking=true`": "models/deepseek-ai-DeepSeek-V3.2",
     "EXAONE 4": "axolotl/exaone4",
     "Gemma 3": "shared/trl__gemma3",
     "Gemma 4": "trl/gemma4",
     "GLM 4.5": "trl/glm4moe",
-    "gpt-oss": "trl/gptoss",
+    "GLM 4.6": "models/GLM-4.6",
+    "gpt-oss": "models/openai-gpt-oss-120b",
+    "Hermes 3, `tool_use`": "models/NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "Kimi K2 Thinking": "models/Kimi-K2-Thinking",
     "LFM2": "trl/lfm2",
     "Llama 3": "shared/trl__llama3",
-    "Llama 3.1": "trl/llama3_1",
-    "Mistral v3": "",
-    "Nemotron 3 Nano": "trl/nemotron_3_nano",
+    "Llama 3.1": "models/meta-llama-Llama-3.1-8B-Instruct",
+    "Ministral 3 Reasoning": "models/mistralai-Ministral-3-14B-Reasoning-2512",
+    "Mistral v3": "shared/mistral_v3",
+    "Mistral Small 3.2": "models/Mistral-Small-3.2-24B-Instruct-2506",
+    "Nemotron Nano 2": "models/NVIDIA-Nemotron-Nano-v2",
+    "Nemotron 3 Nano": "models/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "Phi 3": "shared/trl__phi3",
     "Phi 4": "axolotl/phi_4",
-    "Qwen 3": "shared/trl__qwen3",
+    "Qwen 3": "models/Qwen-Qwen3-0.6B",
     "Qwen 3, for training (TRL)": "shared/trl__qwen3_training",
     "Qwen 3.5": "trl/qwen3_5_think",
+    "QwQ": "models/Qwen-QwQ-32B",
+    "SmolLM3": "models/HuggingFaceTB-SmolLM3-3B",
 }
-MISTRAL = SHARED / "tokenizers" / "mistral_v3" / "chat_template.jinja"
-pytestmark = pytest.mark.skipif(
-    not (MISTRAL.exists() and {*FAMILIES.values()} - {""} <= TEMPLATES.keys()),
-    reason="needs ../shared and the packages trl and axolotl",
-)
 TOOLS = [{"type": "function", "function": {
     "name": "rain", "description": "whether it rains",
     "parameters": {"type": "object", "properties": {
@@ -70,9 +79,11 @@ def call(arguments: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured(record: dict[str, Any], template: Path, tokenizer: Path) -> dict[str, int] | None:
+def measured(
+    record: dict[str, Any], template: Path, tokenizer: Path, *arguments: str
+) -> dict[str, int] | None:
     """The turns of each kind that are left out; None where the template refuses it."""
-    how = ("--chat-template", template, "--train-on", "all")
+    how = ("--chat-template", template, "--train-on", "all", "-l", 1 << 16, *arguments)
     if run([record], *how, template=None, tokenizer=tokenizer).exit_code:
         return None
     manifest = check_directory("out")
@@ -83,29 +94,39 @@ def measured(record: dict[str, Any], template: Path, tokenizer: Path) -> dict[st
     }
 
 
-def cells(template: Path, tokenizer: Path) -> list[str]:
+def cells(template: Path, tokenizer: Path, *arguments: str) -> list[str]:
     """The cells of the table after the name."""
-    of_three = {0: "all", 2: "the last", 3: "none", None: "refused"}
-    shown = []
+    of_three = {0: "all", 1: "two", 2: "the last", 3: "none", None: "refused"}
+    of_two = {0: "both", 1: "one", 2: "none", None: "refused"}
+    counts = list[int | None]()
     for thoughts in ({"reasoning_content": "thought {}"},
                      {"content": "<think>\nthought {}\n</think>\n\nanswer"}):  # fmt: skip
-        lost = measured({"messages": turns(**thoughts)}, template, tokenizer)
+        plain = {"messages": turns(**thoughts)}
+        for record in (plain, plain | {"tools": TOOLS}):  # some take no talk without
+            lost = measured(record, template, tokenizer, *arguments)
+            if lost is not None:
+                break
+        counts.append(None if lost is None else lost.get("reasoning", 0))
         if lost is not None:  # and the text says the same
             [text] = marked("out")
             there = sum(f"thought {i}" in text for i in range(3))
             assert there == 3 - lost.get("reasoning", 0)
-        shown.append(of_three[None if lost is None else lost.get("reasoning", 0)])
-    for arguments in ({"city": "Oslo"}, json.dumps({"city": "Oslo"})):
-        lost = measured(call(arguments), template, tokenizer)
+    for given in ({"city": "Oslo"}, json.dumps({"city": "Oslo"})):
+        lost = measured(call(given), template, tokenizer, *arguments)
         if lost is not None:
-            thoughts_lost = lost.pop("reasoning", 0)
-            names = ", ".join(name.replace("_", " ") for name in lost)
-            return [*shown, {0: "both", 1: "one", 2: "none"}[thoughts_lost], names or "nothing"]
-    return [*shown, "refused", "refused"]
+            break
+    counts.append(None if lost is None else lost.pop("reasoning", 0))
+    names = "refused" if lost is None else ", ".join(name.replace("_", " ") for name in lost)
+    shown = [of_three[counts[0]], of_three[counts[1]], of_two[counts[2]]]
+    counted = ", ".join("–" if count is None else str(count) for count in counts)
+    return [*shown, counted, names or "nothing"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_table_of_the_page(folder: Path, family: str) -> None:
-    template = TEMPLATES[FAMILIES[family]] if FAMILIES[family] else MISTRAL
-    row = " | ".join([family, *cells(template, chat_tokenizer(folder / "t", None))])
+    name = FAMILIES[family]
+    if name not in TEMPLATES:
+        pytest.skip(f"needs the template {name}")
+    given = [f"--template-arg={code}" for code in family.split("`")[1::2] if "=" in code]
+    row = " | ".join([family, *cells(TEMPLATES[name], chat_tokenizer(folder / "t", None), *given)])
     assert f"| {row} |" in PAGE.read_text().splitlines(), row

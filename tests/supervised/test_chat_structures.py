@@ -19,6 +19,7 @@ from chats import (
     TAGS,
     assistant,
     chat,
+    chat_tokenizer,
     marked,
     pack_chat,
     pack_marked,
@@ -97,6 +98,20 @@ SEPARATED = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + CALLS + "<|end|>"
     "{% if not loop.last %}\n\n{% endif %}{% endfor %}" + PROMPT
 )
+# The last answer stands behind the loop over all others, as with Nemotron Nano 2.
+AFTER_THE_LOOP = (
+    "{% set ns = namespace(last=none) %}{% if messages[-1].role == 'assistant' %}"
+    "{% set ns.last = messages[-1] %}{% set messages = messages[:-1] %}{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + CALLS + "<|end|>{% endfor %}"
+    "{% if ns.last is not none %}<|assistant|>{{ ns.last.content }}" +
+    CALLS.replace("m.", "ns.last.") + "<|end|>{% endif %}" + PROMPT
+)  # fmt: skip
+# Calls have an id, but not those of the last message, as with Apriel 1.5.
+IDS_BUT_THE_LAST = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<call>{{ c.function | tojson }}{% if not loop.last or m is not sameas messages[-1] %}"
+    "#{{ c.id }}{% endif %}</call>{% endfor %}<|end|>{% endfor %}" + PROMPT
+)
 CONSTRUCTIONS = {
     "plain": CHATML,
     "results inside turns, by index": RESULTS_BY_INDEX,
@@ -108,6 +123,8 @@ CONSTRUCTIONS = {
     "merged turns": MERGED,
     "always a prompt": ALWAYS_PROMPTS,
     "separators between turns": SEPARATED,
+    "the last turn after the loop": AFTER_THE_LOOP,
+    "ids of calls but the last": IDS_BUT_THE_LAST,
     "indices": TAGS.replace("in messages", "in range(messages | length)")
     .replace("m.", "messages[m]."),
 }  # fmt: skip
@@ -301,3 +318,34 @@ def test_words_that_look_like_a_header(folder: Path) -> None:
             "<|start|>user\nHi<|end|>\n<|start|>assistant\n⟦<think>\nHm<|end|>\n⟧"
             "<|start|>user\nSo?<|end|>\n<|start|>assistant\n<think>\n⟦\n</think>\n\nNo.<|end|>\n⟧"
         )
+
+
+def test_the_last_answer_behind_the_loop(folder: Path) -> None:
+    """It is trained on as all others are, and by itself with last-assistant."""
+    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
+    text = "<|user|>Hi<|end|><|assistant|>{}<|user|>Bye<|end|><|assistant|>⟦Ciao<|end|>⟧"
+    assert pack_marked([record], template=AFTER_THE_LOOP) == [text.format("⟦Hello<|end|>⟧")]
+    assert pack_marked([record], "--train-on", "last-assistant", template=AFTER_THE_LOOP) == [
+        text.format("Hello<|end|>")
+    ]
+    record["messages"][3]["weight"] = 0
+    [text] = pack_marked([record], template=AFTER_THE_LOOP)
+    assert text.count("⟦") == 1
+    assert "⟦Hello<|end|>⟧" in text
+
+
+def test_a_template_that_needs_tools(folder: Path) -> None:
+    """As those called tool_use of Hermes and Command R: conversations without are refused."""
+    template = "{% for t in tools %}[{{ t.function.name }}]{% endfor %}" + TAGS
+    with_tools = STRUCTURES["a call, its result, an answer"]
+    refused([chat(user("Hi"), assistant("Hello"))], 1, "line 1", "not iterable", template=template)
+    open_turns = "{% for t in tools %}{% endfor %}" + TAGS.replace("</{{ m.role }}>", "")
+    refused(
+        [with_tools], 2, "does not end the assistant's turn", template=open_turns,
+        tokenizer=chat_tokenizer(folder / "t"),
+    )  # fmt: skip
+    [text] = pack_marked([with_tools], template=template)
+    assert text == (
+        "[get_weather]<user>user0 speaks</user><assistant></assistant>"
+        "<tool>tool2 speaks</tool><assistant>⟦assistant3 speaks</assistant>⟧"
+    )

@@ -117,6 +117,7 @@ ODD = {
     "loop over others": "{% for a in range(3) %}{{ loop.last }}{% endfor %}"
     "{% for c in 'abc' %}{{ loop.first }}{{ c }}{% endfor %}"
     "{% for k, v in messages[0].items() %}{{ loop.index }}{{ k }}={{ v }}{% endfor %}"
+    "{% for k, v in messages[0] | items %}{{ k }}{{ loop.last }}{% endfor %}"
     "{% for k in messages[0] %}{{ loop.length }}{{ k }}{% endfor %}"
     "{% for x in nothing %}{{ loop.index }}{% else %}none{% endfor %}",
     "lazy loops": "{% for r in messages | map(attribute='role') %}{{ loop.last }}{{ r }}{% endfor %}"
