@@ -202,7 +202,8 @@ class Renderer:
         same = common_prefix(text, prompt)
         raise undecidable(
             f"the prompt for message {number} goes on in {prompt[same:][:_MOST_SHOWN]!r}, and "
-            f"the text with the message in {text[same:][:_MOST_SHOWN]!r}"
+            f"the text with the message in {text[same:][:_MOST_SHOWN]!r}",
+            "use --turns all, or another --template-arg or --chat-template",
         )
 
     def unread(self, text: str, conversation: Conversation) -> list[str]:
