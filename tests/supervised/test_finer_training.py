@@ -211,6 +211,15 @@ def test_ranges_of_the_content(folder: Path, content: str, ranges: Any, text: st
     assert one(record, "--template-engine", "jinja2") == f"<assistant>{text}"
 
 
+def test_ranges_beside_special_tokens_that_are_text(folder: Path) -> None:
+    tokenizer = chat_tokenizer(folder / "t", TAGS)
+    record = chat(user("q"), assistant("a<|im_end|>bcd", **detail((0, 0, True), (12, 12, True))))
+    how = ("--special-tokens-in-text", "text")
+    [text] = pack_marked([record], *how, template=None, tokenizer=tokenizer)
+    assert text.endswith("<assistant>⟦a⟧<|im_end|>b⟦c⟧d⟦</assistant>⟧")
+    assert check_directory("out")["special_tokens_in_text"] == 1
+
+
 def test_white_space_that_the_template_shows(folder: Path) -> None:
     template = THINKS.replace(" | trim", "")
     record = chat(user("Hi"), assistant("  ab  ", **detail((0, 2, False), (3, 5, True))))
