@@ -250,6 +250,21 @@ def test_the_thoughts_that_the_page_on_supervised_data_shows(folder: Path) -> No
             assert "does not show: reasoning (1 turn, 9 tokens)" in result.stderr
 
 
+def test_the_turns_that_the_page_on_supervised_data_shows(folder: Path) -> None:
+    section = SUPERVISED.split("## Every turn as it is asked for\n")[1].split("\n## ")[0]
+    for kind, name in (("jinja", "turns.jinja"), ("json", "turns.jsonl")):
+        (content,) = re.findall(rf"```{kind}\n(.*?)```", section, re.S)
+        Path(name).write_text(content)
+    commands = re.findall(r"^    packer (.*)$", section, re.M)
+    assert [command.split()[0] for command in commands] == ["pack", "show"] * 2
+    for command in commands:
+        result = packer(*command.split())
+        assert result.exit_code == 0, (command, result.stderr)
+        if command.startswith("show"):
+            printed = textwrap.indent(result.stdout, "    ")
+            assert f"    packer {command}\n\n{printed}" in section, printed
+
+
 def test_the_page_on_plans(project: Path) -> None:
     page = (ROOT / "docs" / "plan.md").read_text()
     shutil.copy("sample_data/documents.jsonl", "data.jsonl")

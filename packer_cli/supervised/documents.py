@@ -32,7 +32,7 @@ from packer_cli.supervised.each_turn import (
     positions_of,
     up_to_each,
 )
-from packer_cli.supervised.flags import as_context
+from packer_cli.supervised.flags import DETAIL, as_context
 from packer_cli.supervised.messages import (
     ASSISTANT,
     REASONING,
@@ -228,6 +228,7 @@ class Composer:
             return document
         if any(map(is_marked, given)):
             raise RefusedError("its content has U+FDD0, which no text should have")
+        messages = [_with_ranges_moved(message) for message in messages]
         conversation = replace(conversation, messages=messages, tools=tools, arguments=arguments)
         marked = self._renderer_of(conversation).render(conversation)
         if unmarked(marked.text, marked.spans) != (document.text, document.spans):
@@ -405,6 +406,18 @@ def _without_second_names(message: _Message) -> _Message:
         "function_call": calls[0].get("function"),
     }
     return {k: v for k, v in message.items() if k not in first or v != first[k]}
+
+
+def _with_ranges_moved(message: _Message) -> _Message:
+    """A message with marks in its content, with its ranges of characters as if they were none."""
+    if not message.get(DETAIL):
+        return message
+    places = [i for i, c in enumerate(_joined(message.get("content"))) if not is_marked(c)]
+    moved = [
+        one | {edge: places[one[edge]] for edge in ("begin_offset", "end_offset")}
+        for one in message[DETAIL]
+    ]
+    return message | {DETAIL: moved}
 
 
 def _joined(content: Any) -> Any:

@@ -23,6 +23,7 @@ _TRAINED = ("weight", "train", "training", "loss", "loss_weight")
 _MASKED = ("masking", "masked")
 DETAIL = "train_detail"
 FLAGS = (*_TRAINED, *_MASKED)
+_OF_TRAINING = frozenset((*FLAGS, DETAIL))
 _CONTEXT = "train"
 _EDGES = ("begin_offset", "end_offset")
 _Message = dict[str, Any]
@@ -40,7 +41,7 @@ def is_context(message: Mapping[str, Any]) -> bool:
 
 def is_trained(message: Mapping[str, Any]) -> bool:
     """Whether its flags leave a message, or a part of one, to be trained on. Nulls say nothing."""
-    return not (
+    return _OF_TRAINING.isdisjoint(message) or not (
         is_context(message)
         or message.get(DETAIL) == []
         or any(message.get(flag) is not None and not message[flag] for flag in _TRAINED)

@@ -168,8 +168,7 @@ class Renderer:
             self._assistant.find, rendering, messages, conversation.tools,
             last_only=last_only, empty={id(messages[n]) for n in empty},
         )  # fmt: skip
-        # most have a role and content, and nothing more
-        silent = {n for n in numbers if len(messages[n]) > 2 and not is_trained(messages[n])}
+        silent = {n for n in numbers if not is_trained(messages[n])}
         context = {n for n in silent if is_context(messages[n])}
         asked = kept = find(silent={id(messages[n]) for n in context})
         if silent > context:
@@ -202,7 +201,8 @@ class Renderer:
         same = common_prefix(text, prompt)
         raise undecidable(
             f"the prompt for message {number} goes on in {prompt[same:][:_MOST_SHOWN]!r}, and "
-            f"the text with the message in {text[same:][:_MOST_SHOWN]!r}"
+            f"the text with the message in {text[same:][:_MOST_SHOWN]!r}",
+            "use --turns all, or another --template-arg or --chat-template",
         )
 
     def unread(self, text: str, conversation: Conversation) -> list[str]:

@@ -258,11 +258,13 @@ class AssistantSpans:
         return None
 
 
-def undecidable(why: str) -> UndecidableError:
+_WAY_OUT = "use a template with {% generation %} tags (--chat-template), or --train-on all"
+
+
+def undecidable(why: str, way_out: str = _WAY_OUT) -> UndecidableError:
     """The error. No constructor of the class: pickle calls that with the whole message."""
     return UndecidableError(
-        f"cannot tell which part of the text is the assistant's: {why}",
-        "use a template with {% generation %} tags (--chat-template), or --train-on all",
+        f"cannot tell which part of the text is the assistant's: {why}", way_out
     )
 
 

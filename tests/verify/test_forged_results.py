@@ -80,7 +80,8 @@ OPTIONS: dict[str, tuple[str, object]] = {  # option -> (result, another value)
 FIGURES = dict.fromkeys(TOTALS, "mixed") | {
     "trained_turns": "chat", "turns_without_end": "chat", "untrained_documents": "chat",
     "untrained_tokens": "chat", "truncated_trained_tokens": "chat",
-    **dict.fromkeys((name for name in TOTALS if name.startswith(("unshown", "empty_turns"))),
+    **dict.fromkeys((name for name in TOTALS
+                     if name.startswith(("unshown", "empty_turns", "masked", "repeated"))),
                     "chat"),
     "double_bos_documents": "chat", "dropped_documents": "lossy", "dropped_tokens": "lossy",
     "dropped_trained_tokens": "chat",
@@ -209,7 +210,7 @@ EXPOSED_BY = {
         "expected by the options of the manifest"),
     **{f"the total {name}": "when packed again" for name in TOTALS
        if name.startswith(("trunc", "dropped", "untrained", "turns", "double", "trained_turns",
-                           "unshown", "empty_turns"))},
+                           "unshown", "empty_turns", "masked", "repeated"))},
     "the cost before balancing": "attention_before differs from what packing again gives",
     "the option max_segments_per_row": "cu_seqlens has more than 1 segments",
     "truncated tokens moved": "files differs from what packing again gives",
@@ -272,6 +273,7 @@ def test_every_option_and_total_is_among_the_changes() -> None:
         "special_tokens_in_text",  # no text spells one out
         "fim_rate", "fim_spm_rate", "fim_tokens",  # a tokenizer with such tokens is needed
         "template_args", "on_unshown",  # the template reads none, and shows everything
+        "turns", "train_reasoning", "train_tool_calls",  # test_each_turn, test_finer_training
         "view", "mixture",  # of tokenized directories only
     }  # fmt: skip
     assert {*FIGURES} == {*TOTALS}

@@ -1,0 +1,179 @@
+"""`--turns each` on real templates: every document is the prompt that transformers makes for its
+turn, with the same arguments, and the answer as it is rendered as the last one.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import marked, pack_chat, positions, run
+from support import recover_documents
+from test_real_templates import TEMPLATES, fixed_date  # noqa: F401 a fixture
+from test_template_arguments import CALL, CONVERSATIONS
+from transformers import PreTrainedTokenizerFast
+
+from packer_cli.records import MOST_TURNS
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+QWEN3 = SHARED / "tokenizers" / "qwen3"
+MISTRAL = SHARED / "tokenizers" / "mistral_v3" / "chat_template.jinja"
+TOOLS = [{"type": "function", "function": {
+    "name": "rain", "description": "whether it rains",
+    "parameters": {"type": "object", "properties": {
+        "city": {"type": "string", "description": "where"}}},
+}}]  # fmt: skip
+TALKS: list[dict[str, Any]] = [
+    *({"messages": messages} for messages in CONVERSATIONS[1:]),
+    {
+        "messages": [
+            {"role": "user", "content": "Rain?"},
+            {"role": "assistant", "content": "", "reasoning_content": "ask",
+             "tool_calls": [CALL | {"id": "abcdefghi"}]},
+            {"role": "tool", "content": "no", "name": "rain", "tool_call_id": "abcdefghi"},
+            {"role": "assistant", "content": "No.", "reasoning_content": "so not"},
+            {"role": "user", "content": "Sure?"},
+            {"role": "assistant", "content": "Yes.", "reasoning_content": "it said so"},
+        ],
+        "tools": TOOLS,
+    },
+]  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "shared/cz__chatml": {},
+    "shared/trl__gemma3": {},
+    "shared/trl__phi3": {},
+    "shared/trl__qwen3": {},
+    "axolotl/exaone4": {},
+    "axolotl/phi_4": {},
+    "trl/gemma4": {},
+    "trl/glm4moe": {},
+    "trl/gptoss": {"reasoning_effort": "high"},
+    "trl/lfm2": {},
+    "trl/llama3_1": {"date_string": "1 May 2025"},
+    "trl/nemotron_3_nano": {},
+    "trl/qwen3": {"enable_thinking": True},
+    "trl/qwen3_5_think": {},
+    "mistral v3": {},
+}
+pytestmark = pytest.mark.skipif(
+    not (QWEN3.exists() and {*CASES} - {"mistral v3"} <= TEMPLATES.keys()),
+    reason="needs ../shared and the packages trl and axolotl",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(QWEN3 / "tokenizer.json"),
+        eos_token="<|im_end|>",  # noqa: S106 it is no password
+    )
+
+
+def path_of(name: str) -> Path:
+    return MISTRAL if name == "mistral v3" else TEMPLATES[name]
+
+
+def rendered(
+    tokenizer: Any, name: str, record: dict[str, Any], messages: list[Any], **how: Any
+) -> str:
+    # packer gives these to templates as they are in the record, and under the other name
+    named = [
+        m | {"thinking": m["reasoning_content"]} if "reasoning_content" in m else m
+        for m in messages
+    ]
+    text: str = tokenizer.apply_chat_template(
+        named, tools=record.get("tools"), chat_template=path_of(name).read_text(),
+        tokenize=False, **CASES[name], **how,
+    )  # fmt: skip
+    return text
+
+
+def accepted(tokenizer: Any, name: str) -> list[dict[str, Any]]:
+    """The conversations that the template takes, with arguments of calls as it takes them."""
+    taken = []
+    for talk in TALKS:
+        for as_text in (False, True):
+            record = copy.deepcopy(talk)
+            for call in (c for m in record["messages"] for c in m.get("tool_calls") or []):
+                if as_text:
+                    call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+            try:
+                rendered(tokenizer, name, record, record["messages"])
+            except Exception:  # noqa: S112 jinja2's many
+                continue
+            taken.append(record)
+            break
+    return taken
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_and_masks_of_every_turn(folder: Path, tokenizer: Any, name: str) -> None:
+    records = accepted(tokenizer, name)
+    assert len(records) > 1
+    arguments = [f"--template-arg={key}={json.dumps(value)}" for key, value in CASES[name].items()]
+    pack_chat(
+        records, "--turns", "each", "--chat-template", path_of(name), "--keep-untrained",
+        "--allow-open-turns", *arguments, template=None, tokenizer=QWEN3,
+    )  # fmt: skip
+    ids = {place: own.tolist() for (_, place), own in recover_documents("out").items()}
+    labels = {p: own.tolist() for (_, p), own in recover_documents("out", "labels").items()}
+    expected = 0
+    for place, record in zip(positions(records), records, strict=True):
+        messages = record["messages"]
+        speakers = [n for n, m in enumerate(messages) if m["role"] == "assistant"]
+        for turn, number in enumerate(speakers):
+            expected += 1
+            at = place * MOST_TURNS + turn
+            prompt = rendered(
+                tokenizer, name, record, messages[:number], add_generation_prompt=True
+            )
+            whole = rendered(tokenizer, name, record, messages[: number + 1])
+            text = tokenizer.decode(ids[at])
+            assert text.startswith(prompt), (name, turn)
+            if whole.startswith(prompt):
+                assert text == whole
+            told = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            assert ids[at] == told["input_ids"]  # of the prompt and the answer
+            begin = next(
+                (n for n, (_, end) in enumerate(told["offset_mapping"]) if end > len(prompt)),
+                len(ids[at]),
+            )
+            # of the prompt nothing is trained on; of the answer all but what may follow it
+            trained = [n for n, label in enumerate(labels[at]) if label != -100]
+            if not trained:  # the template shows nothing of the turn
+                assert re.sub(r"<\|\w+\|>|\s", "", text[len(prompt) :]) == ""
+                continue
+            assert trained == list(range(begin, trained[-1] + 1))
+            rest = tokenizer.decode(ids[at][trained[-1] + 1 :])
+            assert rest.strip() in ("", "<|im_end|>"), (name, rest)  # EOS after the whole text
+            said = messages[number]["content"].rpartition("</think>")[2].strip()
+            assert said in tokenizer.decode([ids[at][n] for n in trained])
+    assert expected == len(ids)
+
+
+def test_masks_of_parts_with_tools(folder: Path, tokenizer: Any) -> None:
+    """Of Qwen 3's own template: no word of the reasoning, no character of a call."""
+    records = accepted(tokenizer, "shared/trl__qwen3")
+    how = ("--chat-template", TEMPLATES["shared/trl__qwen3"], "--turns", "each")
+    pack_chat(records, *how, "--no-train-reasoning", "--no-train-tool-calls", "--keep-untrained",
+              template=None, tokenizer=QWEN3)  # fmt: skip
+    for text in marked("out"):
+        inside = "".join(part.partition("⟧")[0] for part in text.split("⟦")[1:])
+        assert "rain" not in inside
+        thoughts = [m.get("reasoning_content") for r in records for m in r["messages"]]
+        assert not any(thought and thought in inside for thought in thoughts)
+    shown = marked("out")
+    assert sum("⟦<|im_end|>" in text or "<|im_end|>\n⟧" in text for text in shown) > 5
+
+
+def test_a_prompt_in_a_thought_that_the_answer_has_not(folder: Path) -> None:
+    """DeepSeek V3's template begins a thought in its prompt, and shows none."""
+    how = ("--chat-template", TEMPLATES["trl/deepseekv3"], "--turns", "each")
+    result = run([TALKS[0]], *how, template=None, tokenizer=QWEN3)
+    assert result.exit_code == 1
+    assert "the prompt for message 1 goes on in '<think>" in result.stderr
+    assert not Path("out").exists()
