@@ -5,6 +5,7 @@ records, and labels on the same answers.
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,9 +28,11 @@ pytestmark = pytest.mark.skipif(not TEMPLATES.exists(), reason="needs ../shared"
 TOKENIZERS = {
     "qwen3": (QWEN3, "trl__qwen3.jinja", "<|im_end|>"),
     "llama3": (LLAMA3, "trl__llama3.jinja", "<|eot_id|>"),
-    "chatml": (QWEN3, "cz__chatml.jinja", "<|im_end|>"),
+    "qwen3 training": (QWEN3, "trl__qwen3_training.jinja", "<|im_end|>"),
     "phi3": (LLAMA3, "trl__phi3.jinja", "<|eot_id|>"),
 }
+# what the files beside the tokenizers name
+BOS = {"llama3": "<|begin_of_text|>", "phi3": "<|begin_of_text|>"}
 
 
 def ask(text: str) -> dict[str, str]:
@@ -63,10 +66,12 @@ WITHOUT_PROMPT = [
 PAIRS = {"text": TEXT, "explicit": EXPLICIT, "implicit": IMPLICIT, "text alone": WITHOUT_PROMPT}
 
 
+@cache
 def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     folder, template, end = TOKENIZERS[name]
     return PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), eos_token=end, pad_token=end,
+        bos_token=BOS.get(name),
         chat_template=(TEMPLATES / template).read_text(),
     )  # fmt: skip
 
@@ -97,7 +102,7 @@ def packed_sides(records: list[Any], name: str, *, is_chat: bool) -> dict[int, l
 def prepared(trainer: Any, records: list[Any], tokenizer: Any) -> list[Any]:
     """What the trainer makes of the records before it trains."""
     args = SimpleNamespace(dataset_num_proc=None, max_length=None, truncation_mode="keep_start")
-    own = SimpleNamespace(_tokenizer=tokenizer)
+    own = SimpleNamespace(_tokenizer=tokenizer, calculate_KL=False)
     made = trainer._prepare_dataset(own, Dataset.from_list(records), tokenizer, args, "train")
     return list(made)
 
@@ -132,7 +137,7 @@ def test_pairs_are_those_of_dpo(folder: Path, name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("kind", ["text", "explicit"])
 def test_answers_with_a_label_are_those_of_kto(folder: Path, name: str, kind: str) -> None:
-    from trl.experimental.kto import KTOTrainer
+    from trl import KTOTrainer
 
     records = [
         {"prompt": one["prompt"], "completion": one[side], "label": side == "chosen"}
