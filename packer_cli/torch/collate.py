@@ -34,9 +34,9 @@ says the source of each, a number that counts `PackedDataset.sources`, or -1 for
     source_ids        int32, of every token, in the shape of input_ids
     document_sources  int32[documents], of every document that the batch has boundaries of
 
-Each collator raises UsageError for rows
-without input_ids or cu_seqlens, for another dtype, for unknown `names`, and where a config is
-needed and none is given.
+Each collator raises UsageError for rows without input_ids or cu_seqlens, for rows of pairs, which
+`preference_collate` takes, for another dtype, for unknown `names`, and where a config is needed and
+none is given.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class _TokenLogps(torch.autograd.Function):  # type: ignore[misc]
         gradient = torch.zeros_like(logits)
         for here, of_places in _parts(logits, places, targets):
             slope = slopes[here, None]
-            part = torch.exp(logits[of_places].to(sums.dtype) - sums[here, None]).mul_(-slope)
+            part = (logits[of_places].to(sums.dtype) - sums[here, None]).exp_().mul_(-slope)
             part.scatter_add_(1, targets[here, None], slope)
             gradient[of_places] = part.to(gradient.dtype)
         return gradient, None, None

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from inspect import getsource
 from itertools import pairwise
 from pathlib import Path
 from textwrap import indent
@@ -192,6 +193,41 @@ def test_a_loop_of_ones_own() -> None:
         alone = model(ids, batch["position_ids"][:, begin:end],
                       lambda *qkv, only=only: names["attend"](*qkv, only))  # fmt: skip
         torch.testing.assert_close(whole[:, begin:end], alone)
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_loop_of_ones_own_in_processes(folder: Path) -> None:
+    """With what its page says of torchrun: gradients are one, and the process group is ended."""
+    text = (PAGES / "pytorch.md").read_text()
+    said = re.search(r"^\* Under `torchrun`:.*?(?=^\*|\Z)", text, re.M | re.S)
+    assert said
+    begin, wrap, sampler, end = re.findall("`([^`]*)`", said[0])[1:]
+    (pack,) = re.findall(r"^    packer (.*)$", text, re.M)
+    assert packer(*pack.split()).exit_code == 0
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    alone = "PackedSampler(dataset, seed=0)"
+    assert alone in code
+    saved = "torch.save([p.grad for p in model.parameters()], f'slopes-{dist.get_rank()}')"
+    lines = [
+        "import torch, torch.distributed as dist", "from typing import Any",
+        "from torch.nn.parallel import DistributedDataParallel", getsource(Layer),
+        "torch.manual_seed(0)", "model = Layer()", begin, wrap, code.replace(alone, sampler),
+        saved, end, "assert not dist.is_initialized()",
+        # torch may wait for ever when it frees what its processes had in common
+        "import os", "os._exit(0)",
+    ]  # fmt: skip
+    script = folder / "train.py"
+    script.write_text("\n".join(lines))
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         script],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, timeout=300,
+        check=True,
+    )  # fmt: skip
+    slopes = [torch.load(f"slopes-{rank}") for rank in range(2)]
+    for one, other in zip(*slopes, strict=True):
+        assert one.any()
+        assert torch.equal(one, other)
 
 
 @pytest.mark.usefixtures("reader")
