@@ -82,6 +82,23 @@ def prepare_run() -> None:
     # takes 160 ms of processor time, a twelfth of a small run (median of 8 pairs). Only here:
     # this process is ours alone.
     sys.modules.setdefault("awkward", None)  # type: ignore[arg-type]
+    _share_heaps()
+
+
+_M_ARENA_MAX = -8  # of glibc's malloc.h
+_CORES_PER_HEAP = 4
+
+
+def _share_heaps() -> None:
+    """Have threads share the heaps of glibc's malloc: what one has freed, others use.
+
+    Saves 65 of 555 MB with 66 MB of text and two workers, 42 of 809 MB with 670 MB, for the same
+    processor time (medians of 3 pairs).
+    """
+    import ctypes
+
+    with suppress(AttributeError, OSError, TypeError):  # another library of C
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, max(1, (os.cpu_count() or 1) // _CORES_PER_HEAP))
 
 
 def end_at_once(status: int) -> None:

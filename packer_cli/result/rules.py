@@ -218,23 +218,23 @@ class _Places(NamedTuple):
 
     ids: Int32
     restarts: _Flags
-    position: Int64
+    position: Int32
     real: _Flags
 
 
 def _places(batch: Any, limits: RowLimits) -> _Places:
     rows, length = batch.num_rows, limits.max_length
     name = PADDED_BOUNDARIES if PADDED_BOUNDARIES in batch.schema.names else "cu_seqlens"
-    boundaries, edges = _own(batch.column(name))
-    place = np.arange(length)
-    restarts = np.zeros((rows, length + 1), bool)
-    restarts[np.repeat(np.arange(rows), np.diff(edges)), boundaries] = True
-    restarts = restarts[:, :length]
-    position = place - np.maximum.accumulate(np.where(restarts, place, 0), axis=1)
-    begin, tokens, of_row = segments_of(batch)
-    tokens_at = np.zeros((rows, length), np.int32)
-    tokens_at[np.repeat(np.arange(rows), np.diff(of_row)), begin] = tokens
-    real = position < np.take_along_axis(tokens_at, place - position, axis=1)
+    begin, edges = _own(batch.column(name))
+    last = edges[1:] - 1  # where a row's padding begins
+    end = np.append(begin[1:], 0)
+    end[last] = length
+    tokens = np.zeros(len(begin), np.int32)
+    tokens[np.delete(np.arange(len(begin)), last)] = segments_of(batch)[1]
+    lengths, shape = end - begin, (rows, length)
+    position = np.arange(length, dtype=np.int32) - np.repeat(begin, lengths).reshape(shape)
+    real = position < np.repeat(tokens, lengths).reshape(shape)
+    restarts = position == 0
     return _Places(rows_of(batch.column("input_ids")), restarts, position, real)
 
 

@@ -8,7 +8,6 @@ engine is made, because `reference_process.py` starts from this file.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -19,14 +18,13 @@ import numpy as np
 
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.records import Int64, UInt32
+from packer_cli.tokenization.renewed import Renewed
 from packer_cli.tokenization.specials import Span, Specials
 
 # Cutting batches by bytes keeps the reference's per-document objects within bounds.
 _REFERENCE_BATCH_CHARACTERS = 4 << 20
 # 2 MiB of UTF-8 at most: what gigatoken 0.10 encodes as one chunk.
 _FAST_BATCH_CHARACTERS = 1 << 19
-# gigatoken 0.10 caches words without bound (its issue 36); a new object drops the cache.
-_RENEW_AFTER_CHARACTERS = 1 << 30
 
 # Texts that show what the post-processor adds: a small vocabulary may have no token for some.
 _PROBES = ("a b", "".join(map(chr, range(0xD800))))
@@ -213,9 +211,8 @@ class FastEngine:
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self._json = tokenizer_json
-        self._lock = threading.Lock()
-        self._characters = 0
-        self._backend = self._load()
+        # gigatoken 0.10 caches words without bound (its issue 36); a new object drops the cache.
+        self._backend = Renewed(self._load)
 
     def _load(self) -> Any:
         # The public gigatoken.Tokenizer adds 0.1 s of imports around this call.
@@ -238,24 +235,21 @@ class FastEngine:
 
     def _encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         characters = sum(map(len, texts))
-        with self._lock:
-            self._characters += characters
-            if self._characters > _RENEW_AFTER_CHARACTERS or self._backend is None:
-                self._characters = 0
-                self._backend = None  # its memory is free before the new one takes any
-                self._backend = self._load()
-            backend = self._backend
         # "parallel" for what is at most one of the library's chunks means: on this thread, with
         # whichever of its workers is free. Else all threads would queue for its one serial worker.
-        try:
-            result = backend.encode_batch(texts, parallel=characters <= _FAST_BATCH_CHARACTERS)
-        except BaseException as error:
-            if not is_of_library(error):
-                raise
-            raise InternalError(
-                f"gigatoken failed: {type(error).__name__}: {error}",
-                "run again with --tokenizer-backend tokenizers, and please report it",
-            ) from error
+        parallel = characters <= _FAST_BATCH_CHARACTERS
+        with self._backend.using(characters) as backend:
+            try:
+                result = backend.encode_batch(texts, parallel=parallel)
+            except BaseException as error:
+                if not is_of_library(error):
+                    raise
+                raise InternalError(
+                    f"gigatoken failed: {type(error).__name__}: {error}",
+                    "run again with --tokenizer-backend tokenizers, and please report it",
+                ) from error
+            finally:
+                del backend  # before the next one is loaded, perhaps
         if isinstance(result, list):  # without awkward: views of one flat array
             flat = result[0].base
             if flat is None or flat.size != sum(map(len, result)):

@@ -18,7 +18,7 @@ from tiny_tokenizers import EOS
 
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.records import Int64, UInt32
-from packer_cli.tokenization import engines
+from packer_cli.tokenization import engines, renewed
 from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.tokenization.agreement import BATTERY, differs_at_start
 from packer_cli.tokenization.engines import BytesEngine, FastEngine
@@ -79,7 +79,9 @@ def test_renewal_of_the_fast_engine_changes_nothing_in_any_thread(
     expected = [as_lists(fast.encode(batch)) for batch in batches]
     loads = []
     load = FastEngine._load
-    monkeypatch.setattr(engines, "_RENEW_AFTER_CHARACTERS", 20_000)
+    monkeypatch.setattr(renewed, "resident", lambda: None)
+    monkeypatch.setattr(renewed, "_MOST_USED", 20_000)
+    monkeypatch.setattr(renewed, "_LOOK_AFTER", 0)
     monkeypatch.setattr(FastEngine, "_load", lambda self: loads.append(1) or load(self))
     fast = FastEngine(as_json(tiny.byte_level()))
     with ThreadPoolExecutor(4) as pool:
@@ -198,7 +200,8 @@ def test_a_difference_in_the_last_batch_is_found_at_the_end(
 
 def test_a_renewal_that_fails_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = FastEngine(json.dumps(tiny.byte_level()).encode())
-    monkeypatch.setattr(engines, "_RENEW_AFTER_CHARACTERS", 5)
+    monkeypatch.setattr(renewed, "resident", lambda: None)
+    monkeypatch.setattr(renewed, "_MOST_USED", 5)
     monkeypatch.setattr(fast, "_json", b"{}")
     for text in ("longer than five", "x"):
         with pytest.raises(ValueError, match="cannot load"):
