@@ -584,3 +584,54 @@ def _differenced(tuples):
 
 def _largest_first(sums):
     return sorted(sums, key=lambda one: -one[0])
+
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def is_plain(message, parsed):
+    """Whether templates know the message as it is."""
+    if type(message) is not dict or None in message.values():
+        return False
+    calls = message.get("tool_calls", [])
+    return (
+        (type(message.get("role")), type(message.get("content"))) == (str, str)
+        and parsed.isdisjoint(message.keys() - {"tool_calls"})
+        and (type(calls) is list and all(type(call) is dict for call in calls))
+    )
+
+
+def key_of(message):
+    """What tells a message of a usual kind from others; None for unusual ones."""
+    if type(message) is not dict or type(message.get("role")) is not str:
+        return None
+    role, has_content = message["role"], "content" in message
+    calls = message.get("tool_calls")
+    text = message.get("content", "")
+    if type(text) is not str:
+        return None
+    if text[:1] == "<" or text[:1].isspace() or (role == "assistant" and "</think>" in text):
+        return None
+    if list(message) == ["role", "content"] and text:
+        return role
+    if any(name in message for name in _REASONING):
+        return None
+    if type(calls) not in (list, type(None)) or any(type(call) is not dict for call in calls or ()):
+        return None
+    key = role, bool(text) if has_content else None, tuple(message)
+    return key if calls is None else (*key, tuple(map(_call, calls)))
+
+
+def _call(call):
+    inside = type(call.get("function")) is dict
+    inner = call["function"] if inside else call
+    arguments = inner.get("arguments")
+    return inside, "name" in inner, type(arguments), not arguments
+
+
+def kinds_of(messages, known, make):
+    keys = map(key_of, messages)
+    return tuple(
+        known[key] if key in known and key is not None else make(message, key)
+        for message, key in zip(messages, keys, strict=True)
+    )

@@ -16,6 +16,8 @@ from typing import Any
 
 from jinja2 import nodes
 
+from packer_cli.supervised.kinds import kinds_of
+
 _EVERY = 256
 # With records that are all of different structure, most are rendered once only.
 _ALWAYS, _ONE_IN = 256, 16
@@ -123,28 +125,9 @@ class Samples:
         self._count += 1
         if self._count % _EVERY == 1:
             return True
-        structure = _structure(messages, tools)
-        structure.add(ways)
+        structure: set[Any] = {*kinds_of(messages), bool(tools), ways}
         if structure <= self._seen or self._new > _ALWAYS + self._count // _ONE_IN:
             return False
         self._seen |= structure
         self._new += 1
         return True
-
-
-def _structure(messages: list[Message], tools: list[Any] | None) -> set[Any]:
-    """Fields and roles of messages, types of their content, and how many calls of what."""
-    structure: set[Any] = set(map(tuple, messages))
-    structure |= {message["role"] for message in messages}
-    structure |= {type(message.get("content")) for message in messages}
-    structure.add(bool(tools))
-    for message in messages:
-        if "tool_calls" in message:
-            structure.add((len(message), *map(_call, message["tool_calls"] or ())))
-    return structure
-
-
-def _call(call: Any) -> type:
-    """The type of a call's arguments."""
-    function = call.get("function") if isinstance(call, dict) else None
-    return type(function.get("arguments")) if isinstance(function, dict) else type(call)

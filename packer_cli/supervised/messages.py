@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from packer_cli._kernels.looking import is_plain
 from packer_cli.supervised.flags import (
     DETAIL,
     FLAGS,
@@ -62,11 +63,7 @@ def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str,
         raise MalformedError(f"field '{name}' has no messages")
     return [
         item  # as most are
-        if type(item) is dict
-        and type(item.get("role")) is str
-        and type(item.get("content")) is str
-        and _PARSED.isdisjoint(item)
-        and None not in item.values()
+        if is_plain(item, _PARSED)
         else _message(item, f"{name}[{i}]", keep_parts)
         for i, item in enumerate(value)
     ]

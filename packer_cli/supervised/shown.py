@@ -20,6 +20,7 @@ import msgspec
 
 from packer_cli.records import LeftOut
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
+from packer_cli.supervised.kinds import Kind, kinds_of
 from packer_cli.supervised.messages import ASSISTANT, REASONING
 from packer_cli.supervised.probes import RESULT, THOUGHT, thought_in
 
@@ -59,12 +60,13 @@ class Shown:
     def missing(self, text: str, messages: list[_Message], tools: list[Any] | None) -> Missing:
         """What `text` does not show of the conversation that it is rendered from."""
         known = self._known
-        if len(known.kinds) > _MOST_KINDS or len(known.structures) > _MOST_KEPT:
+        if len(known.numbers) > _MOST_KINDS or len(known.structures) > _MOST_KEPT:
             known = self._known = _Known()
-        structure = _structure(messages, len(tools) if tools else 0, known)
+        structure = len(tools) if tools else 0, kinds_of(messages)
         found = known.structures.get(structure)
         if found is None:
-            found = self._found(text, messages, tools, structure, known)
+            numbers = known.numbered(structure[1])
+            found = self._found(text, messages, tools, (structure[0], *numbers), known)
             known.structures[structure] = found
         return found
 
@@ -115,13 +117,25 @@ class Shown:
 
 
 class _Known:
-    """What was learned. `kinds`: numbers for kinds of messages, which structures are made of."""
+    """What was learned. `structures`: of whole conversations; `around`: of their messages, by
+    what is around them, as `numbers` of kinds.
+    """
 
     def __init__(self) -> None:
-        self.kinds: dict[Any, int] = {}
+        self.numbers: dict[Any, int] = {}
         self.fresh = count()  # of which no two threads get the same
-        self.structures: dict[tuple[int, ...], Missing] = {}
+        self.structures: dict[tuple[int, tuple[Kind, ...]], Missing] = {}
         self.around: dict[tuple[int, ...], tuple[tuple[str | int, ...], bool]] = {}
+
+    def numbered(self, kinds: tuple[Kind, ...]) -> list[int]:
+        """The numbers of kinds. Those that are alike to all that is shown have the same."""
+        numbers = list[int]()
+        for kind in kinds:
+            number = self.numbers.get(kind.shown)
+            if number is None:
+                number = self.numbers.setdefault(kind.shown, next(self.fresh))
+            numbers.append(number)
+        return numbers
 
 
 def _joined_from(alike: list[Any]) -> Missing:
@@ -268,60 +282,6 @@ def _empty(pieces: tuple[Piece, ...], messages: list[_Message]) -> tuple[int, ..
         and messages[number].get("role") == ASSISTANT
         and {part for _, part in _pieces([messages[number]], None)} <= parts
     )
-
-
-def _structure(messages: list[_Message], tools: int, known: _Known) -> tuple[int, ...]:
-    """(how many tools, the number of each message's kind). INOUT known: new kinds."""
-    structure, numbers = [tools], known.kinds
-    for message in messages:
-        content, kind = message.get("content"), message.get("role")
-        if (
-            len(message) != 2
-            or type(content) is not str
-            or not content
-            or content[0] == "<"
-            or content[0].isspace()
-            or (kind == ASSISTANT and THOUGHT in content)
-        ):
-            kind = _kind(message)  # nearly all others have a role and words, and nothing more
-        number = numbers.get(kind)
-        if number is None:
-            number = numbers.setdefault(kind, next(known.fresh))
-        structure.append(number)
-    return tuple(structure)
-
-
-def _kind(message: _Message) -> Any:
-    """What of a message may decide what a template shows of it and of others."""
-    content, role = message.get("content"), message.get("role")
-    if type(content) is str:
-        if not content or content.isspace():
-            look: Any = "blank"
-        elif THOUGHT in content and role == ASSISTANT:
-            look = thought_in(content)
-        elif content.startswith(RESULT):
-            look = "result"
-        elif len(message) == 2:
-            return role
-        else:
-            look = "words"
-    elif type(content) is list:
-        look = tuple(_has_words(part if isinstance(part, str) else part["text"])
-                     for part in content)  # fmt: skip
-    else:
-        look = None
-    calls = message.get("tool_calls")
-    kinds = tuple(map(_kind_of_call, calls)) if calls else calls is None
-    reasoning = message.get("reasoning_content")
-    return role, look, reasoning is not None and _has_words(reasoning), kinds
-
-
-def _kind_of_call(call: _Message) -> Any:
-    function = call.get("function")
-    if type(function) is dict:
-        call = function
-    arguments = call.get("arguments")
-    return function is call, "name" in call, type(arguments), not arguments
 
 
 def _surroundings(structure: tuple[int, ...]) -> list[tuple[int, ...]]:

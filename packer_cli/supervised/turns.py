@@ -16,6 +16,7 @@ from typing import Any
 
 from packer_cli.errors import DataError
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering, Turn
+from packer_cli.supervised.contexts import contexts, distinct_contexts
 from packer_cli.supervised.edges import (
     DisagreementError,
     Edges,
@@ -24,7 +25,7 @@ from packer_cli.supervised.edges import (
     common_prefix,
 )
 from packer_cli.supervised.messages import ASSISTANT
-from packer_cli.supervised.probes import contexts, distinct_contexts, probe_of
+from packer_cli.supervised.probes import probe_of
 
 PROBE = "\ue000probe\ue001"
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}},
