@@ -14,7 +14,7 @@ SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-heavy test-slow test-fuzz test-places test-faults test-extras test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
+.PHONY: help demo test test-heavy test-slow test-fuzz test-places test-faults test-extras test-templates test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -88,7 +88,10 @@ $(TEMPLATES)/.unpacked: tests/extras/templates.txt | $(EXTRAS)/.installed
 	rm -rf $(TEMPLATES)/download
 
 test-extras: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## tests against the real datasets, transformers and torch
-	$(EXTRAS)/bin/pytest tests/extras $(SHARED:worksteal=loadfile) $(ARGS)
+	$(EXTRAS)/bin/pytest -m "not heavy" tests/extras $(SHARED:worksteal=loadfile) $(ARGS)
+
+test-templates: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## every chat template of models, trl and axolotl
+	$(EXTRAS)/bin/pytest tests/extras/test_real_templates.py tests/extras/test_unshown_templates.py $(SHARED) $(ARGS)
 
 KERNEL_TESTS = tests/kernels tests/packing/test_fitting.py tests/packing/test_packing.py \
 	tests/packing/test_planning.py tests/packing/test_sequences.py

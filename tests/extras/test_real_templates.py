@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +28,7 @@ from conversations import (
     with_text_arguments,
     words,
 )
-from support import recover_documents
+from support import heavy, recover_documents
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
@@ -51,6 +52,18 @@ def templates() -> dict[str, Path]:
 
 TEMPLATES = templates()
 ORIGINALS = [name for name in TEMPLATES if not name.endswith("_training")]
+# Much like others that are tested: for make test-templates.
+SIBLINGS = (
+    "models/GLM-4.7-Flash", "models/GigaChat3-10B-A1.8B", "models/LFM2-8B-A1B",
+    "models/LFM2.5-Instruct", "models/MiniMax-M1", "models/Mistral-Small-3.2-24B-Instruct-2506",
+    "models/NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "models/Qwen3.5-4B",
+    "models/Qwen-Qwen2.5-7B-Instruct", "models/deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "models/deepseek-ai-DeepSeek-V4-Flash-0731", "models/google-gemma-4-31B-it",
+    "models/ibm-granite-granite-4.0", "models/llama-cpp-deepseek-r1",
+    "models/meetkai-functionary-medium-v3.1", "models/meta-llama-Llama-3.2-3B-Instruct",
+    "models/meta-llama-Llama-3.3-70B-Instruct", "models/moonshotai-Kimi-K2",
+    "models/poolside-Laguna-XS-2.1", "models/poolside-Laguna-XS.2",
+)  # fmt: skip
 # Turns end in nothing, at least the last one.
 OPEN = (
     "trl/glm4moe", "axolotl/metharme", "models/Apertus-8B-Instruct", "models/GLM-4.6",
@@ -122,7 +135,11 @@ def accepted(tokenizer: Any, name: str, template: str) -> Json | None:
     return None
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+def further_as_heavy(names: Iterable[str]) -> list[Any]:
+    return [heavy(name) if name in SIBLINGS else name for name in names]
+
+
+@pytest.mark.parametrize("name", further_as_heavy(TEMPLATES))
 def test_templates_are_compiled(name: str) -> None:
     """None is left to jinja2, and none is rendered otherwise."""
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<p>"}
@@ -175,7 +192,7 @@ def packed(records: list[Json], path: Path, tokenizer: Path, *options: str) -> d
     return dict(zip(found, marked("out"), strict=True))
 
 
-@pytest.mark.parametrize("name", ORIGINALS)
+@pytest.mark.parametrize("name", further_as_heavy(ORIGINALS))
 def test_a_real_template(folder: Path, name: str) -> None:
     path, template = TEMPLATES[name], TEMPLATES[name].read_text(encoding="utf-8")
     source = chat_tokenizer(folder / "t", None)
