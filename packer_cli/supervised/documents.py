@@ -185,10 +185,11 @@ class Composer:
 
     def _documents(self, conversation: Conversation) -> list[Document]:
         """At least one. Raises RefusedError and UndecidableError."""
-        chosen = answers(conversation.messages, self.config.train_on)
-        if self.config.turns == "each" and chosen:
-            return joined([self.render(one) for one in up_to_each(conversation, chosen)])
-        if self.config.train_on == "final":
+        config = self.config
+        if config.turns == "each" or config.train_on == "final":
+            chosen = answers(conversation.messages, config.train_on)
+            if config.turns == "each" and chosen:
+                return joined([self.render(one) for one in up_to_each(conversation, chosen)])
             conversation = only_trained_on(conversation, chosen)
         return [self.render(conversation)]
 

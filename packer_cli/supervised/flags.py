@@ -16,7 +16,7 @@ Flags only take away from what `--train-on` chooses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _TRAINED = ("weight", "train", "training", "loss", "loss_weight")
@@ -35,13 +35,18 @@ def as_context(message: _Message) -> _Message:
     return message | {_CONTEXT: None}
 
 
+def any_flags(messages: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether any of the messages says something of being trained on."""
+    return not all(map(_OF_TRAINING.isdisjoint, messages))
+
+
 def is_context(message: Mapping[str, Any]) -> bool:
     return message.get(_CONTEXT, 1) is None
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:
     """Whether its flags leave a message, or a part of one, to be trained on. Nulls say nothing."""
-    return _OF_TRAINING.isdisjoint(message) or not (
+    return not (
         is_context(message)
         or message.get(DETAIL) == []
         or any(message.get(flag) is not None and not message[flag] for flag in _TRAINED)

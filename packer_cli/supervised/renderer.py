@@ -15,7 +15,7 @@ from packer_cli.errors import InternalError, UsageError
 from packer_cli.supervised.arguments import mentions_of, reads_of
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering
 from packer_cli.supervised.edges import Span, common_prefix
-from packer_cli.supervised.flags import DETAIL, is_context, is_trained
+from packer_cli.supervised.flags import DETAIL, any_flags, is_context, is_trained
 from packer_cli.supervised.messages import ASSISTANT, KNOWN_KEYS
 from packer_cli.supervised.parts import UntrainedParts, without
 from packer_cli.supervised.shown import Piece, Shown
@@ -77,6 +77,7 @@ class Renderer:
         self._others: dict[bytes, Renderer] = {}  # by arguments
         self._assistant = AssistantSpans(template) if config.train_on != "all" else None
         self._shown = Shown(template)
+        self._trains_all = config.trains_all_parts
         self._parts = self._assistant and UntrainedParts(template, self._assistant, config)
         self.keep_parts = _shows_parts(template)
         self.notice = template.notice
@@ -129,7 +130,7 @@ class Renderer:
             text, turns = _ended(text, turns, self._config.turn_end)
         # an empty answer has no byte, but there may be a token across the place where it would be
         turns = spans = [(start, stop) for start, stop in turns if start < stop]
-        if self._parts and self._have_parts(messages, numbers):
+        if self._parts and (not self._trains_all or any(DETAIL in messages[n] for n in numbers)):
             spans = without(spans, self._parts.find(rendering, messages, tools, numbers))
             turns = [turn for turn in turns if without([turn], spans) != [turn]]
         masked = without(asked, spans) if asked != kept or turns is not spans else []
@@ -144,10 +145,6 @@ class Renderer:
         )
         return document if conversation.turn is None else self._prompted(document, messages, tools)
 
-    def _have_parts(self, messages: list[dict[str, Any]], numbers: Collection[int]) -> bool:
-        """Whether only parts of some messages may be trained on."""
-        return not self._config.trains_all_parts or any(DETAIL in messages[n] for n in numbers)
-
     def _chosen(
         self,
         rendering: Rendering,
@@ -156,18 +153,23 @@ class Renderer:
         empty: Collection[int],
     ) -> tuple[list[Span], list[Span], set[int]]:
         """(spans that are to be trained on but for flags, those that the flags leave, the numbers
-        of their messages). `empty`: numbers of messages of which the text shows nothing.
+        of messages that may have parts or be empty). `empty`: numbers of messages of which the
+        text shows nothing.
         """
         if self._assistant is None:
             raise InternalError("everything is trained on")
         last_only = conversation.turn is not None or self._config.train_on == "last-assistant"
-        numbers = {n for n, message in enumerate(messages) if message.get("role") == ASSISTANT}
-        if last_only and numbers:
-            numbers = {max(numbers)}
         find = partial(
             self._assistant.find, rendering, messages, conversation.tools,
             last_only=last_only, empty={id(messages[n]) for n in empty},
         )  # fmt: skip
+        if self._trains_all and not any_flags(messages):  # as most are: they need no numbers
+            asked = find()
+            own = {len(messages) - 1} if conversation.turn is not None else set(empty)
+            return asked, asked, own
+        numbers = {n for n, message in enumerate(messages) if message.get("role") == ASSISTANT}
+        if last_only and numbers:
+            numbers = {max(numbers)}
         silent = {n for n in numbers if not is_trained(messages[n])}
         context = {n for n in silent if is_context(messages[n])}
         asked = kept = find(silent={id(messages[n]) for n in context})
