@@ -247,6 +247,15 @@ def jsonl(*texts: str) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 
 
+def random_ids(documents: int, longest: int = 90, seed: int = 0) -> str:
+    """{"input_ids": ...} lines of documents with fewer tokens than `longest`."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, longest, documents)
+    return "\n".join(
+        json.dumps({"input_ids": random.integers(0, 50_000, n).tolist()}) for n in lengths
+    )
+
+
 @contextmanager
 def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process, which ends at the latest with the block, also when that fails."""

@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 from packer_cli.errors import PackerError
-from packer_cli.result.cache import SHARD, Cache
+from packer_cli.result.cache import Cache
+from packer_cli.result.cache_folder import SHARD
 from packer_cli.result.fetching import Wanted
 
 _THREADS = 3

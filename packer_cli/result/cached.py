@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result.cache import MANIFEST as KEPT_MANIFEST
-from packer_cli.result.cache import SHARD, SIDE, Cache
+from packer_cli.result.cache import Cache
+from packer_cli.result.cache_folder import MANIFEST as KEPT_MANIFEST
+from packer_cli.result.cache_folder import SHARD, SIDE
 from packer_cli.result.fetching import UPLOAD_AGAIN, Wanted, patiently
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest

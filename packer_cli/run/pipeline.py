@@ -45,12 +45,13 @@ from packer_cli.run.chosen import Chosen, choose_encoding
 from packer_cli.run.commits import UNIT_RECORDS
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import Run
+from packer_cli.run.known_shapes import known_shapes
 from packer_cli.run.ranks import finalize_if_last
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.tokenized_source import choose_tokenized, refuse_view
 from packer_cli.run.unnamed import described, refuse_to_forget
 from packer_cli.run.unused import name_columns, warn_of_losses
-from packer_cli.run.update import Update, known_shapes, plan_update
+from packer_cli.run.update import Update, plan_update
 from packer_cli.run.upload import check_options, publish
 from packer_cli.run.worker import Worker, commit_input, left_to_do
 from packer_cli.threads import Task, run_all

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
@@ -21,24 +20,21 @@ import msgspec
 
 import packer_cli
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.run_options import RunOptions
 from packer_cli.config.shape_rules import for_member
-from packer_cli.config.shapes import Shape, joined, shape_again, shape_named
+from packer_cli.config.shapes import Shape, joined
 from packer_cli.errors import DataError, UsageError
-from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, shapes_of
+from packer_cli.inputs.detection import shapes_of
 from packer_cli.inputs.pairs import is_pair
 from packer_cli.mixing.units import work_units
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import INFO, REJECTED, SQUARED_LENGTHS, STATE, UNITS
 from packer_cli.result.manifest import Input, Manifest, Result
 from packer_cli.result.manifest_check import document_config_of, shape_of
-from packer_cli.result.manifest_file import load_any
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord
 from packer_cli.run.identity import differing_options, differing_packers, differing_tokenizers
 from packer_cli.run.input_times import load_identities
-from packer_cli.run.replacing import holds_result
 from packer_cli.run.unnamed import (
     Unnamed,
     find_unnamed,
@@ -182,7 +178,7 @@ def _kept_files(
     anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
     if anew:
         refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
-    times = {one.index: one.mtime_ns for one in _identities(directory, manifest.inputs)}
+    times = {one.index: one.mtime_ns for one in usable_identities(directory, manifest.inputs)}
     names = _names(manifest, kept, shape)
     if shape.members:
         found = shapes_of(anew, config)
@@ -208,47 +204,7 @@ def _names(manifest: Result, unnamed: Unnamed, shape: Shape) -> dict[int, str]:
     return {index: one.shape or then.name for index, one in unnamed.items()}
 
 
-def known_shapes(
-    directory: Path, current: list[InputFile], config: DocumentConfig, options: RunOptions
-) -> KnownShapes:
-    """What an earlier result says of the shapes of inputs that have not changed, and of those that
-    an update keeps without their being named. Raises DataError as `load_any`.
-    """
-    if not options.update or not holds_result(directory):
-        return NOTHING_KNOWN
-    manifest = load_any(directory, incomplete_too=True)
-    then = shape_of(manifest)
-    if config.prompt_template == "chat":  # as was asked for, not because prompts are messages
-        then = replace(then, of_messages=False)
-    unnamed = find_unnamed(manifest, current).values() if options.add else ()
-    others = {name: shape_named(name) for name in (one.shape or then.name for one in unnamed)}
-    files = {} if options.checksum else _unchanged_shapes(directory, manifest, current, config)
-    return KnownShapes(files, others)
-
-
-def _unchanged_shapes(
-    directory: Path, manifest: Result, current: list[InputFile], config: DocumentConfig
-) -> dict[int, Shape]:
-    """By index among `current`: of the files that need not be read to see that they are the same.
-    None with another --field, which `plan_update` refuses.
-    """
-    if config.renamed != dict(manifest.config.fields):
-        return {}
-    again = cache(partial(shape_again, renamed=config.renamed))
-    then = {one.path: one for one in _identities(directory, manifest.inputs)}
-    shapes = {}
-    for file in current:
-        before = then.get(file.path)
-        if before is None or not before.is_surely(file):
-            continue
-        name = manifest.inputs[before.index].shape or manifest.config.shape
-        shape = again(name)
-        if shape is not None and config.shape in (None, name):
-            shapes[file.index] = shape
-    return shapes
-
-
-def _identities(directory: Path, inputs: list[Input]) -> list[InputFile]:
+def usable_identities(directory: Path, inputs: list[Input]) -> list[InputFile]:
     """As `load_identities`; none where these cannot be used."""
     try:
         return load_identities(directory, inputs)

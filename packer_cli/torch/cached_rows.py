@@ -14,7 +14,8 @@ import numpy as np
 
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64
-from packer_cli.result.cache import MANIFEST, Cache
+from packer_cli.result.cache import Cache
+from packer_cli.result.cache_folder import MANIFEST
 from packer_cli.result.cached import CachedDirectory, open_cached
 from packer_cli.result.shards import Shard
 from packer_cli.torch.maps import MappedRows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import tiny_tokenizers as tiny
 import torch
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
-from support import assert_error, check_directory, jsonl, packer, recover_texts
+from support import assert_error, check_directory, jsonl, packer, random_ids, recover_texts
 from tiny_tokenizers import BOS, EOS
 from transformers import AutoTokenizer
 
@@ -34,10 +33,7 @@ FIXED = {
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 2,000 rows of 512 tokens, 13 MB, in many shards."""
     folder = tmp_path_factory.mktemp("packed")
-    random = np.random.default_rng(0)
-    lengths = random.integers(1, 900, 2200)
-    lines = (json.dumps({"input_ids": random.integers(0, 50_000, n).tolist()}) for n in lengths)
-    (folder / "data.jsonl").write_text("\n".join(lines))
+    (folder / "data.jsonl").write_text(random_ids(2200, longest=900))
     result = packer(
         "pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q", "--columns", COLUMNS,
         "--unit-bytes", "1M",

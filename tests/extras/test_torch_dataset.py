@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import packer
+from support import packer, random_ids
 from torch.utils.data import DataLoader, Subset
 
 import packer_cli.torch
@@ -39,14 +39,6 @@ def test_public_names_are_documented(name: str) -> None:
     assert len(inspect.getdoc(getattr(packer_cli.torch, name)) or "") > 40
 
 
-def documents(count: int, longest: int = 90, seed: int = 0) -> str:
-    random = np.random.default_rng(seed)
-    lengths = random.integers(1, longest, count)
-    return "\n".join(
-        json.dumps({"input_ids": random.integers(0, 50_000, n).tolist()}) for n in lengths
-    )
-
-
 def tokenized(folder: Path) -> Path:
     """The documents of data.jsonl."""
     result = packer("tokenize", folder / "data.jsonl", "-o", folder / "tokens", "-q")
@@ -58,7 +50,7 @@ def tokenized(folder: Path) -> Path:
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 900 rows of 64 tokens in several shards, packed and as a view."""
     folder = tmp_path_factory.mktemp("packed")
-    (folder / "data.jsonl").write_text(documents(1200))
+    (folder / "data.jsonl").write_text(random_ids(1200))
     source, how = folder / "data.jsonl", list[str]()
     if request.param == "view":
         source, how = tokenized(folder), ["--view"]
@@ -126,7 +118,7 @@ def test_a_row_that_is_not_there_is_an_index_error(packed: Path, row: int) -> No
 
 def test_threads_may_share_a_dataset(folder: Path) -> None:
     """While one maps a shard others gather, as with torchdata's ParallelMapper."""
-    (folder / "data.jsonl").write_text(documents(1200))
+    (folder / "data.jsonl").write_text(random_ids(1200))
     arguments = ["-l", L, "-o", "out", "-q", "--position-ids", "--unit-bytes", "5K"]
     assert packer("pack", "data.jsonl", *arguments).exit_code == 0
     expected = torch.from_numpy(stored(Path("out"))["input_ids"])
@@ -212,7 +204,7 @@ def test_it_pickles_as_its_path(packed: Path) -> None:
 
 
 def test_shifted_labels_never_pass_as_labels(packed: Path, tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_text(documents(50))
+    (tmp_path / "data.jsonl").write_text(random_ids(50))
     arguments = ["pack", tmp_path / "data.jsonl", "-l", L, "-q"]
     for out, options in (("plain", []), ("shifted", ["--label-shift", "pre"])):
         assert packer(*arguments, "-o", tmp_path / out, *options).exit_code == 0
@@ -307,7 +299,7 @@ class TestAView:
 
     @pytest.fixture
     def view(self, folder: Path) -> Path:
-        (folder / "data.jsonl").write_text(documents(200))
+        (folder / "data.jsonl").write_text(random_ids(200))
         tokenized(folder)
         result = packer("pack", "tokens", "-l", L, "--view", "-o", "view", "-q")
         assert result.exit_code == 0, result.stderr
@@ -332,7 +324,7 @@ class TestAView:
 
     def test_other_tokens_are_other_rows(self, view: Path) -> None:
         before = PackedDataset(view).fingerprint
-        Path("data.jsonl").write_text(documents(200).replace("7", "8"))
+        Path("data.jsonl").write_text(random_ids(200).replace("7", "8"))
         for arguments in (["tokenize", "data.jsonl", "-o", "tokens"],
                           ["pack", "tokens", "-l", str(L), "--view", "-o", "view"]):  # fmt: skip
             assert packer(*arguments, "-q", "--overwrite").exit_code == 0
@@ -352,7 +344,7 @@ class TestAView:
 
 def test_a_directory_that_is_packed_again_while_it_is_open(folder: Path) -> None:
     """Other rows may be as many and have as many bytes: nothing of theirs is read."""
-    (folder / "data.jsonl").write_text(documents(300))
+    (folder / "data.jsonl").write_text(random_ids(300))
     arguments = ["pack", "data.jsonl", "-l", L, "-o", "out", "-q", "--unit-bytes", "20K"]
     assert packer(*arguments).exit_code == 0
     dataset, fingerprint = PackedDataset("out"), PackedDataset("out").fingerprint
@@ -371,7 +363,7 @@ def test_a_directory_that_is_packed_again_while_it_is_open(folder: Path) -> None
 def test_a_directory_that_is_packed_again_while_a_shard_is_mapped(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "data.jsonl").write_text(documents(300))
+    (folder / "data.jsonl").write_text(random_ids(300))
     arguments = ["pack", "data.jsonl", "-l", L, "-o", "out", "-q"]
     assert packer(*arguments).exit_code == 0
     dataset, stored = PackedDataset("out"), PackedDirectory.stored

@@ -222,7 +222,11 @@ def test_two_ranks_share_a_cache(proxy: s3_server.Proxy, packed: Path, limit: in
 
 
 class TestFaults:
-    def test_for_a_while(self, proxy: s3_server.Proxy, packed: Path) -> None:
+    def test_for_a_while(
+        self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # its retries wait longest; others are left
+        S3FileSystem.clear_instance_cache()
         seen: Counter[str] = Counter()
 
         def disturb(key: str) -> str:
@@ -232,6 +236,8 @@ class TestFaults:
         proxy.disturb = disturb
         dataset = PackedDataset(URL, cache="cache")
         assert torch.equal(ids(dataset, workers=2), ids(PackedDataset(packed)))
+        assert max(seen.values()) >= 3  # what failed twice was asked for again
+        S3FileSystem.clear_instance_cache()
 
     @pytest.mark.parametrize("how", ["500", "cut", "reset"])
     def test_for_good(

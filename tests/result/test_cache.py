@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import multiprocessing
 import os
 import shutil
@@ -21,7 +20,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import packer
+from support import packer, random_ids
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
@@ -63,10 +62,7 @@ def _store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About twenty shards of 5 to 20 KB."""
     folder = tmp_path_factory.mktemp("packed")
-    random = np.random.default_rng(0)
-    lengths = random.integers(1, 90, 900)
-    lines = (json.dumps({"input_ids": random.integers(0, 50_000, n).tolist()}) for n in lengths)
-    (folder / "data.jsonl").write_text("\n".join(lines))
+    (folder / "data.jsonl").write_text(random_ids(900, longest=90))
     pack(folder / "data.jsonl", folder / "out")
     assert len(open_packed(folder / "out").facts.shards) > 10
     return folder / "out"
