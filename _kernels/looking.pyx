@@ -104,3 +104,43 @@ cdef bint _begins_with_role(dict fields):
     cdef PyObject* value
     PyDict_Next(fields, &at, &key, &value)
     return <object>key == "role"
+
+
+cpdef bint may_hold(value, str part):
+    """Whether any string in a value of JSON may hold a part, but for the names of fields; true
+    also of values that JSON has not.
+    """
+    cdef Py_ssize_t at = 0
+    cdef PyObject* key
+    cdef PyObject* item
+    kind = type(value)
+    if kind is str:
+        return PyUnicode_Contains(value, part)
+    if kind is dict:
+        while PyDict_Next(value, &at, &key, &item):
+            if may_hold(<object>item, part):
+                return True
+        return False
+    if kind is list:
+        for one in <list>value:
+            if may_hold(one, part):
+                return True
+        return False
+    if kind is tuple:
+        for one in <tuple>value:
+            if may_hold(one, part):
+                return True
+        return False
+    return not (value is None or kind is int or kind is float or kind is bool)
+
+
+def ends_at(list pieces, list counts):
+    """For each of `counts`, ascending, the length of so many of the pieces (strings) together."""
+    cdef list ends = []
+    cdef Py_ssize_t end = 0, at = 0, count
+    for count in counts:
+        while at < count:
+            end += len(pieces[at])
+            at += 1
+        ends.append(end)
+    return ends

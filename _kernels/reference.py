@@ -635,3 +635,18 @@ def kinds_of(messages, known, make):
         known[key] if key in known and key is not None else make(message, key)
         for message, key in zip(messages, keys, strict=True)
     )
+
+
+def may_hold(value, part):
+    """Whether a string of the value, no field's name, has the part; true of what JSON has not."""
+    if type(value) is str:
+        return part in value
+    if type(value) in (dict, list, tuple):
+        items = value.values() if type(value) is dict else value
+        return any(may_hold(item, part) for item in items)
+    return type(value) not in (int, float, bool, type(None))
+
+
+def ends_at(pieces, counts):
+    """The lengths of the first so many pieces."""
+    return [len("".join(pieces[:count])) for count in counts]

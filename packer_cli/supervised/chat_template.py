@@ -15,7 +15,6 @@ from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
-from itertools import accumulate
 from types import MethodType
 from typing import Any, NamedTuple, NoReturn
 
@@ -26,6 +25,7 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from packer_cli._kernels.looking import ends_at
 from packer_cli.config.run_options import JINJA2
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.supervised.agreement import Samples, Talk, battery, differs_at_start
@@ -59,12 +59,12 @@ class Turn(NamedTuple):
 class Rendering:
     """The text of a conversation; `generated`: the spans of its `{% generation %}` blocks.
 
-    `edges`: where each piece of the text ends, after 0; `marks`: what the loops noted.
+    `pieces`: those of the text; `marks`: what the loops noted.
     """
 
     text: str
     generated: list[_Span]
-    edges: list[int]
+    pieces: list[str]
     marks: list[Mark]
 
     @cached_property
@@ -72,8 +72,8 @@ class Rendering:
         """In the order of their ends."""
         turns: list[Turn] = []
         begun: dict[int, tuple[int, dict[str, Any] | None]] = {}
-        for loop, count, value, messages in self.marks:
-            position = self.edges[count]
+        ends = ends_at(self.pieces, [count for _, count, _, _ in self.marks])
+        for (loop, _, value, messages), position in zip(self.marks, ends, strict=True):
             start, message = begun.pop(loop, _NOTHING)
             if start < position and message is not None:  # many loops only look at messages
                 turns.append(Turn(start, position, message))
@@ -109,15 +109,16 @@ class _Tracker:
 
     def rendering(self) -> Rendering:
         """Raises TypeError when a piece is no text."""
-        edges = [0, *accumulate(map(len, self.pieces))]
+        text = "".join(self.pieces)
         generated: list[_Span] = []
-        begin, noted = 0, iter(self.generation)
-        for number, count in zip(noted, noted, strict=True):
+        begin = 0
+        ends = ends_at(self.pieces, self.generation[1::2])
+        for number, end in zip(self.generation[::2], ends, strict=True):
             if number == _BEGIN:
-                begin = edges[count]
+                begin = end
             else:
-                generated.append((begin, edges[count]))
-        return Rendering("".join(self.pieces), generated, edges, self.marks)
+                generated.append((begin, end))
+        return Rendering(text, generated, self.pieces, self.marks)
 
 
 class _Generation(jinja2.ext.Extension):

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from packer_cli._kernels.looking import may_hold
 from packer_cli.errors import UsageError
 
 _MARK = "\ufdd0"  # a noncharacter, for a program's own use
@@ -66,13 +67,13 @@ class Specials:
 
     def may_be_in(self, value: Any) -> bool:
         """Whether a record's fields may have any; False is certain, and known soon."""
-        if not self.tokens:
+        if not self.tokens or not may_hold(value, self._common):
             return False
         try:
             data = _encode(value)
         except Exception:  # of a value, or a text, that JSON has not
             return True
-        return self._beginning in data and self._encoded.search(data) is not None
+        return self._encoded.search(data) is not None
 
     def beside(self, cut: int, text: str) -> int:
         """The place of a cut in a text, before the special token that it would cut in two."""
@@ -132,10 +133,9 @@ class Specials:
         return re.compile(b"|".join(re.escape(_encoded(t.content)) for t in self.tokens))
 
     @cached_property
-    def _beginning(self) -> bytes:
-        """What all of them begin with, inside JSON."""
-        contents = [_encoded(token.content) for token in self.tokens]
-        return contents[0][: len(commonprefix(contents))]  # noqa: RUF071 it is meant
+    def _common(self) -> str:
+        """What all of them begin with."""
+        return commonprefix([token.content for token in self.tokens])  # noqa: RUF071 it is meant
 
     @cached_property
     def _taking(self) -> re.Pattern[str]:

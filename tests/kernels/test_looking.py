@@ -59,3 +59,24 @@ def test_looking_equals_its_twins(messages: list[Any]) -> None:
         assert kinds[0] == kinds[1], turn
         assert made[0] == made[1]
         known |= {key: repr(key) for _, key in made[0] if key is not None}
+
+
+JSON = st.recursive(
+    st.one_of(TEXTS, st.none(), st.integers(), st.booleans(), st.floats(), st.binary(max_size=1)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3), st.tuples(inner)
+    ),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(value=JSON, part=st.sampled_from(["", "<", "</think>", "好"]))
+def test_parts_of_values_equal_the_twin(value: Any, part: str) -> None:
+    assert looking.may_hold(value, part) == reference.may_hold(value, part)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pieces=st.lists(TEXTS, max_size=9), counts=st.lists(st.integers(0, 9), max_size=9))
+def test_ends_of_pieces_equal_the_twin(pieces: list[str], counts: list[int]) -> None:
+    counts = sorted(min(count, len(pieces)) for count in counts)
+    assert looking.ends_at(pieces, counts) == reference.ends_at(pieces, counts)
