@@ -9,7 +9,7 @@ from typing import Annotated
 from packer_cli.config.option import OUTPUT, RUNNING, Option, plain, settle
 from packer_cli.errors import UsageError
 
-SECONDS_PER_RECORD = 60.0
+SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
 JINJA2 = "jinja2"  # the engine of templates that defines what is right
 _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
 
@@ -67,7 +67,7 @@ class EncodingOptions:
             raise UsageError(
                 f"--max-seconds-per-record: {self.max_seconds_per_record:g} is not between "
                 f"0 and {_MOST_SECONDS}",
-                "a record takes milliseconds; the default is 60",
+                f"a record takes milliseconds; the default is {SECONDS_PER_RECORD:g}",
             )
         if self.workers == 0:
             object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))

@@ -173,7 +173,8 @@ def supervised_again(
     own = by_file_shape(config, shape)
     parts = {name: _composer_parts(*one, files, template)
              for name, one in own.items() if one[0].is_supervised}  # fmt: skip
-    processes = _processes(seconds or SECONDS_PER_RECORD, parts)
+    # no record was too slow for the run, whose limit may have been another, on a faster machine
+    processes = _processes(seconds or 6 * SECONDS_PER_RECORD, parts)
     renders: dict[str | None, _Render] = {name: partial(processes.render, name) for name in parts}
     encoders = _encoders(own, framed_for(tokenizer, config, shape)[0], renders, files)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering, Turn
@@ -219,8 +220,11 @@ class Learner:
 
     def _last_mark(self, text: str, count: int) -> str:
         """The last mark in a text of `count` messages, "" for none."""
-        marks = [mark for part in self._probe.marks[:count] for mark in part if mark in text]
-        return max(marks, key=text.rfind, default="")
+        last, at = "", -1
+        for mark in chain.from_iterable(reversed(self._probe.marks[:count])):
+            if (later := text.rfind(mark, at + 1)) >= 0:  # behind the last so far, which is short
+                last, at = mark, later
+        return last
 
     def _place(self, mark: str, limit: int) -> int | None:
         """Where the last such mark before `limit` ends in the whole text."""

@@ -6,6 +6,7 @@ place of all words, so that the text that a template makes of it shows whose wor
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +27,26 @@ class Probe:
     messages: list[_Message]
     marks: list[list[str]]
 
+    def shown_in(self, text: str) -> set[str]:
+        """The marks that a text has, looked for all at once: there may be a hundred thousand."""
+        digits = _digits(self.messages)
+        return set(re.findall(f"(?=(7[0-9]{{{digits}}}[0-2]4951))", text))  # also amid digits
+
 
 def probe_of(messages: list[_Message]) -> Probe:
     """The conversation with marks in the place of its words."""
     marks: list[list[str]] = []
-    return Probe([_marked(m, i, marks) for i, m in enumerate(messages)], marks)
+    digits = _digits(messages)
+    return Probe([_marked(m, f"{i:0{digits}d}", marks) for i, m in enumerate(messages)], marks)
 
 
-def _marked(message: _Message, number: int, marks: list[list[str]]) -> _Message:
-    content, reasoning, call = (f"7{number:05d}{part}4951" for part in range(3))
+def _digits(messages: list[_Message]) -> int:
+    """Of the numbers of messages: all marks are of one length, so that none begins another."""
+    return max(5, len(str(len(messages))))
+
+
+def _marked(message: _Message, number: str, marks: list[list[str]]) -> _Message:
+    content, reasoning, call = (f"7{number}{part}4951" for part in range(3))
     used, marked = set[str](), dict(message)
 
     def words(text: str, mark: str) -> str:

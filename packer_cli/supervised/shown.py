@@ -13,6 +13,7 @@ their words must be in the text, or not, as expected; else they get a probe of t
 from __future__ import annotations
 
 import json
+import re
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -111,7 +112,8 @@ class Shown:
                 text = self._template.render(tried, named or None).text
             except RefusedError:
                 continue
-            missing = {piece: None for mark, piece in marks.pieces if mark not in text}
+            shown = set(_MARKS.findall(text))
+            missing = {piece: None for mark, piece in marks.pieces if mark not in shown}
             return tuple(missing)
         return None
 
@@ -147,6 +149,9 @@ def _joined_from(alike: list[Any]) -> Missing:
         pieces += [Piece(number, part) for part in parts]
         empty += [number] * is_empty
     return Missing(tuple(pieces), tuple(empty))
+
+
+_MARKS = re.compile("(?=(7[0-9]{7}4951))")  # also amid other digits
 
 
 class _Marks:

@@ -203,11 +203,11 @@ class AssistantSpans:
         if not self._outside.keys() >= set(around.values()):
             probe = probe_of(messages)
             try:
-                shown = self._template.render(probe.messages, tools).text
+                shown = probe.shown_in(self._template.render(probe.messages, tools).text)
             except RefusedError as error:
                 raise undecidable(str(error)) from error
             for number, kind in around.items():
-                self._outside[kind] = any(mark in shown for mark in probe.marks[number])
+                self._outside[kind] = not shown.isdisjoint(probe.marks[number])
         return [
             Turn(*self._by_prefix(text, number, messages, tools), messages[number])
             for number, kind in around.items()
@@ -253,8 +253,9 @@ class AssistantSpans:
         except RefusedError as error:
             return str(error)
         tagged = " ".join(rendering.text[start:stop] for start, stop in rendering.generated)
+        in_tags = probe.shown_in(tagged)
         for message, marks in zip(probe.messages, probe.marks, strict=True):
-            if message.get("role") != ASSISTANT and any(mark in tagged for mark in marks):
+            if message.get("role") != ASSISTANT and not in_tags.isdisjoint(marks):
                 return f"its {{% generation %}} tags hold words of role {message.get('role')}"
         return None
 
