@@ -193,7 +193,8 @@ class Counts(Loss):
         counted_already = set[tuple[int, str]]()  # by the other side of the same pair
         for part, length in zip(parts, tokens, strict=True):
             name, own = f"unshown_{part.what}", (part.record, part.what)
-            counted = {name: int(own not in counted_already), f"{name}_tokens": length, "unshown_tokens": length}
+            counted = {f"{name}_tokens": length, "unshown_tokens": length}
+            counted[name] = int(own not in counted_already)
             if part.what != "tools":
                 counted[f"{name}_turns"] = part.turns
             counted_already.add(own)
