@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,6 +24,16 @@ def refuse_pairs_among(shapes: Sequence[Shape], tip: str = "") -> None:
             f"records of preference and of {others[0]} cannot lie in one result: losses of "
             "preference need rows of pairs alone",
             tip or "pack them with two commands",
+        )
+
+
+def refuse_labels_among_pairs(has_labels: Iterable[bool]) -> None:
+    """UsageError where some records of preference are answers with a label and others are pairs."""
+    if len({*has_labels}) > 1:
+        raise UsageError(
+            "pairs and answers with a label cannot lie in one result: losses of pairs need both "
+            "sides of each, those of labels estimate with other prompts' answers",
+            "pack them with two commands",
         )
 
 

@@ -47,6 +47,11 @@ class Shape:
         return self.kind == PREFERENCE or self.of_pairs
 
     @property
+    def has_labels(self) -> bool:
+        """Whether records of preference are single answers with a label, as far as is known."""
+        return self.kind == PREFERENCE and "label" in self.columns
+
+    @property
     def is_supervised(self) -> bool:
         """Whether the records show what to train on, so that most must stay whole."""
         return self.kind not in ("text", "tokens")
@@ -124,7 +129,9 @@ def shape_again(name: str, renamed: dict[str, str]) -> Shape | None:
     does not tell what the input calls its fields.
     """
     kind = KINDS.get(name)
-    if kind is None or any(len(names) > 1 for names in kind.required):
+    if kind is None or kind.others or name in _FORMS:
+        return None
+    if any(len(names) > 1 for names in kind.required):
         return None
     required = [names[0] for names in kind.required]
     return Shape(name, {own: renamed.get(own, own) for own in (*required, *kind.optional)})

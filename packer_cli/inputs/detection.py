@@ -9,6 +9,7 @@ from functools import partial
 
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.pair_rules import refuse_labels_among_pairs
 from packer_cli.config.shapes import PREFERENCE, Shape, find_shape, joined
 from packer_cli.errors import DataError
 from packer_cli.inputs.formats import beginning, holds_documents, reader_for
@@ -41,13 +42,16 @@ def detect_shape(
 ) -> tuple[list[InputFile], Shape]:
     """What the records are, from the first one of each file whose shape is not `known`: the files,
     which say which of several shapes they have, and their shape. DataError when the shape of a file
-    is unknown, or where files cannot be packed together.
+    is unknown, or where files cannot be packed together; UsageError for pairs beside answers with a
+    label.
 
     OUT unused: by path, the fields of supervised records that no field of their shape is.
     """
     shapes = shapes_of(files, config, unused, known.files)
     if not shapes:
         raise _nothing_in(files, config)
+    every = (*shapes.values(), *known.others.values())
+    refuse_labels_among_pairs(shape.has_labels for shape in every if shape.has_pairs)
     found = {shape.described(): shape for shape in shapes.values()}
     first = next(iter(found))
     # others' fields may have other names: they are not read

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.pair_rules import refuse_pairs_among
+from packer_cli.config.pair_rules import refuse_labels_among_pairs, refuse_pairs_among
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import (
@@ -324,6 +324,8 @@ def shape_of(files: Sequence[InputFile]) -> Shape:
     shapes = [shape_of_result(opened(file).facts) for file in files]
     kinds = [one for shape in shapes for one in shape.members.values() or [shape]]
     refuse_pairs_among(kinds)
+    if kinds[0].has_pairs:
+        refuse_labels_among_pairs(form for file in files for form in opened(file).has_labels)
     return Shape(
         "tokens",
         {"input_ids": "input_ids"},

@@ -190,11 +190,14 @@ class Counts(Loss):
 
     def add_unshown(self, file: int, parts: Sequence[LeftOut], tokens: Sequence[int]) -> None:
         """Count what a chat template left out of records of one input; `tokens` of each part."""
+        counted_already = set[tuple[int, str]]()  # by the other side of the same pair
         for part, length in zip(parts, tokens, strict=True):
-            name = f"unshown_{part.what}"
-            counted = {name: 1, f"{name}_tokens": length, "unshown_tokens": length}
+            name, own = f"unshown_{part.what}", (part.record, part.what)
+            counted = {f"{name}_tokens": length, "unshown_tokens": length}
+            counted[name] = int(own not in counted_already)
             if part.what != "tools":
                 counted[f"{name}_turns"] = part.turns
+            counted_already.add(own)
             for total, more in counted.items():
                 setattr(self, total, getattr(self, total) + more)
         documents = len({part.record for part in parts})

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from hashlib import sha256
 
+from packer_cli.config.columns import PAIR
 from packer_cli.errors import DataError, UsageError
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest, TrainingStage
@@ -26,7 +27,7 @@ def check_alike(results: Sequence[PackedDirectory]) -> None:
     for other in results[1:]:
         known = _properties(other)
         for name, value in _properties(first).items():
-            if value != known[name]:
+            if value != known.get(name, value):
                 raise DataError(
                     f"{first.path} and {other.path} do not go together: {name} is {value} in the "
                     f"first and {known[name]} in the second",
@@ -39,10 +40,19 @@ def _properties(packed: PackedDirectory) -> dict[str, object]:
     tokenizer = packed.facts.tokenizer
     return {
         "max_length": packed.max_length,
+        **_form_of_answers(packed.facts),
         "the label shift": packed.label_shift,
         "the segment multiple": packed.segment_multiple,
         "the tokenizer": f"{tokenizer.source}, sha256 {tokenizer.sha256}" if tokenizer else "none",
     }
+
+
+def _form_of_answers(facts: Manifest) -> dict[str, object]:
+    """Of records of preference: pairs, each of two segments, or answers with a label."""
+    if PAIR not in facts.config.columns:
+        return {}
+    labels = facts.segments == facts.documents
+    return {"what the records are": "answers with a label" if labels else "pairs"}
 
 
 def fingerprint_of(facts: Manifest) -> str:

@@ -87,6 +87,13 @@ class TokenizedDirectory:
         return chosen
 
     @property
+    def has_labels(self) -> set[bool]:
+        """Of records of preference: whether documents are single answers with a label. Both where
+        some are and others are pairs.
+        """
+        return {*np.unique((self.chosen == 0) | (self.chosen == self.lengths)).tolist()}
+
+    @property
     def content_hashes(self) -> UInt64:
         """uint64[n, 2], the same for documents with the same tokens, in any directory."""
         parts = [_values(index.column("content_hash"), np.uint64, 2) for index in self._index()]

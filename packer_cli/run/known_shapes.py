@@ -11,9 +11,10 @@ from packer_cli.config.run_options import RunOptions
 from packer_cli.config.shapes import Shape, shape_again, shape_named
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes
 from packer_cli.records import InputFile
-from packer_cli.result.manifest import Result
+from packer_cli.result.manifest import Manifest, Result
 from packer_cli.result.manifest_check import shape_of
 from packer_cli.result.manifest_file import load_any
+from packer_cli.result.tokenized import open_tokenized
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.unnamed import (
     find_unnamed,
@@ -34,9 +35,21 @@ def known_shapes(
     if config.prompt_template == "chat":  # as was asked for, not because prompts are messages
         then = replace(then, of_messages=False)
     unnamed = find_unnamed(manifest, current).values() if options.add else ()
-    others = {name: shape_named(name) for name in (one.shape or then.name for one in unnamed)}
+    names = dict.fromkeys(one.shape or then.name for one in unnamed)
+    others = {name: _with_form(shape_named(name), directory, manifest) for name in names}
     files = {} if options.checksum else _unchanged_shapes(directory, manifest, current, config)
     return KnownShapes(files, others)
+
+
+def _with_form(shape: Shape, directory: Path, manifest: Result) -> Shape:
+    """Of preference: with the field `label` where its records have one."""
+    if not shape.has_pairs:
+        return shape
+    if isinstance(manifest, Manifest):
+        has_labels = manifest.segments == manifest.documents
+    else:
+        has_labels = open_tokenized(directory).has_labels == {True}
+    return replace(shape, columns={"label": "label"} if has_labels else {})
 
 
 def _unchanged_shapes(

@@ -41,7 +41,7 @@ from packer_cli.supervised.messages import (
     parse_messages,
     parse_tools,
 )
-from packer_cli.supervised.pairs import Side, messages_of, once, parted
+from packer_cli.supervised.pairs import Side, messages_of, once, parted, without_bad
 from packer_cli.supervised.renderer import Conversation, Document, Renderer
 from packer_cli.supervised.shown import kind_of_piece, summed, words_of
 from packer_cli.supervised.templates import TemplateChoice
@@ -138,6 +138,8 @@ class Composer:
             except UndecidableError as error:
                 bad.append(BadRecord(int(records.positions[i]), error.message, error.tip or _SKIP))
         bad.sort(key=lambda record: record.position)
+        if records.sides is not None and bad:
+            documents, counts = without_bad(records.positions, documents, counts, bad)
         again = self.config.shortens_conversations
         positions = np.repeat(records.positions, counts)
         if self.config.turns == "each":

@@ -43,12 +43,16 @@ class SupervisedEncoder:
             empty_turns=records.empty_turns,
             unread=dict(records.unread),
         )
+        record = np.arange(len(records.positions))
+        if records.sides is not None:  # both sides of a pair are one document
+            record = np.cumsum(np.diff(records.positions, prepend=-1) != 0)
         if records.unshown:
             lengths = self._lengths([part.text for part in records.unshown])
-            counts.add_unshown(file.index, records.unshown, lengths)
+            own = [part._replace(record=int(record[part.record])) for part in records.unshown]
+            counts.add_unshown(file.index, own, lengths)
         if records.masked:
             numbers, texts = zip(*records.masked, strict=True)
-            counts.masked_documents = len(set(numbers))
+            counts.masked_documents = len(np.unique(record[list(numbers)]))
             counts.masked_tokens = sum(self._lengths(texts))
         if records.conversations is not None and isinstance(self._config, PackConfig):
             # jinja2 is slow to import

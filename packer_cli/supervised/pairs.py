@@ -11,13 +11,15 @@ A side becomes a text of its own, and `encoder.py` puts those of a record togeth
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
-from typing import Any, NamedTuple
+from itertools import compress
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from packer_cli.config.shapes import Shape
-from packer_cli.records import BadRecord, Records
+from packer_cli.records import BadRecord, Int64, Records
 from packer_cli.supervised.flags import as_context
 from packer_cli.supervised.messages import (
     ASSISTANT,
@@ -29,6 +31,8 @@ from packer_cli.supervised.messages import (
 from packer_cli.supervised.sides import MEND
 
 _Message = dict[str, Any]
+_Document = TypeVar("_Document")
+_CONTENT = ("content", "value")
 _BOTH = "expected both as text, or both as messages"
 
 
@@ -70,6 +74,19 @@ def parted(records: Records, shape: Shape) -> Records:
         records, positions=np.array(positions, np.int64), fields=fields, bad=bad,
         sides=np.array(good, np.uint8),
     )  # fmt: skip
+
+
+def without_bad(
+    positions: Int64, documents: list[_Document], counts: Int64, bad: list[BadRecord]
+) -> tuple[list[_Document], Int64]:
+    """The documents of records of which no side is bad, and how many each side has become.
+
+    positions  int64[n], of each side's record
+    counts     int64[n], how many documents each side has become: 0 or 1
+    """
+    wrong = np.isin(positions, [one.position for one in bad])
+    kept = ~np.repeat(wrong, counts)
+    return list(compress(documents, kept)), np.where(wrong, 0, counts)
 
 
 def once(bad: list[BadRecord]) -> list[BadRecord]:
@@ -147,11 +164,12 @@ def _prompt(fields: dict[str, Any], shape: Shape, answers: list[Any]) -> Any:
         return f"{prompt}\n{more}" if isinstance(more, str) and more else prompt
     if isinstance(prompt, list) and isinstance(answers[0], list):
         return prompt
-    shared = _shared(*answers) if isinstance(prompt, str) else 0
-    last = answers[0][shared - 1] if shared else None
-    # many files repeat the question of both conversations as text
-    if isinstance(last, dict) and prompt in (last.get("content"), last.get("value")):
-        return None
+    # many files repeat a question of both conversations, the first or the last one, as text
+    if isinstance(prompt, str):
+        shared = answers[0][: _shared(*answers)]
+        texts = [one.get(key) for one in shared if isinstance(one, dict) for key in _CONTENT]
+        if prompt in texts:
+            return None
     raise MalformedError(
         f"field '{name}' is {kind_of(prompt)}, '{shape.columns['chosen']}' is "
         f"{kind_of(answers[0])}; {_BOTH}"
@@ -199,8 +217,8 @@ def _shared(chosen: Any, rejected: Any) -> int:
     Of text, a space before the answers is the answers'.
     """
     most = min(len(chosen), len(rejected)) - 1
-    pairs = zip(chosen[:most], rejected[:most], strict=True)
-    shared = next((i for i, (a, b) in enumerate(pairs) if a != b), max(most, 0))
+    # beginnings are compared whole: a character at a time takes longer than tokenizing them
+    shared = bisect_left(range(1, most + 1), True, key=lambda n: chosen[:n] != rejected[:n])
     if isinstance(chosen, str) and shared and chosen[shared - 1] == " ":
         shared -= 1
     return shared

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from packer_cli import storage
-from packer_cli.config.columns import PADDED_BOUNDARIES
+from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.records import Int32, Int64
 from packer_cli.result.cache import Cache
@@ -30,7 +30,7 @@ from packer_cli.result.squared_lengths import squared_lengths
 from packer_cli.torch.cached_rows import CachedRows
 from packer_cli.torch.joined import check_alike, joined_batches
 from packer_cli.torch.result_rows import ResultRows
-from packer_cli.torch.rows import PAIR, SIDE, SOURCE, RowBatch
+from packer_cli.torch.rows import SOURCE, RowBatch
 
 
 class PackedDataset:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from packer_cli.config.columns import PAIR, SIDE
 from packer_cli.errors import DataError
 from packer_cli.records import Int64
 from packer_cli.result import joined
 from packer_cli.torch.result_rows import ResultRows
-from packer_cli.torch.rows import PAIR, SIDE, Lists, RowBatch
+from packer_cli.torch.rows import Lists, RowBatch
 
 
 def check_alike(parts: Sequence[ResultRows], *, with_columns: bool) -> None:

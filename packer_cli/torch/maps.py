@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from packer_cli._kernels import gathering
+from packer_cli.config.columns import PAIR, SIDE
 from packer_cli.errors import DataError
 from packer_cli.records import Int64
 from packer_cli.result.reader import PACK_AGAIN, ragged_of, rows_of
 from packer_cli.result.shard_writer import column_type
 from packer_cli.result.view import View
-from packer_cli.torch.rows import PAIR, RAGGED, SIDE, SOURCE, Lists
+from packer_cli.torch.rows import RAGGED, SOURCE, Lists
 
 
 class MappedRows:

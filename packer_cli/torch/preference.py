@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from packer_cli.config.columns import PADDED_BOUNDARIES
+from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result.reader import PACK_AGAIN
 from packer_cli.torch.collate import NOT_GIVEN, varlen_collate
-from packer_cli.torch.rows import PAIR, SIDE, Lists, RowBatch, row_batch
+from packer_cli.torch.rows import Lists, RowBatch, row_batch
 
 Collate = Callable[[RowBatch], dict[str, Any]]
 _LABELS = ("labels", "shift_labels")
@@ -64,8 +64,8 @@ def unpaired_collate(
     mismatched: bool = False,
 ) -> dict[str, Any]:
     """A batch of answers that are desirable or not, for KTO and its kin: of records with a label,
-    and of pairs, of which each side counts for itself. Arguments and errors as for
-    `preference_collate`.
+    or of pairs, of which each side counts for itself. Arguments and errors as for
+    `preference_collate`; UsageError, too, for a batch of both.
 
     mismatched  also give, as another batch, each prompt with the answer of the record before it,
                 the first with that of the last. KTO estimates its KL term by their
@@ -73,6 +73,7 @@ def unpaired_collate(
                 of one record
     """
     batch, how = _Answers(row_batch(rows, of_pairs=True)), _collate(config, collate)
+    batch.sides()  # raises for unlike records
     collated = batch.collated(how) | {"desirable": batch.desirable}
     if not mismatched:
         return collated
@@ -112,6 +113,16 @@ class _Answers:
         inside = self.targets > self.begins[self.answers]  # its first token is predicted by none
         if not (inside & (self.targets < self.ends[self.answers])).all():
             raise DataError("a label is on no token, or on the first of a segment", PACK_AGAIN)
+        self._check_each_has_one()
+
+    def _check_each_has_one(self) -> None:
+        """DataError for an answer without a token: its log-probability would be 0, the highest."""
+        nothing = np.bincount(self.answers, minlength=len(self.begins)) == 0
+        if nothing.any():
+            row = int(self._rows[nothing.argmax()])
+            raise DataError(
+                f"row {row} of a batch has an answer without a token that is trained on", PACK_AGAIN
+            )
 
     def _targets(self) -> Int64:
         name = next((name for name in _LABELS if name in self.batch.columns), None)
@@ -148,10 +159,16 @@ class _Answers:
         """int64[S], the row of each."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
-    def _most_sides(self) -> int:
-        """How many sides a record has: 2, or 1 where all have a label."""
+    def sides(self) -> int:
+        """How many answers a record has: 2, or 1 where all have a label. UsageError for both."""
         both = np.stack([self._rows, self._of_answers(PAIR)])
-        return int(np.unique(both, axis=1, return_counts=True)[1].max(initial=1))
+        counts = np.unique(both, axis=1, return_counts=True)[1]
+        if len(set(counts.tolist())) > 1:
+            raise UsageError(
+                "unpaired_collate: a batch has pairs, and answers with a label beside them",
+                "train on them one after the other: losses estimate with other records of a batch",
+            )
+        return int(counts.max(initial=1))
 
     def pairs(self) -> dict[str, Any]:
         """desirable, chosen and rejected. Raises for answers without another side."""
@@ -208,7 +225,7 @@ class _Answers:
         """One row of each prompt with the answer of the record before it. A prompt ends at the
         first token that is trained on.
         """
-        count, sides = len(self.begins), self._most_sides()
+        count, sides = len(self.begins), self.sides()
         if count < 2 * sides:
             raise UsageError(
                 "mismatched: a batch of one record has no answers to other prompts",

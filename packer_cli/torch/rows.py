@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from packer_cli._kernels import gathering
-from packer_cli.config.columns import PADDED_BOUNDARIES
+from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import Int32, Int64
 from packer_cli.result.reader import PACK_AGAIN
 
 SOURCE = "source"
-PAIR, SIDE = "pair", "side"
 RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE, PAIR, SIDE)
 
 
@@ -167,13 +166,13 @@ def row_batch(rows: Any, *, of_pairs: bool = False) -> RowBatch:
                 "PackedDataset gives it unless `columns` leaves it out; transformers.Trainer "
                 "removes it unless remove_unused_columns=False",
             )
-    has_pairs = {PAIR, SIDE} <= batch.ragged.keys()
-    if of_pairs and not has_pairs:
+    of_both = {PAIR, SIDE} & batch.ragged.keys()
+    if of_pairs and len(of_both) < 2:
         raise UsageError(
             "rows without pair and side, for a collator of pairs",
             "pack with --shape preference; varlen_collate takes other rows",
         )
-    if has_pairs and not of_pairs:
+    if of_both and not of_pairs:
         raise of_pairs_error("rows of pairs, for a collator of other rows")
     return batch
 

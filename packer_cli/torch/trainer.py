@@ -22,11 +22,12 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
+from packer_cli.config.columns import PAIR
 from packer_cli.errors import DataError, UsageError
 from packer_cli.torch.collate import varlen_collate
 from packer_cli.torch.dataset import PackedDataset
 from packer_cli.torch.masks import text_config
-from packer_cli.torch.rows import PAIR, of_pairs_error
+from packer_cli.torch.rows import of_pairs_error
 from packer_cli.torch.sampler import PackedSampler
 
 

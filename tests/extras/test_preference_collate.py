@@ -176,6 +176,34 @@ def test_damaged_rows(name: str, values: list[int], problem: str) -> None:
         of_pairs([row | {name: torch.tensor(values, dtype=row[name].dtype)}])
 
 
+@pytest.mark.parametrize("collate", [of_pairs, unpaired])
+def test_answers_without_a_token_are_refused(collate: Any) -> None:
+    """Their log-probability would be 0: more likely than any answer is."""
+    (row,) = rows_of(PAIRS, 12)
+    labels = row["labels"].clone()
+    labels[row["cu_seqlens"][2] :] = -100
+    with pytest.raises(DataError, match="row 0 of a batch has an answer without a token"):
+        collate([row | {"labels": labels}])
+    with pytest.raises(DataError, match="row 1 of a batch has an answer without a token"):
+        collate([row, row | {"labels": torch.full_like(labels, -100)}])
+
+
+@pytest.mark.parametrize("mismatched", [False, True])
+def test_pairs_beside_labelled_answers_are_refused(mismatched: bool) -> None:
+    rows = [*rows_of(PAIRS, 12), *rows_of(LABELLED, 12)]
+    with pytest.raises(UsageError, match="a batch has pairs, and answers with a label beside"):
+        unpaired(rows, mismatched=mismatched)
+
+
+@pytest.mark.parametrize("name", ["pair", "side"])
+def test_rows_that_lost_one_column_are_rows_of_pairs(name: str) -> None:
+    rows = [{k: v for k, v in row.items() if k != name} for row in rows_of(PAIRS, 12)]
+    with pytest.raises(UsageError, match="rows of pairs, for a collator of other rows"):
+        varlen_collate(rows, config=None)
+    with pytest.raises(UsageError, match="rows without pair and side"):
+        of_pairs(rows)
+
+
 @pytest.mark.parametrize("sides", [[1, 1, 1, 0], [1, 0, 0, 0]])
 def test_pairs_of_the_same_side(sides: list[int]) -> None:
     (row,) = rows_of(PAIRS, 12)

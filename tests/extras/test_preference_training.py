@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from trl import DPOTrainer, SFTConfig, SFTTrainer
 
-from packer_cli.config.shapes import KINDS
 from packer_cli.errors import DataError, UsageError
 from packer_cli.torch import (
     PackedDataset,
@@ -35,11 +34,8 @@ from packer_cli.torch import (
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers" / "preference.md"
 _PART = re.compile(r"^    packer ([^\n]*)$|^```python\n(.*?)^```$", re.M | re.S)
-pytestmark = [
-    # those of the trainers, about themselves and each other
-    pytest.mark.filterwarnings("ignore", "error:::packer_cli"),
-    pytest.mark.skipif("preference" not in KINDS, reason="packer has no --shape preference yet"),
-]
+# those of the trainers, about themselves and each other
+pytestmark = pytest.mark.filterwarnings("ignore", "error:::packer_cli")
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 RECORDS = [
     {
@@ -165,6 +161,13 @@ def test_pairs_and_other_rows_do_not_join() -> None:
            output="plain")  # fmt: skip
     with pytest.raises(DataError, match=r"has a column pair, .* has none"):
         PackedDataset(["out", "plain"], columns=["input_ids", "labels", "cu_seqlens"])
+
+
+def test_pairs_and_labelled_answers_do_not_join() -> None:
+    packed("preferences.jsonl", "--shape", "preference", "--tokenizer", "my-model")
+    packed("labelled.jsonl", "--shape", "preference", "--tokenizer", "my-model", output="labelled")
+    with pytest.raises(DataError, match="the records are is pairs in the first and answers with"):
+        PackedDataset(["out", "labelled"])
 
 
 class PlainTrainer(PackedTrainerMixin, Trainer):

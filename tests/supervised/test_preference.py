@@ -5,6 +5,7 @@ in which rows; and what is refused.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -69,6 +70,10 @@ FORMS = {
     "conversations": ({"chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, CHAT_MARKED),
     "conversations and the question once more": (
         {"prompt": "2+2=", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, CHAT_MARKED,
+    ),
+    "several turns and the first question once more": (
+        {"prompt": "Hi", "chosen": [*EARLIER, ASK, GOOD], "rejected": [*EARLIER, ASK, BAD]},
+        EARLIER_MARKED,
     ),
     "ShareGPT style": (
         {"chosen": [{"from": "human", "value": "2+2="}, {"from": "gpt", "value": "4"}],
@@ -224,6 +229,87 @@ def test_pairs_are_not_mixed_with_other_records(folder: Path) -> None:
     assert "records of preference and of prompt-completion cannot lie in one result" in (
         result.stderr
     )
+
+
+LABELLED_ONE = {"prompt": "2+2=", "completion": "4", "label": True}
+BOTH_FORMS = "pairs and answers with a label cannot lie in one result"
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+@pytest.mark.parametrize("names_of_fields", [LABELLED_ONE.keys(), ["question", "answer", "label"]])
+def test_pairs_and_labelled_answers_are_not_mixed(
+    folder: Path, names: str, names_of_fields: Sequence[str]
+) -> None:
+    """Nor is either left out as records that lack the other's fields."""
+    labelled = dict(zip(names_of_fields, LABELLED_ONE.values(), strict=True))
+    write([PAIR], f"{names[0]}.jsonl")
+    write([labelled], f"{names[1]}.jsonl")
+    how = ("-t", "bytes", *SHAPE, "-q")
+    pack = ("pack", "-l", 64, "-o", "out")
+    assert_error(packer(*pack, "a.jsonl", "b.jsonl", *how, "--on-error", "skip"), 2, BOTH_FORMS)
+    for name in "ab":
+        assert packer("tokenize", f"{name}.jsonl", *how, "-o", name).exit_code == 0
+    for view in ([], ["--view"]):
+        assert_error(packer(*pack, "a", "b", "-q", *view), 2, BOTH_FORMS)
+    Path("recipe.toml").write_text(
+        'max_length = 64\ntokenizer = "bytes"\nshape = "preference"\n'
+        '[[source]]\nname = "a"\ninputs = ["a.jsonl"]\n'
+        '[[source]]\nname = "b"\ninputs = ["b.jsonl"]\n'
+    )
+    assert_error(packer("pack", "recipe.toml", "-o", "out", "-q"), 2, BOTH_FORMS)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("command", [["pack", "-l", 64], ["tokenize"]])
+@pytest.mark.parametrize("options", [["--update"], ["--update", "--add"]])
+@pytest.mark.parametrize("first", [PAIR, LABELLED_ONE])
+def test_an_update_does_not_mix_forms(
+    folder: Path, command: list[Any], options: list[str], first: Json
+) -> None:
+    (other,) = (one for one in (PAIR, LABELLED_ONE) if one is not first)
+    how = (*command, "-t", "bytes", *SHAPE, "-q", "-o", "out")
+    write([first], "a.jsonl")
+    _make_old("a.jsonl")
+    assert packer(*how, "a.jsonl").exit_code == 0
+    write([other], "b.jsonl")
+    named = ["b.jsonl"] if "--add" in options else ["b.jsonl", "a.jsonl"]
+    assert_error(packer(*how, *named, *options), 2, BOTH_FORMS)
+    write([first | {"prompt": "1+3="}], "b.jsonl")
+    done = packer(*how, *named, *options)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(Path("out/manifest.json").read_text())["documents"] == 2
+
+
+def _make_old(name: str) -> None:
+    """So that an update need not read a file to see that it is the same."""
+    os.utime(name, (1e9, 1e9))
+
+
+def test_an_update_reads_the_names_of_fields_again(folder: Path) -> None:
+    """What the first record calls its prompt is not in the manifest."""
+    write([{"question": "2+2=", "chosen": "4", "rejected": "5"}], "b.jsonl")
+    _make_old("b.jsonl")
+    how = ("pack", "-t", "bytes", "-l", 64, "-o", "out")
+    assert packer(*how, "b.jsonl", "-q").exit_code == 0
+    write([{"question": "1+1+2=", "chosen": "4", "rejected": "5"}], "a.jsonl")
+    done = packer(*how, "a.jsonl", "b.jsonl", "--update")
+    assert done.exit_code == 0, done.stderr
+    assert "b.jsonl: preference" not in done.stderr  # two shapes, the second without its prompt
+    texts = _texts_in_rows("out")
+    assert sorted(texts)[::2] == ["1+1+2=⟦4<eos>⟧", "2+2=⟦4<eos>⟧"]
+
+
+@pytest.mark.parametrize("bad", [[], [assistant(5)]])
+def test_what_is_counted_of_pairs_is_counted_once(folder: Path, bad: list[Json]) -> None:
+    """Not of each side, and not of records that are left out."""
+    ask, silent = {**ASK, "reasoning_content": "Hm"}, {**assistant("So?"), "train": False}
+    own = {"prompt": [ask], "chosen": [silent, GOOD], "rejected": [silent, BAD]}
+    others = [{**own, "rejected": bad}] if bad else []
+    manifest = pack_chat([own, *others], "--on-error", "skip")
+    assert (manifest["documents"], manifest["rejected_records"]) == (1, len(others))
+    counted = ("unshown_documents", "unshown_reasoning", "masked_documents")
+    assert [manifest[name] for name in counted] == [1, 1, 1]
+    assert manifest["trained_turns"] == 2
 
 
 def random_pairs(count: int, seed: int = 0, longest: int = 30) -> list[Json]:
