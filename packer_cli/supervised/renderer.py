@@ -173,8 +173,8 @@ class Renderer:
         numbers = {n for n, message in enumerate(messages) if message.get("role") == ASSISTANT}
         if last_only and numbers:
             numbers = {max(numbers)}
-        silent = {n for n in numbers if not is_trained(messages[n])}
-        context = {n for n in silent if is_context(messages[n])}
+        context = {n for n in numbers if is_context(messages[n])}
+        silent = context | {n for n in numbers if not is_trained(messages[n])}
         asked = kept = find(silent={id(messages[n]) for n in context})
         if silent > context:
             kept = find(silent={id(messages[n]) for n in silent})
