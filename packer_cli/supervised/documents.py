@@ -178,7 +178,7 @@ class Composer:
         """
         conversation = self._conversation(fields)
         if conversation is not None:
-            given: Any = conversation.messages, conversation.tools
+            given: Any = conversation.messages, conversation.tools, conversation.arguments
             if any(type(message.get("content")) is list for message in conversation.messages):
                 given = _content(conversation)  # parts may spell one out together
             return given, partial(_content, conversation), partial(self._documents, conversation)

@@ -17,7 +17,7 @@ from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rend
 from packer_cli.supervised.probes import Probe
 
 Span = tuple[int, int]
-_OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
+OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
 _FOLLOWING = "7999994951"
 
 
@@ -237,7 +237,7 @@ def _shared(a: str, b: str) -> int:
     count = common_prefix(a, b)
     if count in (len(a), len(b)):
         return count
-    tag = _OPEN_TAG.search(a, 0, count)
+    tag = OPEN_TAG.search(a, 0, count)
     return tag.start() if tag else count
 
 

@@ -41,14 +41,14 @@ def any_flags(messages: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def is_context(message: Mapping[str, Any]) -> bool:
+    """Whether `as_context` made it. Messages as they are parsed have no nulls; their parts may."""
     return message.get(_CONTEXT, 1) is None
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:
     """Whether its flags leave a message, or a part of one, to be trained on. Nulls say nothing."""
     return not (
-        is_context(message)
-        or message.get(DETAIL) == []
+        message.get(DETAIL) == []
         or any(message.get(flag) is not None and not message[flag] for flag in _TRAINED)
         or any(message.get(flag) for flag in _MASKED)
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering
-from packer_cli.supervised.edges import Span
+from packer_cli.supervised.edges import OPEN_TAG, Span
 from packer_cli.supervised.flags import DETAIL, untrained_ranges
 from packer_cli.supervised.messages import ASSISTANT, REASONING
 from packer_cli.supervised.probes import THOUGHT
@@ -233,6 +233,8 @@ def _added(
     if first > end or text[start:first] != other[begin:at]:
         return None
     while first < end < span[1] and text[end] not in "<[" and text[first] == text[end]:
+        if first >= start and not OPEN_TAG.search(text, start, end):
+            break  # no further: reasoning and answer may begin with the same words
         first, end = first + 1, end + 1
     while white_space and end < span[1] and text[end].isspace():
         end += 1

@@ -130,6 +130,7 @@ class Renderer:
             text, turns = _ended(text, turns, self._config.turn_end)
         # an empty answer has no byte, but there may be a token across the place where it would be
         turns = spans = [(start, stop) for start, stop in turns if start < stop]
+        begin = turns[0][0] if turns else 0
         if self._parts and (not self._trains_all or any(DETAIL in messages[n] for n in numbers)):
             spans = without(spans, self._parts.find(rendering, messages, tools, numbers))
             turns = [turn for turn in turns if without([turn], spans) != [turn]]
@@ -143,7 +144,9 @@ class Renderer:
             turns=turns,
             masked=[text[start:stop] for start, stop in masked],
         )
-        return document if conversation.turn is None else self._prompted(document, messages, tools)
+        if conversation.turn is None:
+            return document
+        return self._prompted(document, begin, messages, tools)
 
     def _chosen(
         self,
@@ -170,8 +173,8 @@ class Renderer:
         numbers = {n for n, message in enumerate(messages) if message.get("role") == ASSISTANT}
         if last_only and numbers:
             numbers = {max(numbers)}
-        silent = {n for n in numbers if not is_trained(messages[n])}
-        context = {n for n in silent if is_context(messages[n])}
+        context = {n for n in numbers if is_context(messages[n])}
+        silent = context | {n for n in numbers if not is_trained(messages[n])}
         asked = kept = find(silent={id(messages[n]) for n in context})
         if silent > context:
             kept = find(silent={id(messages[n]) for n in silent})
@@ -179,10 +182,13 @@ class Renderer:
         return asked, kept, numbers
 
     def _prompted(
-        self, document: Document, messages: list[dict[str, Any]], tools: list[Any] | None
-    ) -> Document:
+        self, document: Document, begin: int, messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+    ) -> Document:  # fmt: skip
         """A document of which only the last message is trained on, as the prompt for it and what
-        follows it. Raises UndecidableError where the prompt ends otherwise than what is before it.
+        follows it. `begin`: where its turn does, though that may not be trained on.
+
+        Raises UndecidableError where the prompt ends otherwise than what is before it.
         """
         before, number = messages[:-1], len(messages) - 1
         if all(message.get("role") in ("system", "developer") for message in before):
@@ -192,14 +198,17 @@ class Renderer:
             plain = self._template.render(before, tools).text
         except RefusedError as error:
             raise undecidable(f"as a prompt for message {number}, {error}") from error
-        text, spans = document.text, document.spans or []
+        text, end = document.text, prompt[common_prefix(plain, prompt) :].strip()
         if text.startswith(prompt):
             return _shifted(document, len(prompt), len(prompt))
-        if not spans:
+        if not document.spans:
             return document
-        begin, asked = spans[0][0], prompt[common_prefix(plain, prompt) :].strip()
-        if asked and text[:begin].rstrip().endswith(asked):
-            return _shifted(replace(document, text=prompt + text[begin:]), begin, len(prompt))
+        end = end or _from_words(before[-1], prompt).strip()  # nothing asks for the answer
+        if end and text[:begin].rstrip().endswith(end):
+            told, _ = self._shown.missing(plain, before, tools)
+            own = [piece for piece in document.left_out if piece.message == number]
+            whole = replace(document, text=prompt + text[begin:], left_out=(*told, *own))
+            return _shifted(whole, begin, len(prompt))
         same = common_prefix(text, prompt)
         raise undecidable(
             f"the prompt for message {number} goes on in {prompt[same:][:_MOST_SHOWN]!r}, and "
@@ -236,6 +245,13 @@ def _shifted(document: Document, begin: int, now: int) -> Document:
         ]
 
     return replace(document, spans=moved(document.spans or []), turns=moved(document.turns or []))
+
+
+def _from_words(message: dict[str, Any], text: str) -> str:
+    """The end of a text, from the words of its last message on; "" where it has them not."""
+    content = message.get("content")
+    words = content.strip() if isinstance(content, str) else ""
+    return text[text.rfind(words) :] if words and words in text else ""
 
 
 def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, list[Span]]:

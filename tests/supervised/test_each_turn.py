@@ -137,6 +137,54 @@ def test_a_prompt_that_shows_more_than_the_text_with_the_answer(folder: Path) ->
     ]
 
 
+# As gpt-oss does: thoughts before a call are gone once there is an answer.
+FORGETS = LAST_THOUGHT.replace(
+    "m.reasoning_content and loop.last",
+    "m.reasoning_content and not (messages[-1].role == 'assistant' and not loop.last)",
+)
+ASKED = chat(
+    user("q"), assistant("", reasoning_content="ask", tool_calls=[CALL]),
+    {"role": "tool", "content": "wet"},
+)  # fmt: skip
+
+
+def test_an_answer_put_to_its_prompt_is_whole_though_its_beginning_is_untrained(
+    folder: Path,
+) -> None:
+    answers = (
+        (assistant("yes", reasoning_content="so"), "<think>so</think>⟦yes</assistant>⟧"),
+        (
+            assistant("say <assistant>yes", train_detail=[
+                {"begin_offset": 15, "end_offset": 17, "train": True},
+            ]),
+            "say <assistant>⟦yes</assistant>⟧",
+        ),
+    )  # fmt: skip
+    for answer, marked in answers:
+        record = chat(*ASKED["messages"], answer)
+        text = each(record, "--no-train-reasoning", template=FORGETS)[-1]
+        assert text.endswith(f"</call></assistant><tool>wet</tool><assistant>{marked}")
+        assert "<think>ask</think>" in text
+
+
+# As Mistral's: what the system says is in the user's last message, while that is the last one.
+# Nothing asks for the answer.
+INSTRUCTIONS = (
+    "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}[INST] "
+    "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    "{{ m.content }}[/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+
+
+def test_a_prompt_with_what_the_system_says_before_the_last_question(folder: Path) -> None:
+    record = chat(system("S"), user("q0"), assistant("a0"), user("q1"), assistant("a1"))
+    assert each(record, template=INSTRUCTIONS) == [
+        "[INST] S\n\nq0[/INST]⟦ a0</s>⟧",
+        "[INST] q0[/INST] a0</s>[INST] S\n\nq1[/INST]⟦ a1</s>⟧",
+    ]
+    assert check_directory("out")["unshown_documents"] == 0
+
+
 def test_places_name_the_turn(folder: Path) -> None:
     records = [chat(user("q"), assistant("a")), THOUGHTS]
     write(records)

@@ -99,6 +99,18 @@ def test_thoughts_in_the_content(folder: Path, content: str, text: str) -> None:
     assert one(chat(user("Hi"), assistant(content)), WITHOUT) == f"<assistant>{text}"
 
 
+@pytest.mark.parametrize(("answer", "thought"), [("The end", "The start"), ("hm hm", "hm"),
+                                                 ("a\n</b>", "a</b"), ("[1] y", "[1] x")])  # fmt: skip
+def test_reasoning_that_begins_as_the_answer_does(folder: Path, answer: str, thought: str) -> None:
+    """Where the prompt for an answer begins the thought, and a turn without one has no tags."""
+    template = THINKS.replace("<think>", "<think>\n").replace("</think>", "\n</think>\n\n")
+    template = template.replace("<assistant>{% endif", "<assistant><think>\n{% endif")
+    record = chat(user("Hi"), assistant(answer, thinking=thought), user("So?"), assistant("Yes"))
+    [text] = pack_marked([record], WITHOUT, template=template)
+    assert f"{thought}\n</think>\n\n⟦{answer}</assistant>⟧" in text
+    assert text.endswith("<assistant>⟦Yes</assistant>⟧")
+
+
 def test_a_turn_of_nothing_else_is_not_trained_on(folder: Path) -> None:
     record = chat(user("Hi"), assistant("", thinking="hm"), user("So?"), assistant("Yes"))
     assert one(record, WITHOUT) == (
@@ -331,3 +343,19 @@ def test_recipes_have_the_keys(folder: Path) -> None:
     config = json.loads(manifest.read_text())["config"]
     names = ("turns", "train_reasoning", "train_tool_calls")
     assert [config[name] for name in names] == ["each", False, True]
+
+
+def test_nulls_in_parts_say_nothing(folder: Path) -> None:
+    """Rows of Parquet have every field in every part, if any part has it."""
+    parts = [
+        {"type": "text", "text": "a", "train": None, "weight": None},
+        {"type": "text", "text": "b", "train": False, "weight": None},
+        {"type": "text", "text": "c", "train": None, "weight": 0},
+        {"type": "text", "text": "d", "train": True, "weight": None},
+    ]
+    record = chat(user([{"type": "text", "text": "Hi"}]), assistant(parts))
+    pq.write_table(pa.Table.from_pylist([record]), "data.parquet")
+    for data in ([record], Path("data.parquet")):
+        [text] = pack_marked(data, template=THINKS)
+        assert text.endswith("<assistant>⟦a⟧bc⟦d</assistant>⟧")
+        assert check_directory("out")["masked_tokens"] == 2

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 import tiny_tokenizers as tiny
-from chats import CHATML, assistant, chat, chat_tokenizer, pack_chat, pack_marked, refused, user
+from chats import (
+    CHATML,
+    TAGS,
+    assistant,
+    chat,
+    chat_tokenizer,
+    pack_chat,
+    pack_marked,
+    refused,
+    user,
+)
 from support import check_directory, heavy, jsonl, packer, recover_documents
 from test_token_places import REAL, TINY, contents, hard_texts, reference_of
 from tokenizers import Tokenizer
@@ -88,6 +98,17 @@ def test_tool_calls_are_content_too(folder: Path) -> None:
     assert pack_chat([record], **how)["special_tokens_in_text"] == 1
     pack_chat([record], "--special-tokens-in-text", "text", **how)
     assert ids_of("out")[0].count(special_ids(tokenizer)["<|im_end|>"]) == 2
+
+
+def test_arguments_of_a_record_are_content_too(folder: Path) -> None:
+    template = "{{ note }}" + TAGS
+    tokenizer = chat_tokenizer(folder / "tok", None)
+    record = chat(user("a"), assistant("b"), chat_template_kwargs={"note": "<|im_end|>"})
+    how: dict[str, Any] = {"template": template, "tokenizer": tokenizer}
+    assert pack_chat([record], "--allow-open-turns", **how)["special_tokens_in_text"] == 1
+    Path("out").rename("kept")
+    options = ["--special-tokens-in-text", "error", "--allow-open-turns"]
+    refused([record], 1, "spells out the special token '<|im_end|>'", options=options, **how)
 
 
 def test_an_error_names_the_token_and_may_be_skipped(folder: Path) -> None:
