@@ -23,7 +23,7 @@ from packer_cli.config.shapes import Shape
 from packer_cli.ownership import Folder, claim
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.layout import UNITS as RECORDS
-from packer_cli.result.layout import WORK, shard_name
+from packer_cli.result.layout import ROWS, WORK, named_by_digest, unnamed_shard
 from packer_cli.run import commits
 from packer_cli.run.identity import RUN, Run, sealed
 from packer_cli.run.ranks import finalize_now
@@ -57,7 +57,7 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None
     (work / RUN).write_bytes(made.to_bytes())
     counts = record.counts | {"files": []}
     for unit in units:
-        name = shard_name(unit.index, 0, record.shards[0].sha256)
+        name = named_by_digest(unnamed_shard(ROWS, unit.index, 0), record.shards[0].sha256)
         shards = [replace(record.shards[0], file=name, unit=unit.index, bytes=1)]
         found = msgspec.structs.replace(
             record,
