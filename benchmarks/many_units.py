@@ -10,7 +10,6 @@ import os
 import resource
 import shutil
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -56,9 +55,11 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None
         own.close()
     (work / RUN).write_bytes(made.to_bytes())
     counts = record.counts | {"files": []}
+    costs = destination.parent / "costs"  # of as many rows, for all units one file
+    costs.write_bytes(bytes(8 * sum(shard.rows for shard in record.shards)))
     for unit in units:
         name = named_by_digest(unnamed_shard(ROWS, unit.index, 0), record.shards[0].sha256)
-        shards = [replace(record.shards[0], file=name, unit=unit.index, bytes=1)]
+        shards = [msgspec.structs.replace(record.shards[0], file=name, unit=unit.index, bytes=1)]
         found = msgspec.structs.replace(
             record,
             unit=unit.index,
@@ -69,6 +70,7 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None
         )
         (work / f"unit-{unit.index:05d}.json").write_bytes(sealed(msgspec.json.encode(found)))
         (work / name).write_bytes(b"0")
+        os.link(costs, work / commits.squared_lengths_name(unit.index))
 
 
 def main() -> None:
@@ -84,7 +86,7 @@ def main() -> None:
         seconds = seconds_of(lambda: finalize_now(folder / "out"))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         manifest = (folder / "out" / "manifest.json").stat().st_size
-        units = (folder / "out" / commits.UNITS).stat().st_size
+        units = (folder / "out" / RECORDS).stat().st_size
         stats = run([settings.packer, "stats", folder / "out"], settle=False).seconds
     finally:
         shutil.rmtree(folder)
