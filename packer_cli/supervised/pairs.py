@@ -132,7 +132,7 @@ def sides_of(fields: dict[str, Any], shape: Shape) -> list[Side]:
         raise MalformedError(
             f"fields '{names[0]}' and '{names[1]}' are equal, expected two different answers"
         )
-    prompt, prompt_name = _prompt(fields, shape, answers), shape.columns["prompt"]
+    prompt, prompt_name = _prompt(fields, shape, answers)
     if prompt is None:
         prompt_name = names[0]
         shared = _shared(*answers)
@@ -154,22 +154,24 @@ def sides_of(fields: dict[str, Any], shape: Shape) -> list[Side]:
     return [Side(prompt, answer, prompt_name, name, good) for answer, name, good in both]
 
 
-def _prompt(fields: dict[str, Any], shape: Shape, answers: list[Any]) -> Any:
-    """The prompt of a pair; None where both sides begin with it."""
+def _prompt(fields: dict[str, Any], shape: Shape, answers: list[Any]) -> tuple[Any, str]:
+    """The prompt of a pair and its field; None where both sides begin with it."""
     prompt, name = fields.get("prompt"), shape.columns["prompt"]
     more = fields.get("input")
+    if prompt is None:  # an input alone is what is asked
+        prompt, name, more = more or None, shape.columns["input"], None
     if prompt is None:
-        return None
+        return None, name
     if isinstance(prompt, str) and isinstance(answers[0], str):
-        return f"{prompt}\n{more}" if isinstance(more, str) and more else prompt
+        return f"{prompt}\n{more}" if isinstance(more, str) and more else prompt, name
     if isinstance(prompt, list) and isinstance(answers[0], list):
-        return prompt
+        return prompt, name
     # many files repeat a question of both conversations, the first or the last one, as text
     if isinstance(prompt, str):
         shared = answers[0][: _shared(*answers)]
         texts = [one.get(key) for one in shared if isinstance(one, dict) for key in _CONTENT]
         if prompt in texts:
-            return None
+            return None, name
     raise MalformedError(
         f"field '{name}' is {kind_of(prompt)}, '{shape.columns['chosen']}' is "
         f"{kind_of(answers[0])}; {_BOTH}"

@@ -59,6 +59,7 @@ FORMS = {
         {"instruction": "Add.", "input": "2+2=", "chosen": "4", "rejected": "5"},
         ["Add.\n" + one for one in PAIR_MARKED],
     ),
+    "an input alone": ({"input": "2+2=", "chosen": "4", "rejected": "5"}, PAIR_MARKED),
     "text without a prompt": (
         {"chosen": "Q: 2+2 A: 4", "rejected": "Q: 2+2 A: 5"},
         ["Q: 2+2 A:⟦ 4<eos>⟧", "Q: 2+2 A:⟦ 5<eos>⟧"],
