@@ -99,8 +99,10 @@ def test_thoughts_in_the_content(folder: Path, content: str, text: str) -> None:
     assert one(chat(user("Hi"), assistant(content)), WITHOUT) == f"<assistant>{text}"
 
 
-@pytest.mark.parametrize(("answer", "thought"), [("The end", "The start"), ("hm hm", "hm"),
-                                                 ("a\n</b>", "a</b"), ("[1] y", "[1] x")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "thought"),
+    [("The end", "The start"), ("hm hm", "hm"), ("a\n</b>", "a</b"), ("[1] y", "[1] x")],
+)
 def test_reasoning_that_begins_as_the_answer_does(folder: Path, answer: str, thought: str) -> None:
     """Where the prompt for an answer begins the thought, and a turn without one has no tags."""
     template = THINKS.replace("<think>", "<think>\n").replace("</think>", "\n</think>\n\n")
