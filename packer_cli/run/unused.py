@@ -66,8 +66,8 @@ def warn_of_losses(
     if manifest.repeated_tokens:
         share = percent(manifest.repeated_tokens / encoded_tokens(manifest))
         notify(
-            f"{place}: {plural(manifest.repeated_tokens, 'token')} repeated ({share}): beginnings "
-            "that a turn has from the turn before it"
+            f"{place}: {plural(manifest.repeated_tokens, 'token')} repeated ({share}): each "
+            "document of a turn begins with the conversation before it"
         )
     if manifest.unread:
         named = [f"{name} ({count(number)}){_meant(name, chosen)}" for name, number in
