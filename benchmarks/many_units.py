@@ -21,8 +21,8 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.ownership import Folder, claim
 from packer_cli.records import InputFile, Slice, WorkUnit
-from packer_cli.result.layout import UNITS as RECORDS
 from packer_cli.result.layout import ROWS, WORK, named_by_digest, unnamed_shard
+from packer_cli.result.layout import UNITS as RECORDS
 from packer_cli.run import commits
 from packer_cli.run.identity import RUN, Run, sealed
 from packer_cli.run.ranks import finalize_now

@@ -265,6 +265,15 @@ def test_the_turns_that_the_page_on_supervised_data_shows(folder: Path) -> None:
             assert f"    packer {command}\n\n{printed}" in section, printed
 
 
+def test_the_pair_that_the_page_on_preference_shows(folder: Path) -> None:
+    page = (ROOT / "docs" / "preference.md").read_text().split("\n## ")[0]
+    Path("pairs.jsonl").write_text(re.findall(r"```json\n(.*?)```", page, re.S)[0])
+    pack, show = re.findall(r"^    packer (.*)$", page, re.M)
+    assert packer(*pack.split()).exit_code == 0
+    printed = textwrap.indent(packer(*show.split()).stdout, "    ")
+    assert f"    packer {show}\n\n{printed}" in page, printed
+
+
 def test_the_page_on_plans(project: Path) -> None:
     page = (ROOT / "docs" / "plan.md").read_text()
     shutil.copy("sample_data/documents.jsonl", "data.jsonl")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+_NO = "--no-"
 # names of similar commands in other tools
 _COMMANDS = {
     "inspect": "show",
@@ -65,5 +66,8 @@ def missing(error: Any) -> str:
 
 
 def _nearest(name: str, names: Mapping[str, str]) -> str:
-    near = get_close_matches(name.lower().replace("_", "-"), list(names), 1)
+    """Of names that begin with --no-, only those that do, too: the others say the opposite."""
+    sought = name.lower().replace("_", "-")
+    alike = [one for one in names if one.startswith(_NO) == sought.startswith(_NO)]
+    near = get_close_matches(sought, alike, 1) or get_close_matches(sought, list(names), 1)
     return names[near[0]] if near else ""

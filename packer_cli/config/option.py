@@ -63,9 +63,12 @@ class Option:
     needs: Need | None = None
     elsewhere: tuple[str, ...] = ()
 
-    def name(self, of: str) -> str:
-        """As its user writes it: `--max-length` for the field `max_length`."""
-        return (self.flag or as_option(of)).partition("/")[0]
+    def name(self, of: str, value: object = None) -> str:
+        """As its user writes it: `--max-length` for the field `max_length`, and `--no-eos` for a
+        `value` that is False.
+        """
+        yes, _, no = (self.flag or as_option(of)).partition("/")
+        return no if no and value is False else yes
 
     def chosen(self, name: str, value: str) -> str:
         """The choice that a value means, by whatever name. UsageError: the option `name`."""

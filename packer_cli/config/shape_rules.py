@@ -24,11 +24,14 @@ def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
     shapes = list(shape.members.values()) or [shape]
     defaults = {one.name: one.default for one in fields(config)}
     for name, option in options_of(type(config)).items():
-        given = getattr(config, name) != defaults[name]
+        value = getattr(config, name)
         needs = option.needs
-        if given and needs and not any(needs.is_met(one, config) for one in shapes):
+        if value == defaults[name] or not needs:
+            continue
+        if not any(needs.is_met(one, config) for one in shapes):
+            written = option.name(name, value)
             raise UsageError(
-                f"{option.name(name)}: is for {needs.what}; the records' shape is {_kinds(shapes)}",
+                f"{written}: is for {needs.what}; the records' shape is {_kinds(shapes)}",
                 "leave it out, or name what the records are with --shape and --field",
             )
 

@@ -13,6 +13,7 @@ from packer_cli.errors import DataError, named, one_of
 
 CHAT = ("messages", "conversations")
 PREFERENCE = "preference"
+LABEL = "label"  # whether an answer is a good one, in records of preference
 MIXED = "mixed"  # the kind of several shapes that have different ones
 ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
 _OF_MESSAGES = " of messages"
@@ -173,8 +174,8 @@ KINDS = {
 _FORMS = {
     PREFERENCE: (
         KINDS[PREFERENCE],
-        _Kind((("messages",), ("label",)), ("tools", ARGUMENTS)),
-        _Kind((*KINDS["prompt-completion"].required, ("label",)), ("tools", ARGUMENTS)),
+        _Kind((("messages",), (LABEL,)), ("tools", ARGUMENTS)),
+        _Kind((*KINDS["prompt-completion"].required, (LABEL,)), ("tools", ARGUMENTS)),
     )
 }
 # what other tools call them
@@ -192,7 +193,7 @@ OTHER_NAMES = {
     "dpo": PREFERENCE,
     "kto": PREFERENCE,
 }
-FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required} | {"label"}
+FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required} | {LABEL}
                 | {name for k in KINDS.values() for name in k.optional})  # fmt: skip
 
 
@@ -220,9 +221,11 @@ def find_shape(
                 return Shape(kind, columns)
     forms = [form for kind in kinds for form in _forms_of(kind, wanted)]
     expected = ", ".join("+".join(names[0] for names in form.required) for form in forms)
+    text = "name the text with --text-field, or " if wanted in (None, "text") else ""
+    other = ", or choose another --shape" if wanted else ""
     raise DataError(
         f"{where}: the records' fields fit none of: {expected}; fields found: {named(fields)}",
-        "name the text with --text-field, or map other fields with --field NAME=COLUMN",
+        f"{text}map other fields with --field NAME=COLUMN{other}",
     )
 
 

@@ -119,7 +119,7 @@ def settled(
     refuse_view(config)
     unused = dict[str, list[str]]()
     files, shape = detect_shape(files, config, known, unused)
-    name_columns(unused, notify)
+    name_columns(unused, config.shape, notify, warn)
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
         if some:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-from packer_cli.config.shapes import ARGUMENTS
+from packer_cli.config.shapes import ARGUMENTS, LABEL, Shape
 from packer_cli.records import Notify
 from packer_cli.result.manifest import DOCUMENT_TOTALS, Result
+from packer_cli.result.manifest_check import shape_of
 from packer_cli.result.wording import count, percent, plural, unshown
 from packer_cli.run.chosen import Chosen
 
@@ -17,8 +18,14 @@ _ANSWERED = (
 )  # fmt: skip
 
 
-def name_columns(unused: Mapping[str, list[str]], notify: Notify) -> None:
-    """Name columns of supervised inputs that no option uses. `unused`: by path."""
+def name_columns(
+    unused: Mapping[str, list[str]], shape: str | None, notify: Notify, warn: Notify
+) -> None:
+    """Name columns of supervised inputs that no option uses. `unused`: by path; `shape`: --shape.
+
+    A label is worth a warning where nobody chose the shape: answers that it calls bad would be
+    learned as good ones.
+    """
     by_columns: dict[tuple[str, ...], list[str]] = {}
     for path, columns in unused.items():
         if columns:
@@ -26,7 +33,13 @@ def name_columns(unused: Mapping[str, list[str]], notify: Notify) -> None:
     for names, paths in by_columns.items():
         rest = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         what = "column" if len(names) == 1 else "columns"
-        notify(f"{paths[0]}{rest}: no option uses the {what} {_named(names)}; see --field")
+        line = f"{paths[0]}{rest}: no option uses the {what} {_named(names)}; see --field"
+        if LABEL in names and shape is None:
+            warn(f"warning: {line}, and --shape preference if it says which answers are good")
+        elif {"chosen", "rejected"} <= {*names}:
+            notify(f"{line}, and --shape preference for pairs")
+        else:
+            notify(line)
 
 
 def warn_of_losses(
@@ -35,7 +48,7 @@ def warn_of_losses(
     """Say what chat templates left out, and which fields of records nobody reads."""
     figures = {name: getattr(manifest, name) for name in DOCUMENT_TOTALS}
     if manifest.unshown_documents:
-        way_out = "use a --chat-template that shows all of it; --on-unshown error ends such runs"
+        way_out = f"use {_way_out(manifest)}; --on-unshown error ends such runs"
         warn(
             f"warning: {place}: of {plural(manifest.unshown_documents, 'document')} the chat "
             f"template does not show: {unshown(figures)}; {way_out}"
@@ -53,13 +66,29 @@ def warn_of_losses(
     if manifest.repeated_tokens:
         share = percent(manifest.repeated_tokens / encoded_tokens(manifest))
         notify(
-            f"{place}: {plural(manifest.repeated_tokens, 'token')} repeated ({share}): beginnings "
-            "that a turn has from the turn before it"
+            f"{place}: {plural(manifest.repeated_tokens, 'token')} repeated ({share}): each "
+            "document of a turn begins with the conversation before it"
         )
     if manifest.unread:
         named = [f"{name} ({count(number)}){_meant(name, chosen)}" for name, number in
                  manifest.unread.items()]  # fmt: skip
         notify(f"{place}: neither packer nor the chat template reads {_named(named)}")
+
+
+def _way_out(manifest: Result) -> str:
+    """Of what a template does not show."""
+    of_conversations = any(one.is_chat for one in _shapes(manifest))
+    if manifest.unshown_reasoning and of_conversations and manifest.config.turns == "all":
+        return (
+            "--turns each where only earlier turns lose their reasoning, or a --chat-template "
+            "that shows all of it"
+        )
+    return "a --chat-template that shows all of it"
+
+
+def _shapes(manifest: Result) -> Iterable[Shape]:
+    shape = shape_of(manifest)
+    return shape.members.values() or [shape]
 
 
 def encoded_tokens(manifest: Result) -> int:

@@ -36,7 +36,7 @@ def headline(manifest: Manifest, *, times: str = "×") -> list[Line]:
             count(f["unpacked_rows"]),
             f"rows if each {name} were padded alone: {fewer}",
         ),
-        Line(f"{name}s", count(f["documents"]), f"in {f['segments']:,} segments"),
+        Line(f"{name}s", count(f["documents"]), f"in {plural(f['segments'], 'segment')}"),
         Line("tokens", count(f["tokens"]), f"{trained} ({share})"),
     ]
     if f["trained_turns"]:
@@ -97,10 +97,10 @@ def unusual(f: dict[str, Any]) -> list[tuple[str, int, str]]:
          "nothing: not trained on"),
         ("not shown", f["unshown_documents"], "documents, of which the chat template leaves out "
          f"{unshown(f)}"),
-        ("masked", f["masked_tokens"], f"tokens of the assistant in {f['masked_documents']:,} "
-         "documents not trained on, by options or flags"),
-        ("repeated", f["repeated_tokens"], "tokens that turns have from the turn before them, see "
-         "--turns each"),
+        ("masked", f["masked_tokens"], "tokens of the assistant in "
+         f"{plural(f['masked_documents'], 'document')} not trained on, by options or flags"),
+        ("repeated", f["repeated_tokens"], "tokens that documents share with those of "
+         "the turn before, see --turns each"),
         ("special", f["special_tokens_in_text"], "special tokens that the content of "
          "records spells out, see --special-tokens-in-text"),
         ("rearranged", f["fim_documents"], "texts put into another order, see --fim-rate"),

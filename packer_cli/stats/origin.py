@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from packer_cli.config.columns import DEFAULT_COLUMNS, PADDED_BOUNDARIES, PAIR_COLUMNS
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import kinds_of
 from packer_cli.config.strategies import keeps_order
@@ -108,12 +109,13 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
     of_rows = "max_length" in config
     defaults = (PackConfig(config["max_length"]) if of_rows else DocumentConfig()).as_json()
     own = tuple(PackConfig.__annotations__) if of_rows else ()
+    options = options_of(PackConfig if of_rows else DocumentConfig)
     for name in (*own, *DocumentConfig.__annotations__):  # rows first
         default = defaults[name]
         value = config.get(name, default)
         if name in _ALWAYS or (name not in _NOT_OPTIONS and value != default):
-            option = f"--{name.replace('_', '-')}"
-            if value is True:
+            option = options[name].name(name, value)
+            if isinstance(value, bool):
                 yield option
             elif not isinstance(value, list | tuple):
                 yield f"{option} {_quoted(value)}"

@@ -381,7 +381,8 @@ def _question(
         except RefusedError as error:
             refusals.append(error)
     why = f"the template refuses a question and its answer: {refusals[0]}"
-    raise undecidable(why) from refusals[0]
+    way_out = "use a template that renders them (--chat-template), or --train-on all"
+    raise undecidable(why, way_out) from refusals[0]
 
 
 def _generation_prompt(plain: str, prompted: str, answered: Rendering) -> tuple[str, bool]:

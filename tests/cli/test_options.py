@@ -203,6 +203,8 @@ def test_shapes_have_the_names_of_other_tools(data: Path, alias: str, shape: str
         (["--output-dir", "x"], "--output"),
         (["--text-column", "x"], "--text-field"),
         (["--add-eos", "x"], "--eos"),
+        (["--no-reasoning"], "--no-train-reasoning"),
+        (["--reasoning"], "--train-reasoning"),
         (["--strategy", "bestfit"], "best-fit"),
         (["--strategy", "FFDD"], "first-fit"),
         (["--train-on", "last_asistant"], "last-assistant"),

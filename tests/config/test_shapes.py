@@ -11,9 +11,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from altered import unaltered
-from chats import CHATML, TAGS, assistant, chat, marked, pack_marked, refused, system, user, write
+from chats import (
+    CHATML,
+    TAGS,
+    assistant,
+    chat,
+    marked,
+    pack_marked,
+    refused,
+    run,
+    system,
+    user,
+    write,
+)
 from dialects import CALL, HI, HI_MARKED, HI_SHAREGPT, parquet
-from support import packer, recover_documents
+from support import assert_error, packer, recover_documents
 
 PAIR = "Say hi.⟦Hello<eos>⟧"
 
@@ -129,6 +141,11 @@ def test_a_field_that_is_not_there(folder: Path) -> None:
     refused([{"foo": 1}], 1, *parts)
     refused([{"prompt": "Hi"}], 1, "fit none of", "prompt+completion", "fields found: prompt")
     refused([{"text": "Hi"}], 1, "fit none of: messages", options=["--shape", "messages"])
+    failed = run([{"chosen": "Hi"}], "--shape", "preference")
+    assert_error(failed, 1, "fit none of: chosen+rejected, ", "fields found: chosen")
+    assert "tip: map other fields with --field NAME=COLUMN, or choose another --shape" in (
+        failed.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,21 @@ def test_overwriting_a_result_leaves_tokenized_documents_of_another_recipe(recip
     assert packer("verify", "first").exit_code == 0
 
 
+def test_a_source_too_small_for_validation_verifies(recipe: Path) -> None:
+    """Half of its one document, or less, is none: the result is sound all the same."""
+    Path("c.jsonl").write_bytes(jsonl("one document"))
+    write_recipe()
+    text = Path("mix.toml").read_text().replace("epochs = 0.5", "epochs = 1").replace("10%", "2%")
+    Path("mix.toml").write_text(text)
+    assert packer("pack", "mix.toml", "-q", "-o", "out").exit_code == 0
+    sides = [json.loads(Path("out", side, "manifest.json").read_text())["sources"][2]["documents"]
+             for side in ("train", "validation")]  # fmt: skip
+    assert sorted(sides) == [0, 1]
+    for how in ((), ("--against-inputs", "--sample", "all")):
+        done = packer("verify", "out", *how)
+        assert done.exit_code == 0, done.output
+
+
 @pytest.mark.usefixtures("recipe")
 def test_where_a_recipe_is_wrong_about_its_files() -> None:
     text = Path("mix.toml").read_text()

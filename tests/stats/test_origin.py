@@ -111,6 +111,9 @@ def test_chats_with_their_template() -> None:
     assert lines["template"] == f"other.jinja, sha256 {digest[:12]}"
     assert lines["records"] == "messages; trained on: last-assistant"
     assert as_json()["chat_template"] == {"source": "other.jinja", "sha256": digest}
+    no = ("--no-train-reasoning", "--no-train-tool-calls")
+    lines = origin("data.jsonl", "-l", 64, "-t", tokenizer(chat_template=TAGS), *no)
+    assert lines["options"].endswith(" --no-train-reasoning --no-train-tool-calls")
 
 
 def test_a_template_that_rendered_nothing_is_not_named() -> None:

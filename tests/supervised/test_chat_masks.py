@@ -243,6 +243,7 @@ def test_a_template_that_refuses_every_question(folder: Path) -> None:
     result = run([TWO], template=template)
     assert result.exit_code == 1, result.stderr
     assert "refuses a question and its answer" in result.stderr
+    assert "tip: use a template that renders them" in result.stderr
     assert not Path("out").exists()
 
 

@@ -208,6 +208,9 @@ def test_one_line_warns_of_it(folder: Path) -> None:
             "of 2 documents the chat template does not show: reasoning (4 turns, 38 tokens)" in line
         )
         assert "--on-unshown error" in line
+        assert (
+            "use --turns each where only earlier turns lose their reasoning, or a --chat-" in line
+        )
     shown = packer("stats", "out").stdout
     assert "reasoning (4 turns, 38 tokens)" in " ".join(shown.split())
     figures = json.loads(packer("stats", "out", "--json").stdout)
@@ -286,6 +289,28 @@ def test_columns_that_no_option_uses(folder: Path) -> None:
     result = packer("pack", "data.jsonl", "--field", "input=context", "-l", 512, "-t", "bytes",
                     "-o", "other")  # fmt: skip
     assert "no option uses the column category;" in result.stderr
+
+
+def test_a_label_that_no_option_uses(folder: Path) -> None:
+    """Bad answers would be trained on as good ones: heard with -q, too."""
+    talk = [user("Hi"), assistant("Yes")]
+    write([{"prompt": "Hi", "completion": "No", "label": False}])
+    write([chat(*talk, label=True)], "chat.jsonl")
+    write([chat(*talk, chosen=talk, rejected=talk)], "pairs.jsonl")
+    Path("t.jinja").write_text(TAGS)
+    how = ("-l", 512, "-t", "bytes", "--chat-template", "t.jinja", "--overwrite", "-o", "out")
+    for file in ("data.jsonl", "chat.jsonl"):
+        assert (
+            f"warning: {file}: no option uses the column label; see --field, and --shape "
+            "preference if it says which answers are good"
+            in packer("pack", file, *how, "-q").stderr
+        )
+        assert "label" not in packer("pack", file, *how, "--shape", "preference").stderr
+    asked = packer("pack", "data.jsonl", *how, "--shape", "prompt-completion").stderr
+    assert "label; see --field\n" in asked
+    assert "warning: data" not in asked
+    pairs = packer("pack", "pairs.jsonl", *how).stderr
+    assert "columns chosen, rejected; see --field, and --shape preference for pairs" in pairs
 
 
 def test_workers_and_resumed_runs_count_the_same(folder: Path) -> None:
