@@ -59,12 +59,13 @@ def _made(message: _Message, key: Any) -> Kind:
     shown, look = _shown(message), _look(message)
     if key is None:
         key = None, tuple(message), type(message.get("content")), shown, look, _calls(message)
-    if key not in _kinds:
+    kind = _kinds.get(key)
+    if kind is None:
         if len(_looks) > _MOST_KNOWN:
             _looks.clear()
         known = _looks.setdefault(look, Look(look[0], bool(look[3])))
-        _kinds.setdefault(key, Kind(known, shown))
-    return _kinds[key]
+        kind = _kinds.setdefault(key, Kind(known, shown))  # another thread may empty both
+    return kind
 
 
 def _calls(message: _Message) -> tuple[Any, ...]:

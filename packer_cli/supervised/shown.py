@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -64,12 +65,13 @@ class Shown:
         if len(known.numbers) > _MOST_KINDS or len(known.structures) > _MOST_KEPT:
             known = self._known = _Known()
         structure = len(tools) if tools else 0, kinds_of(messages)
-        found = known.structures.get(structure)
-        if found is None:
+        if structure not in known.structures:
             numbers = known.numbered(structure[1])
             found = self._found(text, messages, tools, (structure[0], *numbers), known)
             known.structures[structure] = found
-        return found
+        else:
+            found = known.structures[structure]
+        return _guessed(text, messages, tools) if found is None else found
 
     def _found(
         self,
@@ -78,7 +80,8 @@ class Shown:
         tools: list[Any] | None,
         structure: tuple[int, ...],
         known: _Known,
-    ) -> Missing:
+    ) -> Missing | None:
+        """What a text of such a structure does not show; None where no probe tells."""
         around = _surroundings(structure)
         alike = [known.around.get(one) for one in around]
         if None not in alike:
@@ -87,12 +90,7 @@ class Shown:
                 return found
         pieces = self._probed(messages, tools)
         if pieces is None:
-            guessed = tuple(
-                piece
-                for piece in _pieces(messages, tools)
-                if not _is_in(text, words_of(piece, messages, tools))
-            )
-            return Missing(guessed, _empty(guessed, messages))
+            return None
         found = Missing(pieces, _empty(pieces, messages))
         for number, one in enumerate(around, _TOOLS):
             parts = tuple(part for message, part in pieces if message == number)
@@ -113,20 +111,19 @@ class Shown:
             except RefusedError:
                 continue
             shown = set(_MARKS.findall(text))
-            missing = {piece: None for mark, piece in marks.pieces if mark not in shown}
-            return tuple(missing)
+            return _in_order(piece for mark, piece in marks.pieces if mark not in shown)
         return None
 
 
 class _Known:
-    """What was learned. `structures`: of whole conversations; `around`: of their messages, by
-    what is around them, as `numbers` of kinds.
+    """What was learned. `structures`: of whole conversations, None where the template refuses
+    their probe; `around`: of their messages, by what is around them, as `numbers` of kinds.
     """
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
         self.fresh = count()  # of which no two threads get the same
-        self.structures: dict[tuple[int, tuple[Kind, ...]], Missing] = {}
+        self.structures: dict[tuple[int, tuple[Kind, ...]], Missing | None] = {}
         self.around: dict[tuple[int, ...], tuple[tuple[str | int, ...], bool]] = {}
 
     def numbered(self, kinds: tuple[Kind, ...]) -> list[int]:
@@ -138,6 +135,21 @@ class _Known:
                 number = self.numbers.setdefault(kind.shown, next(self.fresh))
             numbers.append(number)
         return numbers
+
+
+def _guessed(text: str, messages: list[_Message], tools: list[Any] | None) -> Missing:
+    """What is missing by the words alone, which tell nothing of other conversations."""
+    pieces = _in_order(
+        piece
+        for piece in _pieces(messages, tools)
+        if not _is_in(text, words_of(piece, messages, tools))
+    )
+    return Missing(pieces, _empty(pieces, messages))
+
+
+def _in_order(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Each piece once, tools first, however it was learned."""
+    return tuple(sorted(dict.fromkeys(pieces), key=lambda piece: piece.message))
 
 
 def _joined_from(alike: list[Any]) -> Missing:

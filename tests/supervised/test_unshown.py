@@ -346,3 +346,19 @@ def test_a_template_that_would_fill_memory_names_the_record(folder: Path, way: s
             options=["--template-arg", "flag=true"])  # fmt: skip
     result = run(records, template=TAGS + way)
     assert_error(result, 1, "the chat template")
+
+
+def test_templates_that_refuse_probes_are_judged_record_by_record(folder: Path) -> None:
+    """One that takes calls of certain tools only: its thoughts are told by their words."""
+    template = TAGS.replace(
+        "{{ m.content }}",
+        "{% for c in m.tool_calls or [] %}{% if c.function.name != 'rain' %}"
+        "{{ raise_exception('no such tool') }}{% endif %}{{ c.function | tojson }}{% endfor %}"
+        "{{ m.content }}",
+    )
+    records = [
+        chat(user("Rain?"), assistant("", tool_calls=[CALL], reasoning_content=thought), RESULT)
+        for thought in ("Rain?", "rather ask", "ask the service")
+    ]
+    manifest = pack_chat(records, template=template)
+    assert counted(manifest)["reasoning"][:2] == (2, 2)
