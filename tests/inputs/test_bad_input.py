@@ -148,7 +148,7 @@ NOTHING = {
     "another shape": (
         b'{"body": [], "id": 1}\n',
         "fit none of: messages, conversations, prompt+completion, instruction+output, text, "
-        "input_ids; fields found: body, id",
+        "chosen+rejected, input_ids; fields found: body, id",
     ),
 }
 

@@ -191,15 +191,15 @@ def test_csv_is_the_same_in_any_blocks(tmp_path: Path, block: int) -> None:
     [
         (
             b"a,b\n1,2\n",
-            "fit none of: messages, conversations, prompt+completion, instruction+output, text; "
-            "fields found: a, b",
+            "fit none of: messages, conversations, prompt+completion, instruction+output, text, "
+            "chosen+rejected; fields found: a, b",
         ),
         (b"text,b\n1\n", "a.csv, line 2 (byte 7): 1 field, the header has 2"),
         (b'text,b\n"1\n2', "a.csv, line 2 (byte 7): not valid CSV: unexpected end of data"),
         (b"text,b\ncaf\xe9,2\n", "a.csv, line 2 (byte 7): invalid UTF-8 at byte 3 of the line"),
         (b'te"xt,b\n"a"b\n', "a.csv: the records' fields fit none of"),
         (b'"text"x\n', "a.csv, line 1 (byte 0): not valid CSV: ',' expected after '\"'"),
-        (b"input_ids\n1\n", "output, text; fields found: input_ids"),
+        (b"input_ids\n1\n", "output, text, chosen+rejected; fields found: input_ids"),
     ],
 )
 def test_bad_csv(folder: Path, data: bytes, message: str) -> None:
