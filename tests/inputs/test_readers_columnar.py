@@ -174,7 +174,7 @@ def test_invalid_utf8_in_a_column_names_the_row(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"body": ["a"], "id": [1]}, "text, input_ids; fields found: body, id"),
+        ({"body": ["a"], "id": [1]}, "text, chosen+rejected, input_ids; fields found: body, id"),
         ({"text": [1]}, "column 'text' has type int64, expected a string"),
         ({"text": [b"a"]}, "column 'text' has type binary, expected a string"),
         ({"input_ids": [1]}, "column 'input_ids' has type int64, expected a list of integers"),
