@@ -199,7 +199,7 @@ def test_csv_is_the_same_in_any_blocks(tmp_path: Path, block: int) -> None:
         (b"text,b\ncaf\xe9,2\n", "a.csv, line 2 (byte 7): invalid UTF-8 at byte 3 of the line"),
         (b'te"xt,b\n"a"b\n', "a.csv: the records' fields fit none of"),
         (b'"text"x\n', "a.csv, line 1 (byte 0): not valid CSV: ',' expected after '\"'"),
-        (b"input_ids\n1\n", "text, chosen+rejected; fields found: input_ids"),
+        (b"input_ids\n1\n", "output, text, chosen+rejected; fields found: input_ids"),
     ],
 )
 def test_bad_csv(folder: Path, data: bytes, message: str) -> None:

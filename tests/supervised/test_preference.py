@@ -516,7 +516,7 @@ def test_show_tells_sides_apart(folder: Path) -> None:
     assert "segment 0, pair 0 undesirable: data.jsonl" in packer("show", "out", 0).stdout
     stats = packer("stats", "out").stdout
     assert [line.split() for line in stats.splitlines() if line.startswith("answers")] == [
-        ["answers", "1", "in", "1", "segments"]
+        ["answers", "1", "in", "1", "segment"]
     ]
 
 
