@@ -2,7 +2,7 @@
 
 chat_sgd_toolcalls (14 MB) under the qwen3 training template with assistant masks, and
 sft_t0_p3_prompts (13 MB) as prompts and completions; the conversations twelve times over, with a
-new word in every message (180 MB), under the templates of qwen3 and llama3. L = 4096, longer ones
+new word in every message (174 MB), under the templates of qwen3 and llama3. L = 4096, longer ones
 cut. TRL's way is one record at a time in two processes, as SFTTrainer does it. Whole processes,
 imports included, alternating; the fastest of each counts. The large ones are also packed with one
 worker. About ten minutes, most of them the peers'.
@@ -42,9 +42,9 @@ QUESTIONS = (
               "trl__qwen3_training.jinja", 9.0),
     _Question("prompts and completions, against TRL's way", "sft_t0_p3_prompts", "qwen3",
               None, 12.0),
-    _Question("much chat (qwen3), against TRL's way", _CHAT, "qwen3",
+    _Question("174 MB of conversations (qwen3), against TRL's way", _CHAT, "qwen3",
               "trl__qwen3_training.jinja", 12.0, **_LARGE),
-    _Question("much chat (llama3), against TRL's way", _CHAT, "llama3_1",
+    _Question("174 MB of conversations (llama3), against TRL's way", _CHAT, "llama3_1",
               "trl__llama3_training.jinja", 12.0, **_LARGE),
 )  # fmt: skip
 LEAST_OF_TWO = 1.7
