@@ -42,6 +42,9 @@ CHATML = """\
 <|im_start|>assistant
 {% endif %}
 """  # noqa: E501
+# A call of a tool, as a message has it, and its result.
+CALL = {"type": "function", "function": {"name": "rain", "arguments": {"city": "Oslo"}}}
+RESULT = {"role": "tool", "content": "wet"}
 # The shortest that tells who speaks.
 TAGS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"

@@ -233,13 +233,16 @@ def test_the_commands_of_the_page_on_exports_run_as_written(project: Path) -> No
     assert rows == list(FORMATS)
 
 
-def test_the_thoughts_that_the_page_on_supervised_data_shows(folder: Path) -> None:
-    section = SUPERVISED.split("### Arguments\n")[1].split("\n### ")[0]
-    for kind, name in (("jinja", "thinking.jinja"), ("json", "thinking.jsonl")):
+def shown_as_run(section: str, name: str) -> list[str]:
+    """What `packer pack` says of the section's NAME.jsonl and NAME.jinja, each time; what `packer
+    show` prints must be in the section.
+    """
+    for kind, ending in (("jinja", "jinja"), ("json", "jsonl")):
         (content,) = re.findall(rf"```{kind}\n(.*?)```", section, re.S)
-        Path(name).write_text(content)
+        Path(f"{name}.{ending}").write_text(content)
     commands = re.findall(r"^    packer (.*)$", section, re.M)
     assert [command.split()[0] for command in commands] == ["pack", "show"] * 2
+    said = []
     for command in commands:
         result = packer(*command.split())
         assert result.exit_code == 0, (command, result.stderr)
@@ -247,22 +250,19 @@ def test_the_thoughts_that_the_page_on_supervised_data_shows(folder: Path) -> No
             printed = textwrap.indent(result.stdout, "    ")
             assert f"    packer {command}\n\n{printed}" in section, printed
         else:
-            assert "does not show: reasoning (1 turn, 9 tokens)" in result.stderr
+            said.append(result.stderr)
+    return said
+
+
+def test_the_thoughts_that_the_page_on_supervised_data_shows(folder: Path) -> None:
+    section = SUPERVISED.split("### Arguments\n")[1].split("\n### ")[0]
+    for notes in shown_as_run(section, "thinking"):
+        assert "does not show: reasoning (1 turn, 9 tokens)" in notes
 
 
 def test_the_turns_that_the_page_on_supervised_data_shows(folder: Path) -> None:
     section = SUPERVISED.split("## Every turn as it is asked for\n")[1].split("\n## ")[0]
-    for kind, name in (("jinja", "turns.jinja"), ("json", "turns.jsonl")):
-        (content,) = re.findall(rf"```{kind}\n(.*?)```", section, re.S)
-        Path(name).write_text(content)
-    commands = re.findall(r"^    packer (.*)$", section, re.M)
-    assert [command.split()[0] for command in commands] == ["pack", "show"] * 2
-    for command in commands:
-        result = packer(*command.split())
-        assert result.exit_code == 0, (command, result.stderr)
-        if command.startswith("show"):
-            printed = textwrap.indent(result.stdout, "    ")
-            assert f"    packer {command}\n\n{printed}" in section, printed
+    shown_as_run(section, "turns")
 
 
 def test_the_pair_that_the_page_on_preference_shows(folder: Path) -> None:

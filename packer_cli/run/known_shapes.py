@@ -16,9 +16,7 @@ from packer_cli.result.manifest_check import shape_of
 from packer_cli.result.manifest_file import load_any
 from packer_cli.result.tokenized import open_tokenized
 from packer_cli.run.replacing import holds_result
-from packer_cli.run.unnamed import (
-    find_unnamed,
-)
+from packer_cli.run.unnamed import find_unnamed
 from packer_cli.run.update import usable_identities
 
 

@@ -32,18 +32,21 @@ from packer_cli.supervised.each_turn import (
     positions_of,
     up_to_each,
 )
-from packer_cli.supervised.flags import DETAIL, as_context
+from packer_cli.supervised.flags import DETAIL
 from packer_cli.supervised.messages import (
     ASSISTANT,
     REASONING,
     MalformedError,
+    joined_content,
     kind_of,
     parse_messages,
     parse_tools,
+    with_context,
 )
 from packer_cli.supervised.pairs import Side, messages_of, once, parted, without_bad
 from packer_cli.supervised.renderer import Conversation, Document, Renderer
 from packer_cli.supervised.shown import kind_of_piece, summed, words_of
+from packer_cli.supervised.sides import MEND
 from packer_cli.supervised.templates import TemplateChoice
 from packer_cli.supervised.turns import UndecidableError
 from packer_cli.tokenization.specials import (
@@ -57,7 +60,6 @@ from packer_cli.tokenization.specials import (
 )
 
 UNSHOWN_TIP = "use a --chat-template that shows it, or --on-unshown warn"
-_SKIP = "mend the record, or use --on-error skip"
 _MOST_SHOWN = 60  # characters
 _Message = dict[str, Any]
 
@@ -76,9 +78,17 @@ ALPACA = (
 class SpelledOutError(ValueError):
     """The content of a record spells out a special token."""
 
+    tip = SPELLED_OUT_TIP
+
 
 class UnshownError(ValueError):
     """The chat template leaves out something of a record."""
+
+    tip = UNSHOWN_TIP
+
+
+# why a record is bad
+_REASONS = (SpelledOutError, UnshownError, MalformedError, RefusedError, UndecidableError)
 
 
 @dataclass(frozen=True)
@@ -129,14 +139,9 @@ class Composer:
                 documents += own
                 counts[i] = len(own)
                 self._count_unread(fields, own[-1], unread)
-            except SpelledOutError as error:
-                bad.append(BadRecord(int(records.positions[i]), str(error), SPELLED_OUT_TIP))
-            except UnshownError as error:
-                bad.append(BadRecord(int(records.positions[i]), str(error), UNSHOWN_TIP))
-            except (MalformedError, RefusedError) as error:
-                bad.append(BadRecord(int(records.positions[i]), str(error), _SKIP))
-            except UndecidableError as error:
-                bad.append(BadRecord(int(records.positions[i]), error.message, error.tip or _SKIP))
+            except _REASONS as error:
+                tip = getattr(error, "tip", "") or MEND
+                bad.append(BadRecord(int(records.positions[i]), str(error), tip))
         bad.sort(key=lambda record: record.position)
         if records.sides is not None and bad:
             documents, counts = without_bad(records.positions, documents, counts, bad)
@@ -225,7 +230,9 @@ class Composer:
             return document
         given = conversation.messages, conversation.tools, conversation.arguments
         messages, tools, arguments = map(self.specials.marked, given)
-        if any(self.specials.in_text(_joined(message.get("content"))) for message in messages):
+        if any(
+            self.specials.in_text(joined_content(message.get("content"))) for message in messages
+        ):
             raise RefusedError("parts of its content spell out a special token together")
         if (messages, tools, arguments) == given:
             return document
@@ -286,9 +293,8 @@ class Composer:
         if self.shape.of_messages:
             prompt = self._side(fields, "prompt", "user", arguments)
             completion = self._side(fields, "completion", ASSISTANT, arguments)
-            # the assistant's turns in the prompt are context
-            silent = [as_context(m) if m["role"] == ASSISTANT else m for m in prompt]
-            return Conversation([*silent, *completion], self._tools(fields), arguments)
+            messages = [*with_context(prompt), *completion]
+            return Conversation(messages, self._tools(fields), arguments)
         if self.config.prompt_template == "chat":
             answer = self._text(fields, "completion")
             return _exchange(self._text(fields, "prompt"), answer, arguments)
@@ -403,7 +409,7 @@ def _content(conversation: Conversation) -> list[Any]:
 
 def _without_second_names(message: _Message) -> _Message:
     calls = message.get("tool_calls") or [{}]
-    message = message | {"content": _joined(message.get("content"))}
+    message = message | {"content": joined_content(message.get("content"))}
     first = {
         **dict.fromkeys(REASONING[1:], message.get("reasoning_content")),
         "function_call": calls[0].get("function"),
@@ -415,19 +421,12 @@ def _with_ranges_moved(message: _Message) -> _Message:
     """A message with marks in its content, with its ranges of characters as if they were none."""
     if not message.get(DETAIL):
         return message
-    places = [i for i, c in enumerate(_joined(message.get("content"))) if not is_marked(c)]
+    places = [i for i, c in enumerate(joined_content(message.get("content"))) if not is_marked(c)]
     moved = [
         one | {edge: places[one[edge]] for edge in ("begin_offset", "end_offset")}
         for one in message[DETAIL]
     ]
     return message | {DETAIL: moved}
-
-
-def _joined(content: Any) -> Any:
-    """The text of content, which may be a list of parts."""
-    if not isinstance(content, list):
-        return content or ""
-    return "".join(part if isinstance(part, str) else part["text"] for part in content)
 
 
 def _with_system(conversation: Conversation, system: Any) -> Conversation:

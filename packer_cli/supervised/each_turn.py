@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from packer_cli.records import MOST_TURNS, Int64, turn_position
-from packer_cli.supervised.flags import DETAIL, FLAGS, as_context
-from packer_cli.supervised.messages import ASSISTANT, MalformedError
+from packer_cli.supervised.flags import DETAIL, FLAGS
+from packer_cli.supervised.messages import ASSISTANT, MalformedError, with_context
 from packer_cli.supervised.renderer import Conversation, Document
 
 _Message = dict[str, Any]
@@ -34,11 +34,7 @@ def answers(messages: list[_Message], train_on: str | None) -> list[int]:
 
 def only_trained_on(conversation: Conversation, chosen: Collection[int]) -> Conversation:
     """The conversation with these of the assistant's messages trained on, and no others."""
-    messages = [
-        as_context(message) if message.get("role") == ASSISTANT and n not in chosen else message
-        for n, message in enumerate(conversation.messages)
-    ]
-    return replace(conversation, messages=messages)
+    return replace(conversation, messages=with_context(conversation.messages, chosen))
 
 
 def up_to_each(conversation: Conversation, chosen: list[int]) -> list[Conversation]:

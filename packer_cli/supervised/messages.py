@@ -12,6 +12,7 @@ As transformers does, fields that are null are left out of a message.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from packer_cli._kernels.looking import is_plain
 from packer_cli.supervised.flags import (
     DETAIL,
     FLAGS,
+    as_context,
     detail_of,
     is_trained,
     wrong_detail,
@@ -173,6 +175,21 @@ def _parse_json(text: str, name: str) -> Any:
         return msgspec.json.decode(text)
     except _JSON_ERRORS as error:
         raise MalformedError(f"field '{name}' is text that is not valid JSON: {error}") from None
+
+
+def joined_content(content: Any) -> str:
+    """The text of content, which may be a list of parts; "" for none."""
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(part if isinstance(part, str) else part["text"] for part in content)
+
+
+def with_context(messages: list[dict[str, Any]], trained_on: Collection[int] = ()) -> list[Any]:
+    """Messages of which the assistant's are not trained on, but for those of these numbers."""
+    return [
+        as_context(one) if one.get("role") == ASSISTANT and number not in trained_on else one
+        for number, one in enumerate(messages)
+    ]
 
 
 def kind_of(value: object) -> str:

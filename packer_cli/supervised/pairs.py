@@ -20,13 +20,14 @@ import numpy as np
 
 from packer_cli.config.shapes import Shape
 from packer_cli.records import BadRecord, Int64, Records
-from packer_cli.supervised.flags import as_context
 from packer_cli.supervised.messages import (
     ASSISTANT,
     REASONING,
     MalformedError,
+    joined_content,
     kind_of,
     parse_messages,
+    with_context,
 )
 from packer_cli.supervised.sides import MEND
 
@@ -105,9 +106,7 @@ def messages_of(side: Side, *, keep_parts: bool) -> list[_Message]:
             side.prompt, side.prompt_column, keep_parts=keep_parts
         )
     _check_answer(answer, side.column)
-    # the assistant's turns in the prompt are context
-    silent = [as_context(m) if m["role"] == ASSISTANT else m for m in prompt]
-    return [*silent, *answer]
+    return [*with_context(prompt), *answer]
 
 
 def sides_of(fields: dict[str, Any], shape: Shape) -> list[Side]:
@@ -245,8 +244,7 @@ def _check_answer(answer: list[_Message], column: str) -> None:
 
 
 def _says_something(message: _Message) -> bool:
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(one if isinstance(one, str) else one["text"] for one in content)
     others = ("tool_calls", *REASONING)
-    return bool((content or "").strip() or any(message.get(name) for name in others))
+    return bool(
+        joined_content(message.get("content")).strip() or any(message.get(name) for name in others)
+    )

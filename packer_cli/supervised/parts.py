@@ -18,7 +18,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering
 from packer_cli.supervised.edges import OPEN_TAG, Span
 from packer_cli.supervised.flags import DETAIL, untrained_ranges
-from packer_cli.supervised.messages import ASSISTANT, REASONING
+from packer_cli.supervised.messages import ASSISTANT, REASONING, joined_content
 from packer_cli.supervised.probes import THOUGHT
 from packer_cli.supervised.turns import AssistantSpans, UndecidableError
 
@@ -66,7 +66,7 @@ class UntrainedParts:
         cuts = list[tuple[int, int]]()  # (message, character) of every mark, in pairs
         ranges, marked = list[Span](), list(messages)
         for number in numbers:
-            content = _joined(messages[number].get("content"))
+            content = joined_content(messages[number].get("content"))
             begin, end = _edges(content)
             for start, stop in untrained_ranges(messages[number], len(content)):
                 if max(start, begin) < min(stop, end):
@@ -84,7 +84,7 @@ class UntrainedParts:
             if not {first, first + 1} <= found.keys():
                 raise _undecided(f"the template does not show all of message {number}")
             content, begin, end = (
-                _joined(messages[number]["content"]),
+                joined_content(messages[number]["content"]),
                 found[first],
                 found[first + 1],
             )
@@ -253,15 +253,9 @@ def _without_reasoning(message: _Message) -> _Message:
 
 
 def _says_something(message: _Message) -> bool:
-    words = [_joined(message.get("content")), *(message.get(key) for key in REASONING)]
+    words = [joined_content(message.get("content")), *(message.get(key) for key in REASONING)]
     spoken = any(isinstance(one, str) and one.strip() for one in words)
     return spoken or bool(message.get("tool_calls"))
-
-
-def _joined(content: Any) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    return "".join(part if isinstance(part, str) else part["text"] for part in content)
 
 
 def _edges(content: str) -> Span:

@@ -23,7 +23,7 @@ import msgspec
 from packer_cli.records import LeftOut
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
 from packer_cli.supervised.kinds import Kind, kinds_of
-from packer_cli.supervised.messages import ASSISTANT, REASONING
+from packer_cli.supervised.messages import ASSISTANT, REASONING, joined_content
 from packer_cli.supervised.probes import RESULT, THOUGHT, thought_in
 
 _Message = dict[str, Any]
@@ -250,7 +250,7 @@ def words_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) ->
         return _as_json(call.get("function", call))
     if piece.part == _REASONING:
         return str(message["reasoning_content"])
-    content = _joined(message["content"])
+    content = joined_content(message["content"])
     if message.get("role") != ASSISTANT or THOUGHT not in content:
         return content
     before, _, rest = content.partition(THOUGHT)
@@ -360,9 +360,3 @@ def _as_json(value: Any) -> str:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, RecursionError):
         return str(value)
-
-
-def _joined(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part if isinstance(part, str) else part["text"] for part in content)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from chats import (
+    CALL,
     CHATML,
     REWRITTEN,
     TAGS,
@@ -26,7 +27,6 @@ from support import assert_error, check_directory, packer
 
 from packer_cli import open_packed
 
-CALL = {"type": "function", "function": {"name": "rain", "arguments": {"city": "Oslo"}}}
 # Only the last thought is shown, as with Qwen 3.
 LAST_THOUGHT = (
     "{% for m in messages %}<{{ m.role }}>"

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chats import (
+    CALL,
     CALLS,
+    RESULT,
     TAGS,
     assistant,
     chat,
@@ -26,9 +28,7 @@ from chats import (
 )
 from support import assert_error, check_directory, packer
 
-CALL = {"type": "function", "function": {"name": "rain", "arguments": {"city": "Oslo"}}}
 CALLED = '<call>{"name": "rain", "arguments": {"city": "Oslo"}}</call>'
-RESULT = {"role": "tool", "content": "wet"}
 THINKS = (
     "{% for m in messages %}<{{ m.role }}>"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"

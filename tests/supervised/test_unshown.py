@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from chats import (
+    CALL,
     CHATML,
+    RESULT,
     REWRITTEN,
     TAGS,
     assistant,
@@ -27,9 +29,7 @@ from tokenizers import Tokenizer
 
 from packer_cli.records import UNSHOWN
 
-CALL = {"type": "function", "function": {"name": "rain", "arguments": {"city": "Oslo"}}}
 TOOLS = [{"type": "function", "function": {"name": "rain", "parameters": {}}}]
-RESULT = {"role": "tool", "content": "wet"}
 # All reasoning but that after the last question is left out, as Qwen 3 does.
 LAST_THOUGHT = (
     "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
