@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli import storage
-from packer_cli._kernels import token_ids
+from packer_cli._kernels import inputs as kernels
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, from_os_error
@@ -195,7 +195,7 @@ def _flags(
 ) -> npt.NDArray[np.uint8]:
     path = str(index.loss)
     flags = np.frombuffer(_exactly(path, loss, int(offsets[-1])), np.uint8)
-    if token_ids.count_real(flags) < 0:
+    if kernels.count_real(flags) < 0:
         wrong = int(np.flatnonzero(flags > 1)[0])
         document = int(np.searchsorted(offsets, wrong, side="right")) - 1
         raise DataError(

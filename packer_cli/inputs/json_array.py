@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli._kernels.json_array import find_elements
+from packer_cli._kernels.inputs import find_elements
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.errors import DataError
 from packer_cli.inputs import byte_streams

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli._kernels import token_ids
+from packer_cli._kernels import inputs as kernels
 from packer_cli.records import HIGHEST_ID, IGNORED, Int64, UInt8, UInt32, wrong_ids
 
 # A number beyond int64 cannot be valid; clipping to this keeps it invalid without an overflow.
@@ -41,21 +41,21 @@ def faultless(
     if labels is not None and labels.dtype == np.uint64:
         return None  # as int64 they could seem to be -100
     made, trained = np.empty(len(ids), np.uint32), None
-    if not token_ids.copy_ids(ids, made):
+    if not kernels.copy_ids(ids, made):
         return None
     if labels is not None:
         trained = np.empty(len(ids), np.uint8)
-        if not token_ids.copy_trained(labels, made, trained):
+        if not kernels.copy_trained(labels, made, trained):
             return None
     if mask is None:
         return made, offsets, trained
-    real = token_ids.count_real(mask)
+    real = kernels.count_real(mask)
     if real < 0:
         return None
     if real == len(made):
         return made, offsets, trained
     kept_offsets = np.empty_like(offsets)
-    token_ids.keep_real(mask, offsets, made, trained, kept_offsets)
+    kernels.keep_real(mask, offsets, made, trained, kept_offsets)
     return made[:real].copy(), kept_offsets, None if trained is None else trained[:real].copy()
 
 

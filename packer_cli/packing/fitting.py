@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from packer_cli._kernels import cutting, token_ids
+from packer_cli._kernels import filling
 from packer_cli.records import Int32, Int64, Pieces, UInt8
 
 _Lengths = TypeVar("_Lengths", Int32, Int64)
@@ -88,14 +88,14 @@ class FittedPieces(Pieces):
         """
         most, counted = _MOST_PIECES.get(overlong, _ALL_PIECES), np.empty(3, np.int64)
         length: Int32 = np.empty(len(lengths), np.int32)
-        cutting.copy_lengths(lengths, max_length, length, counted)
+        filling.copy_lengths(lengths, max_length, length, counted)
         empty, documents, tokens = counted.tolist()
         own: Int32 | Int64 = length
         if empty or documents:  # pieces are others than the documents
             own = own if lengths.max() <= MAX_DOCUMENT_TOKENS else lengths.copy()
             more = tokens // max_length if most == _ALL_PIECES else 0  # or fewer
             length = np.empty(len(lengths) + more, np.int32)
-            length = length[: cutting.cut_lengths(own, max_length, most, length)]
+            length = length[: filling.cut_lengths(own, max_length, most, length)]
         self.__dict__.update(
             length=length, loss=_loss(overlong, documents, tokens, max_length), _lengths=own,
             _cut=(max_length, most), _at_end=truncate_side == "left", _first=first,
@@ -105,7 +105,7 @@ class FittedPieces(Pieces):
     def _columns(self) -> tuple[Int64, Int64, Int32]:
         pieces = len(self)
         columns = np.empty(pieces, np.int64), np.empty(pieces, np.int64), np.empty(pieces, np.int32)
-        cutting.locate_pieces(self._lengths, *self._cut, self._at_end, self._first, *columns)
+        filling.locate_pieces(self._lengths, *self._cut, self._at_end, self._first, *columns)
         return columns
 
     @property
@@ -191,7 +191,7 @@ def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Los
 def trained_between(trained: UInt8, begin: Int64, end: Int64) -> Int64:
     """int64[n], how many tokens of [begin, end) are trained on, for n of these int64[n]."""
     counts = np.empty(len(begin), np.int64)
-    token_ids.count_trained(trained, begin, end, counts)
+    filling.count_trained(trained, begin, end, counts)
     return counts
 
 

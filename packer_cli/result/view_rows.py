@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from packer_cli._kernels import filling, gathering, viewing
+from packer_cli._kernels import filling, gathering
 from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.records import Int32, Int64
 from packer_cli.result.manifest import Manifest
@@ -88,7 +88,7 @@ class ViewRows:
         row_offsets = np.empty(len(rows) + 1, np.int64)
         number, address = np.empty((2, count), np.int64)
         start, length = np.empty((2, count), np.int32)
-        row, problem = viewing.find_pieces(
+        row, problem = gathering.find_pieces(
             rows, firsts, spans[_LISTS:], boundaries, ends, self._documents,
             self._tokens.spans.tokens, config.max_length, config.segment_multiple, row_offsets,
             number, start, length, address,

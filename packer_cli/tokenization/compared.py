@@ -15,7 +15,7 @@ import threading
 
 import numpy as np
 
-from packer_cli._kernels import characters
+from packer_cli._kernels import texts as kernels
 from packer_cli.records import Notify, UInt8
 from packer_cli.tokenization.agreement import LATIN_1, differing, in_contexts
 from packer_cli.tokenization.engines import Engine
@@ -54,7 +54,7 @@ class ComparedCharacters:
 
     def _search(self, texts: list[str]) -> UInt8:
         flags = np.zeros(len(texts), np.uint8)
-        characters.find_in_texts(texts, self._states, flags)
+        kernels.find_in_texts(texts, self._states, flags)
         return flags
 
     def _compare(self, text: str) -> None:

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from packer_cli._kernels import marking
+from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError
 from packer_cli.records import Int64, Spans, UInt8, UInt32
 
 _SPACE = "▁"  # SentencePiece's, U+2581
-_UNKNOWN, _OF_MODEL, _ADDED = range(3)  # the kinds of `marking.mark_trained`, and its spacings:
+_UNKNOWN, _OF_MODEL, _ADDED = range(3)  # the kinds of `texts.mark_trained`, and its spacings:
 _NEVER, _PREPENDED, _UNLESS_THERE, _AT_START = range(4)
 _NORMAL_FORMS = {"NFC", "NFD", "NFKC", "NFKD"}  # what they leave as it is, they leave in its place
 _KEEPERS = {"Digits", "Punctuation", "Split"}  # pre-tokenizers that only cut, unless they remove
@@ -37,7 +37,7 @@ class OffsetEngine(Protocol):
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """The pieces of a tokenizer, as `marking.mark_trained` takes them; none where not known."""
+    """The pieces of a tokenizer, as `texts.mark_trained` takes them; none where not known."""
 
     pieces: UInt8
     offsets: Int64
@@ -268,7 +268,7 @@ def mark_trained(
     trained, certain = np.zeros(len(ids), np.uint8), np.zeros(len(texts), np.uint8)
     if len(known.kinds):
         text, text_offsets = _flat(texts)
-        marking.mark_trained(
+        kernels.mark_trained(
             ids, offsets, known.pieces, known.offsets, known.kinds, known.spaces, known.spacing,
             text, text_offsets, spans.offsets, spans.begin, spans.end, trained, certain,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from packer_cli._kernels import characters
+from packer_cli._kernels import texts as kernels
 from packer_cli.records import UInt8
 
 # Code points in hexadecimal, first-last.
@@ -104,5 +104,5 @@ def settled() -> UInt8:
 def with_unsettled(texts: list[str]) -> UInt8:
     """uint8[n]: 1 for every text that holds an unsettled character."""
     flags = np.zeros(len(texts), np.uint8)
-    characters.find_in_texts(texts, 1 - settled(), flags)
+    kernels.find_in_texts(texts, 1 - settled(), flags)
     return flags

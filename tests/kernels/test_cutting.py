@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels.test_kernels import fixed, margins_kept, output, problems
-from packer_cli._kernels import cutting, reference, sorting
+from packer_cli._kernels import filling, reference, sorting
 
 relaxed = settings(max_examples=150, deadline=None)
 kinds = st.sampled_from([np.int32, np.int64])
@@ -30,7 +30,7 @@ def documents(draw: st.DrawFn) -> tuple[np.ndarray, int]:
 @given(documents())
 def test_copying_equals_its_twin(problem: tuple[np.ndarray, int]) -> None:
     copied, counted = output(len(problem[0]), np.int32), output(3)
-    cutting.copy_lengths(*problem, copied, counted)
+    filling.copy_lengths(*problem, copied, counted)
     assert (copied.tolist(), counted.tolist()) == reference.copy_lengths(*problem)
     assert margins_kept(copied, counted)
 
@@ -41,10 +41,10 @@ def test_cutting_equals_its_twin(problem: tuple[np.ndarray, int], most: int, fir
     for at_end in (False, True) if most == 1 else (False,):
         expected = reference.cut_lengths(*problem, most)
         length = output(len(expected), np.int32)
-        assert cutting.cut_lengths(*problem, most, length) == len(expected)
+        assert filling.cut_lengths(*problem, most, length) == len(expected)
         assert length.tolist() == expected
         columns = output(len(expected)), output(len(expected)), output(len(expected), np.int32)
-        cutting.locate_pieces(*problem, most, at_end, first, *columns)
+        filling.locate_pieces(*problem, most, at_end, first, *columns)
         assert margins_kept(length, *columns)
         located = list(zip(*(column.tolist() for column in columns), strict=True))
         assert located == reference.locate_pieces(*problem, most, at_end, first)
@@ -54,11 +54,11 @@ def test_cutting_equals_its_twin(problem: tuple[np.ndarray, int], most: int, fir
 def test_documents_of_more_tokens_than_31_bits_hold(most: int) -> None:
     lengths, max_length = fixed([1 << 33, 7, (1 << 31) - 1]), 1 << 24
     counted = output(3)
-    cutting.copy_lengths(lengths, max_length, output(3, np.int32), counted)
+    filling.copy_lengths(lengths, max_length, output(3, np.int32), counted)
     assert counted.tolist() == [0, 2, (1 << 33) + (1 << 31) - 1]
     expected = reference.cut_lengths(lengths, max_length, most)
     length = output(len(expected), np.int32)
-    assert cutting.cut_lengths(lengths, max_length, most, length) == len(expected)
+    assert filling.cut_lengths(lengths, max_length, most, length) == len(expected)
     assert length.tolist() == expected
     assert margins_kept(length)
 

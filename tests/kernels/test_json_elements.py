@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernels.test_kernels import margins_kept, output
 from packer_cli._kernels import reference
-from packer_cli._kernels.json_array import find_elements
+from packer_cli._kernels.inputs import find_elements
 
 PARTS = [
     b"[",

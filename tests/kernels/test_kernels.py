@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from packer_cli._kernels import (
     balancing,
     best_fit,
-    characters,
     filling,
-    marking,
     mffd,
     one_by_one,
     reference,
     sorting,
 )
+from packer_cli._kernels import texts as text_kernels
 
 # Around the words of the bitset: one, two and three levels deep.
 CAPACITIES = [1, 2, 3, 5, 6, 7, 63, 64, 65, 4095, 4096, 4097, 131072, 262143, 262144, 262145]
@@ -410,7 +409,7 @@ def test_mark_trained_equals_its_twin(
     ids = fixed([token for own in tokens for token in own], np.uint32)
     offsets = fixed(np.cumsum([0, *map(len, tokens)]))
     trained, certain = output(len(ids), np.uint8), output(len(texts), np.uint8)
-    marking.mark_trained(
+    text_kernels.mark_trained(
         ids, offsets, fixed(list(b"".join(pieces)), np.uint8),
         fixed(np.cumsum([0, *map(len, pieces)])), fixed(PIECE_KINDS, np.uint8), spaces, spacing,
         fixed([*b"".join(texts), 0], np.uint8), fixed(np.cumsum([0, *map(len, texts)])),
@@ -445,7 +444,7 @@ def test_find_in_texts_equals_its_twin(
     marked = np.zeros(0x110000, np.uint8)
     marked[sorted(wanted)] = mark
     found = output(len(texts), np.uint8)
-    characters.find_in_texts(texts, fixed(marked, np.uint8), found)
+    text_kernels.find_in_texts(texts, fixed(marked, np.uint8), found)
     assert found.tolist() == reference.find_in_texts(texts, wanted)
     assert margins_kept(found)
 
@@ -455,7 +454,7 @@ def test_a_token_without_a_byte_goes_with_the_byte_that_follows() -> None:
     ids, offsets, pieces = fixed([0, 1, 2], np.uint32), fixed([0, 3]), list("▁ab".encode())
     for begin, expected in ((0, [1, 1, 0]), (1, [0, 0, 1])):
         trained, certain = output(3, np.uint8), output(1, np.uint8)
-        marking.mark_trained(
+        text_kernels.mark_trained(
             ids, offsets, fixed(pieces, np.uint8), fixed([0, 3, 4, 5]), fixed([1, 1, 1], np.uint8),
             True, 1, fixed(list(b"ab"), np.uint8), fixed([0, 2]), fixed([0, 1]), fixed([begin]),
             fixed([begin + 1]), trained, certain,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from packer_cli._kernels import reference, token_ids
+from packer_cli._kernels import filling, inputs, reference
 
 from packer_cli.inputs.token_columns import check_tokens, clipped, faultless
 
@@ -26,7 +26,7 @@ def test_ids_are_copied_and_looked_at(kind: Any, values: list[int]) -> None:
         return
     out = np.empty(len(values), np.uint32)
     expected, good = reference.copy_ids(values)
-    assert token_ids.copy_ids(np.array(values, kind), out) == good
+    assert inputs.copy_ids(np.array(values, kind), out) == good
     if good:
         assert out.tolist() == expected
 
@@ -36,13 +36,13 @@ def test_ids_are_copied_and_looked_at(kind: Any, values: list[int]) -> None:
 def test_labels_say_what_is_trained_on(kind: Any, labels: list[int]) -> None:
     ids, out = np.array([5, 6, 7], np.uint32), np.empty(3, np.uint8)
     expected, good = reference.copy_trained(labels, ids.tolist())
-    assert token_ids.copy_trained(np.array(labels, kind), ids, out) == good
+    assert inputs.copy_trained(np.array(labels, kind), ids, out) == good
     assert out.tolist() == expected
 
 
 @pytest.mark.parametrize("mask", [[], [1, 1], [0, 1, 0], [2], [1, -1], [0, 127]])
 def test_ones_of_a_mask_are_counted(mask: list[int]) -> None:
-    assert token_ids.count_real(np.array(mask, np.int8)) == reference.count_real(mask)
+    assert inputs.count_real(np.array(mask, np.int8)) == reference.count_real(mask)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -92,7 +92,7 @@ def test_trained_tokens_of_spans(seed: int) -> None:
     begin = rng.integers(0, 200, 30)
     end = np.minimum(begin + rng.integers(0, 40, 30), 200)
     out = np.empty(30, np.int64)
-    token_ids.count_trained(trained, begin, end, out)
+    filling.count_trained(trained, begin, end, out)
     assert out.tolist() == reference.count_trained(trained.tolist(), begin, end)
     with pytest.raises(ValueError, match="span 0 is 0 to 201 of 200 tokens"):
-        token_ids.count_trained(trained, np.array([0]), np.array([201]), out[:1])
+        filling.count_trained(trained, np.array([0]), np.array([201]), out[:1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packer_cli._kernels import gathering, reference, viewing
+from packer_cli._kernels import gathering, reference
 
 LENGTHS = [[3, 9], [1], [7, 2, 5]]  # of documents, in spans
 DIRECTORIES = [(0, 3), (0, 0), (3, 3)]  # of which the middle one is gone
@@ -75,7 +75,7 @@ class Mapped:
                 (count, np.int64),
             )
         ]  # fmt: skip
-        wrong = viewing.find_pieces(
+        wrong = gathering.find_pieces(
             int64(range(rows)), self.firsts, self.lists, self.boundaries, self.ends,
             int64(DIRECTORIES), self.documents, capacity, multiple, *out,
         )  # fmt: skip
