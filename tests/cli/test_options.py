@@ -199,6 +199,11 @@ def test_shapes_have_the_names_of_other_tools(data: Path, alias: str, shape: str
     [
         (["--max-lenth", "8"], "--max-length"),
         (["--max_length", "8"], "--max-length"),
+        (["--MAX-LENGTH", "8"], "--max-length"),
+        (["--length", "8"], "--max-length"),
+        (["--workres", "8"], "--workers"),
+        (["--no-shufle"], "--no-shuffle"),
+        (["--chat-templ", "x"], "--chat-template"),
         (["--seq-len", "8"], "--max-length"),
         (["--output-dir", "x"], "--output"),
         (["--text-column", "x"], "--text-field"),
@@ -241,12 +246,38 @@ def test_an_option_of_another_command_is_told(given: tuple[str, ...], having: st
 
 
 @pytest.mark.parametrize(
-    ("command", "meant"), [("statz", "stats"), ("pakc", "pack"), ("validate", "verify")]
+    ("command", "meant"),
+    [
+        ("statz", "stats"),
+        ("pakc", "pack"),
+        ("validate", "verify"),
+        ("tokenise", "tokenize"),
+        ("tokeniser", "tokenizer"),
+        ("toknize", "tokenize"),
+        ("Verify", "verify"),
+        ("exp", "export"),
+        ("statistics", "stats"),
+        ("plan-rows", "plan"),
+        ("tokens", "tokenize"),
+        ("preprocess", "pack"),
+    ],
 )
 def test_a_command_that_was_meant_is_suggested(command: str, meant: str) -> None:
     result = packer(command)
     assert_error(result, 2, f"No such command '{command}'")
     assert result.stderr.splitlines()[1] == f"tip: did you mean {meant}?"
+
+
+@pytest.mark.parametrize("command", ["in", "ls", "train", "count", "split", "run", "diff", "x"])
+def test_nothing_is_suggested_where_nothing_is_near(command: str) -> None:
+    result = packer(command)
+    assert_error(result, 2, f"No such command '{command}'")
+    assert result.stderr.splitlines()[1] == "tip: see packer --help"
+
+
+@pytest.mark.parametrize("option", ["--in", "--learning-rate", "--dry-run", "--x", "--gpus"])
+def test_no_option_is_suggested_where_none_is_near(option: str) -> None:
+    assert refused(option)[1] == "see packer pack --help"
 
 
 def test_names_of_other_tools_lead_to_options_that_exist() -> None:
