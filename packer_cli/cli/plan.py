@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _OF_PACK = options_of(PackConfig)
 _LENGTHS = Option(
-    "Tokens in a packed row, one or several lengths: 2048,4096,8k.",
+    "Tokens in a packed row, one or several lengths: 2048,4096,8k (8k is 8,192).",
     ROWS,
     first=1,
     short="-l",
