@@ -10,6 +10,7 @@ import typer
 
 from packer_cli.cli import startup
 from packer_cli.cli.declared import Partly
+from packer_cli.cli.pages import Html, check_page, save_page
 from packer_cli.cli.runs import Inputs, default_output, notes, refuse_no_tokenizer
 from packer_cli.cli.shared import AsJson, Debug, Quiet, print_note
 from packer_cli.cli.values import refuse_name
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _OF_PACK = options_of(PackConfig)
 _LENGTHS = Option(
-    "Tokens in a packed row, one or several lengths: 2048,4096,8k.",
+    "Tokens in a packed row, one or several lengths: 2048,4096,8k (8k is 8,192).",
     ROWS,
     first=1,
     short="-l",
@@ -101,14 +102,7 @@ def plan(
         ),
     ] = None,
     options: Partly[EncodingOptions],
-    html: Annotated[
-        str | None,
-        Option(
-            "Also write a page with charts, one file for any browser; -: to stdout, without the "
-            "table.",
-            metavar="FILE",
-        ),
-    ] = None,
+    html: Html = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -131,10 +125,7 @@ def plan(
     _refuse_missing_length(max_length, inputs)
     if sample == 0:
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
-    if html is not None:
-        from packer_cli.cli.pages import check_page, save_page
-
-        check_page(html, as_json=as_json)
+    check_page(html, as_json=as_json)
     refuse_twice("--strategy", strategy or ())
     values = with_text(config.values, text_field)
     command = {"tokenizer": tokenizer, "position_ids": position_ids or None}
@@ -155,11 +146,13 @@ def plan(
         side, first = plans[0]
         if len(plans) > 1:
             print_note(f"the page shows the rows of {side} only")
-        save_page(html, page_of(first, _title(inputs, side), batch_tokens, hidden_size))
+        save_page(
+            html, page_of(first, _title(inputs, side), batch_tokens, hidden_size), as_json=as_json
+        )
     if as_json:
         content = {side: render(one, batch_tokens, hidden_size) for side, one in plans}
         print(json.dumps(content if len(content) > 1 else content[plans[0][0]], indent=1))
-    elif html != "-":
+    elif html is None:
         for number, (side, one) in enumerate(plans):
             print(end="\n" if number else "")
             print_plan(one, _title(inputs, side), batch_tokens, hidden_size)

@@ -8,6 +8,7 @@ holds follows from these: see `view`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,4 +96,5 @@ class ViewWriter:
     def abandon(self) -> None:
         """Let go of the file after a failure."""
         if self._sink is not None:
-            self._sink.close()
+            with suppress(OSError):  # the failure itself is the one to report
+                self._sink.close()

@@ -45,9 +45,10 @@ def tokenize_unit(unit: WorkUnit, job: Job, writer: Sink | None = None) -> UnitR
             writer.write(batch)
             job.progress.wrote(tokens, tokens)
         shards = writer.close()
+        rejections.close()
     finally:
         writer.abandon()
-        rejections.close()
+        rejections.abandon()
     counts.trained_tokens = sum(s.trained_tokens for s in shards if kind_of(s.file) == DOCUMENTS)
     return UnitResult(unit, shards, counts, rejections.path, stretches)
 

@@ -7,7 +7,6 @@ Only what packer's records list, the marker and manifests, is ever replaced or r
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +18,14 @@ import msgspec
 from packer_cli import storage
 from packer_cli.errors import DataError, PackerError, UsageError, named
 from packer_cli.ownership import Listed
-from packer_cli.result.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK, is_result_file
+from packer_cli.result.layout import (
+    INCOMPLETE,
+    INPUT_TIMES,
+    MANIFEST,
+    WORK,
+    is_named_by_content,
+    is_result_file,
+)
 from packer_cli.result.manifest import Result
 from packer_cli.result.manifest_bytes import looks_like_one, parse_unedited
 from packer_cli.result.shards import digest
@@ -28,7 +34,6 @@ from packer_cli.run.transfer import on_threads
 
 MARKER = f"{WORK}/publishing.json"
 _MARKER_BEGINS = b'{"manifest_sha256":"'
-_NAMED_BY_CONTENT = re.compile(r"shard-.*-[0-9a-f]{16}\.arrow")
 _FETCHED_BYTES = 4 << 20
 
 
@@ -147,7 +152,7 @@ def _own_digest(url: str, name: str, remote: Remote) -> str | None:
         with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
             return "" if replacing.is_input_times(file.read()) else None
     digests = {file.sha256 for file in listed if file.size in (None, size)}
-    if not digests or _NAMED_BY_CONTENT.fullmatch(name):
+    if not digests or is_named_by_content(name):
         return next(iter(digests), None)
     sha256 = digest(storage.join(url, name))[1]
     return sha256 if sha256 in digests else None
@@ -236,7 +241,7 @@ def reserved(url: str, remote: Remote) -> Iterator[None]:
 
 
 def is_uploaded(name: str, file: Listed, remote: Remote) -> bool:
-    return bool(_NAMED_BY_CONTENT.fullmatch(name)) and remote.sizes.get(name) == file.size
+    return is_named_by_content(name) and remote.sizes.get(name) == file.size
 
 
 def earlier_files(url: str, remote: Remote) -> dict[str, tuple[int, str]]:

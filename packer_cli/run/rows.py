@@ -66,9 +66,10 @@ def pack_unit(
             rows.add(batch)
             del batch  # the window holds what goes into rows, and frees it when written
         shards = rows.close()
+        rejections.close()
     finally:
         rows.abandon()
-        rejections.close()
+        rejections.abandon()
     path = sums.path if sums else None
     return UnitResult(unit, shards, rows.counts, rejections.path, stretches, path)
 

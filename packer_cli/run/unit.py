@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.errors import DataError, Interrupted, from_os_error
+from packer_cli.errors import DataError, Interrupted, PackerError, from_os_error
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.input_files import check_unchanged
 from packer_cli.inputs.tokenized import TokenizedInputs
@@ -165,5 +166,13 @@ class Rejections:
             raise from_os_error(error, self._name, "write") from error
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        try:
+            if self._file is not None:
+                self._file.close()
+        except OSError as error:
+            raise from_os_error(error, self._name, "write") from error
+
+    def abandon(self) -> None:
+        """Let go of the file after a failure."""
+        with suppress(PackerError):  # the failure itself is the one to report
+            self.close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 
 from packer_cli.config.shapes import ARGUMENTS, LABEL, Shape
+from packer_cli.errors import nearest
 from packer_cli.records import Notify
 from packer_cli.result.manifest import DOCUMENT_TOTALS, Result
 from packer_cli.result.manifest_check import shape_of
@@ -108,5 +108,5 @@ def _meant(name: str, chosen: Chosen) -> str:
     known: Iterable[str] = _ANSWERED if place == "messages" else ()
     if key and place == ARGUMENTS:
         known = chosen.arguments_read()
-    near = get_close_matches(key, known, 1)
-    return f", did you mean {near[0]}?" if near else ""
+    near = nearest(key, known)
+    return f", did you mean {near}?" if near else ""

@@ -12,14 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 from jinja2 import TemplateError, nodes
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import UsageError, nearest
 from packer_cli.supervised.chat_template import environment
 from packer_cli.supervised.messages import MalformedError, kind_of
 from packer_cli.supervised.template_variables import read_from_outside
@@ -76,11 +75,11 @@ def check_arguments(
             )
         if name not in names:
             own = arguments_of(sources, special_tokens)
-            near = get_close_matches(name, own, 1)
+            near = nearest(name, own)
             raise UsageError(
                 f"{_OPTION}: {name}: the chat template never reads it; it reads "
                 f"{', '.join(own) or 'no arguments'}",
-                f"did you mean {near[0]}?" if near else "leave it out, or use another template",
+                f"did you mean {near}?" if near else "leave it out, or use another template",
             )
     for source in sources:
         if wrong := reads_of(source).wrong_flag(arguments):

@@ -310,3 +310,60 @@ def test_a_disk_that_is_full_from_the_start(folder: Path, small_disk: Path) -> N
     result = packer("pack", "a.jsonl", *OPTIONS[:-1], "disk/out")
     assert_error(result, 1, "disk/out", "cannot write: No space left on device")
     assert not Path("disk/out/manifest.json").exists()
+
+
+# Programs that are packer, but may write no file of more than 6,000 bytes; whose shards fail when
+# they are written, and again when they are closed.
+SMALL_FILES = """
+import resource, signal
+from packer_cli.__main__ import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+main()
+"""
+FAILING_TWICE = """
+import pyarrow
+from packer_cli.__main__ import main
+class Failing:
+    closed = False
+    def writable(self):
+        return True
+    def tell(self):
+        return 0
+    def write(self, data):
+        raise OSError(28, "No space left on device")
+    def close(self):
+        raise OSError(5, "Input/output error")
+pyarrow.OSFile = lambda path, mode: Failing()
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("records", "failing"), [(1, "rejected-00000.jsonl"), (100, ".arrow.part")]
+)
+@pytest.mark.parametrize("command", [["pack", "-l", "64"], ["tokenize"]], ids=["pack", "tokenize"])
+def test_the_first_file_that_cannot_be_written_is_named(
+    folder: Path, command: list[str], records: int, failing: str
+) -> None:
+    """Rejected records are in a buffer until their file is closed."""
+    (folder / "a.jsonl").write_bytes(jsonl(*["some words " * 20] * records) + b"{broken\n" * 50)
+    command = [*command, "a.jsonl", "-t", "bytes", "-q", "--on-error", "skip", "-o", "out"]
+    done = altered(SMALL_FILES, *command)
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[0]
+    assert error.startswith("error: out/.packer/"), done.stderr
+    assert error.endswith(f"{failing}: cannot write: File too large"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["pack", "tokens", "--view", "-l", "16"], ["pack", "a.jsonl", "-l", "16", "-t", "bytes"],
+     ["tokenize", "a.jsonl", "-t", "bytes"]],
+    ids=["view", "pack", "tokenize"],
+)  # fmt: skip
+def test_the_failure_that_came_first_is_reported(data: Path, command: list[str]) -> None:
+    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens").exit_code == 0
+    done = altered(FAILING_TWICE, *command, "-q", "-o", "out")
+    assert done.returncode == 1
+    assert "-00000-000.arrow.part: cannot write: No space left on device\n" in done.stderr
