@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
 from packer_cli.config.columns import OF_SEGMENTS
-from packer_cli.export.writing import Files, Parts, Writer
+from packer_cli.export.writing import Files, Writer, parts_of
+from packer_cli.result.parts import Parts
 from packer_cli.result.reader import PackedDirectory, ragged_of, rows_of
 from packer_cli.result.shard_writer import column_type
 
@@ -29,7 +30,7 @@ class Parquet(Writer):
     def write(self, part: Any) -> None:
         if self._parts is None:
             name = "packed-{:05d}.parquet"
-            self._parts = Parts(self._folder, name, part.schema, pq.ParquetWriter)
+            self._parts = parts_of(self._folder, name, part.schema, pq.ParquetWriter)
         self._parts.write(part)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packer_cli.export.rows import Rows
-from packer_cli.export.writing import Parts, Writer, lists
+from packer_cli.export.writing import Writer, lists, parts_of
 from packer_cli.records import IGNORED
 from packer_cli.result.reader import PackedDirectory
 
@@ -36,7 +36,7 @@ class MegatronBridge(Writer):
         self._multiple, self._pad = packed.segment_multiple, packed.facts.pad_token_id
         fields = {"input_ids": _LIST32, "seq_start_id": _LIST32, "loss_mask": _LIST8}
         name = "packed-{:05d}.idx.parquet"
-        self._parts = Parts(folder, name, pa.schema(fields), pq.ParquetWriter)
+        self._parts = parts_of(folder, name, pa.schema(fields), pq.ParquetWriter)
 
     def write(self, part: Rows) -> None:
         added = -part.lengths % self._multiple + 1

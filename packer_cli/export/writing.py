@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, ClassVar, Protocol
@@ -16,6 +15,7 @@ from packer_cli.export.rows import Rows
 from packer_cli.records import Int32, Int64
 from packer_cli.result.manifest import Result
 from packer_cli.result.manifest_bytes import checksum
+from packer_cli.result.parts import Parts
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.squared_lengths import squared_lengths
@@ -83,33 +83,9 @@ class Files(Writer):
         self._stack.close()
 
 
-class Parts:
-    """Files of record batches; `name` formats 0, 1, ... to their names.
-
-    `start` makes an Arrow or Parquet writer of a file and a schema.
-    """
-
-    def __init__(self, folder: Path, name: str, schema: Any, start: Callable[..., Any]) -> None:
-        self._folder, self._name, self.schema, self._start = folder, name, schema, start
-        self._open: tuple[Any, Any] | None = None  # the file and its writer
-        self.names: list[str] = []
-
-    def write(self, batch: Any, **how: Any) -> None:
-        if self._open is None or self._open[0].tell() >= _PART_BYTES:
-            self.close()
-            self.names.append(self._name.format(len(self.names)))
-            sink = pa.OSFile(str(self._folder / self.names[-1]), "wb")
-            self._open = sink, self._start(sink, self.schema)
-        self._open[1].write_batch(batch, **how)
-
-    def close(self) -> None:
-        """End the last file."""
-        if self._open is not None:
-            (sink, writer), self._open = self._open, None
-            try:
-                writer.close()
-            finally:
-                sink.close()
+def parts_of(folder: Path, name: str, schema: Any, start: Any = pa.ipc.new_stream) -> Parts:
+    """Files of about a gigabyte; `name` formats their numbers."""
+    return Parts(folder, name.format, schema, _PART_BYTES, start)
 
 
 class SavedDataset(Writer):
@@ -134,7 +110,7 @@ class SavedDataset(Writer):
     def write(self, part: Rows) -> None:
         batch = pa.RecordBatch.from_pydict(self.columns(part))
         if self._parts is None:
-            self._parts = Parts(self._folder, "data-{:05d}.arrow", batch.schema, pa.ipc.new_stream)
+            self._parts = parts_of(self._folder, "data-{:05d}.arrow", batch.schema)
         self._parts.write(batch)
 
     def close(self) -> None:
