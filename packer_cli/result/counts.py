@@ -276,6 +276,12 @@ class Counts(Loss):
             setattr(counts, name, value)
         return counts
 
+    @property
+    def records(self) -> int:
+        """All that were read, the bad ones too."""
+        placed = self.documents + self.empty_documents + self.dropped_documents
+        return self.rejected_records + placed
+
     def conserved(self) -> bool:
         """Whether every encoded token is accounted for."""
         return self.encoded_tokens == self.tokens + self.truncated_tokens + self.dropped_tokens
