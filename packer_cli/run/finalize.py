@@ -167,8 +167,10 @@ def _nothing(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) 
         with _rejected_part(rejected[0], claim) as lines:
             first = json.loads(lines.readline())
         file = next(one for one in run.files if one.path == first["file"])
-        place = reader_for(file.format).describe(file, first["position"])
-        problem += f"; the first rejected, {file.path}, {place}: {first['reason']}"
+        place, at = file.path, first["position"]
+        if at is not None:
+            place += f", {reader_for(file.format).describe(file, at)}"
+        problem += f"; the first rejected, {place}: {first['reason']}"
     return problem
 
 

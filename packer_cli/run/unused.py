@@ -57,6 +57,12 @@ def warn_of_losses(
             f"warning: {place}: {plural(documents, 'document')} {there}: {as_named(second.path)} "
             f"has the content of {as_named(first.path)}{more}; name one of such files"
         )
+    if manifest.rejected_files:
+        named = [one.path for one in manifest.inputs_now.values() if one.rejected_files]
+        warn(
+            f"warning: {place}: leaves out {plural(manifest.rejected_files, 'input')} that cannot "
+            f"be decoded: {_named(named)}; see rejected.jsonl; once mended, use --update"
+        )
     figures = {name: getattr(manifest, name) for name in DOCUMENT_TOTALS}
     if manifest.unshown_documents:
         way_out = f"use {_way_out(manifest)}; --on-unshown error ends such runs"

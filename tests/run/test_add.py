@@ -256,8 +256,8 @@ def test_content_that_is_named_twice_is_warned_of(nights: list[str]) -> None:
         done = packer(*command)
         assert done.exit_code == 0
         assert done.stderr == (
-            "packer: warning: out: 60 documents are there more than once: copy.jsonl has the content of "
-            f"{nights[0]}; name one of such files\n"
+            "packer: warning: out: 60 documents are there more than once: copy.jsonl has the "
+            f"content of {nights[0]}; name one of such files\n"
         )
 
 

@@ -344,7 +344,8 @@ def test_how_bad_records_are_dealt_with_may_differ_from_night_to_night(folder: P
     assert len(Path("out/rejected.jsonl").read_bytes().splitlines()) == 6
     Path("c.jsonl").write_bytes(jsonl(*texts(2)))
     update("c.jsonl", "--add")  # with --on-error fail
-    assert json.loads((result := Path("out/manifest.json")).read_bytes())["rejected_records"] == 6
+    result = Path("out/manifest.json")
+    assert json.loads(result.read_bytes())["rejected_records"] == 6
     Path("d.jsonl").write_bytes(b"{\n")
     before = result.read_bytes()
     done = packer("pack", "d.jsonl", *OPTIONS, "--add", "-o", "out")
