@@ -47,6 +47,10 @@ class NoSuchDirectoryError(DataError):
     exit_code = 2
 
 
+class DamagedInputError(DataError):
+    """An input that cannot be decoded, or not to its end: with --on-error skip it is left out."""
+
+
 class InputChangedError(DataError):
     """An input changed after the run began: what was packed of it is useless."""
 
@@ -79,6 +83,11 @@ class Interrupted(PackerError):
     """Ctrl-C, or a termination signal (exit 130)."""
 
     exit_code = 130
+
+
+def damaged_input(message: str, tip: str) -> DamagedInputError:
+    """The error for an input that cannot be decoded. `tip`: how to mend it."""
+    return DamagedInputError(message, f"{tip}; or leave the file out, with --on-error skip")
 
 
 def needs_extra(name: str, extra: str) -> str:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.errors import DataError, from_os_error
+from packer_cli.errors import DataError, damaged_input, from_os_error
 from packer_cli.inputs.arrow_records import (
     columns_to_read,
     fields_of,
@@ -51,7 +51,7 @@ def _reading(file: InputFile) -> Iterator[None]:
         yield
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
-        raise DataError(
+        raise damaged_input(
             f"{file.path}: not a readable {file.format} file: {reason}",
             "fetch or write the file again",
         ) from error
@@ -59,7 +59,7 @@ def _reading(file: InputFile) -> Iterator[None]:
         if error.errno is not None:
             raise from_os_error(error, file.path, "read") from error
         reason = str(error).splitlines()[0]
-        raise DataError(
+        raise damaged_input(
             f"{file.path}: not a readable {file.format} file: {reason}",
             "fetch or write the file again",
         ) from error
@@ -335,7 +335,7 @@ def _open_arrow(
         if not is_file and (
             source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END
         ):
-            raise DataError(
+            raise damaged_input(
                 f"{file.path}: no end marker of an Arrow stream; the file was cut short, or is "
                 "not Arrow",
                 "fetch or write the file again",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,7 +12,7 @@ from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.pair_rules import refuse_labels_among_pairs
 from packer_cli.config.shapes import PREFERENCE, Shape, find_shape, joined
-from packer_cli.errors import DataError
+from packer_cli.errors import DamagedInputError, DataError
 from packer_cli.inputs.formats import beginning, holds_documents, reader_for
 from packer_cli.records import InputFile
 
@@ -106,7 +107,12 @@ def _shape_of(
     if file.index in known:
         return known[file.index]
     reader = reader_for(file.format)
-    fields = reader.fields(file, config)
+    try:
+        fields = reader.fields(file, config)
+    except DamagedInputError:
+        if config.on_error == "fail":
+            raise
+        return None  # the unit that reads it leaves it out
     if fields is None:
         return None
     shape = find_shape(fields, config.shape, config.renamed, file.path, tokens=reader.holds_tokens)
@@ -141,9 +147,10 @@ def _pairs_messages(file: InputFile, shape: Shape, config: DocumentConfig) -> bo
     if "messages" in shape.columns:
         return True
     part = beginning(file, _BEGINNING)
-    for records in reader_for(file.format).read(file, part, shape, config, peek=True):
-        for fields in records.fields or []:
-            return any(isinstance(fields[own], list) for own in shape.required)
+    with suppress(DamagedInputError):  # which the unit that reads it meets, too
+        for records in reader_for(file.format).read(file, part, shape, config, peek=True):
+            for fields in records.fields or []:
+                return any(isinstance(fields[own], list) for own in shape.required)
     return False
 
 

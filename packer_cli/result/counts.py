@@ -78,6 +78,7 @@ class FileCounts:
     untrained_tokens: int = 0
     unshown_documents: int = 0
     unshown_tokens: int = 0
+    rejected_files: int = 0
 
     def as_json(self) -> list[int]:
         """The figures in their order, without zeros at the end."""
@@ -91,12 +92,14 @@ class FileCounts:
 class Counts(Loss):
     """Sums over documents and rows. `tokens` are those placed in rows; with the truncated and
     dropped ones they make `encoded_tokens`. `documents` have at least one token in a row.
+    `rejected_files` of the rejected records are whole files that cannot be decoded.
     The attention costs are counted where rows are balanced, before and after.
     """
 
     documents: int = 0
     empty_documents: int = 0
     rejected_records: int = 0
+    rejected_files: int = 0
     segments: int = 0
     unpacked_rows: int = 0
     rows: int = 0
@@ -275,6 +278,12 @@ class Counts(Loss):
                 raise TypeError(f"{name} is {value!r}")
             setattr(counts, name, value)
         return counts
+
+    @property
+    def records(self) -> int:
+        """All that were read, the bad ones too."""
+        placed = self.documents + self.empty_documents + self.dropped_documents
+        return self.rejected_records + placed
 
     def conserved(self) -> bool:
         """Whether every encoded token is accounted for."""

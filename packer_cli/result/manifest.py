@@ -128,6 +128,7 @@ class Input(Struct, frozen=True):
     trained_tokens: Count | UnsetType = UNSET
     unshown_documents: Count | UnsetType = UNSET
     unshown_tokens: Count | UnsetType = UNSET
+    rejected_files: Count | UnsetType = UNSET
 
     def format_then(self, input_format: str | None) -> str | None:
         """What it was read as, with the run's --input-format; None for stdin without one."""
@@ -219,6 +220,7 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     masked_documents: Count = 0
     masked_tokens: Count = 0
     repeated_tokens: Count = 0
+    rejected_files: Count = 0
     histograms: DocumentHistograms
     inputs: list[Input]
     units: list[Unit]

@@ -303,11 +303,15 @@ def refuse_inputs_inside(output: str | Path, files: Sequence[InputFile]) -> None
             )
 
 
-def finished(output: Path) -> UsageError:
-    """The error for a result that is not to be replaced."""
+def finished(place: Path | str, differs: str = "", *, may_update: bool = False) -> UsageError:
+    """The error for a result that is not to be replaced. `differs`: how from what was to be packed;
+    `may_update`: only in its inputs.
+    """
+    how = f" that differs: {differs}" if differs else ""
+    update = "pack only what is new or has changed, with --update; " if may_update else ""
     return UsageError(
-        f"{output}: holds a finished result",
-        "choose another --output, or replace it with --overwrite",
+        f"{place}: holds a finished result{how}",
+        f"{update}choose another --output, or replace it with --overwrite",
     )
 
 

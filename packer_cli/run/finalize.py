@@ -72,10 +72,11 @@ def finalize(run: Run, claim: Claim) -> Result:
     total = Counts(piece_length=np.zeros(longest + 1, np.int64))
     digests = dict[int, commits.Digest]()
     shards, rejected, tokenizer = list[Shard](), list[UnitRecord](), None
-    kept = set[int]()
+    kept, bad, read = set[int](), 0, 0
     with written(work / UNITS) as lines:
         for record in _records(run, work):
-            total.add(commits.counts_of(record))
+            counts = commits.counts_of(record)
+            total.add(counts)
             digests |= {index: (size, sha256) for index, size, sha256 in record.inputs}
             shards += record.shards
             tokenizer = (
@@ -85,7 +86,11 @@ def finalize(run: Run, claim: Claim) -> Result:
                 rejected.append(record)
             if record.reused:
                 kept.add(record.unit)
+            else:
+                bad += counts.rejected_records
+                read += counts.records
             lines.write(commits.as_line(record))
+    _refuse_bad(bad, read, run.config.max_errors, claim)
     _check(total, run, rejected, claim)
     for file in run.files:
         if file.index not in digests:
@@ -134,20 +139,23 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) ->
             f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
             f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
         )
-    bad, limit = total.rejected_records, run.config.max_errors
-    if limit is not None:
-        records = bad + total.documents + total.empty_documents + total.dropped_documents
-        if bad > (limit * records if isinstance(limit, float) else limit):
-            raise DataError(
-                f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
-                f"see {claim.work}/rejected-*.jsonl; everything is packed, and with a larger "
-                "--max-errors the run finishes at once",
-            )
     if not (total.rows or (run.is_to_tokenize and total.tokens)):
         problem = _nothing(total, run, rejected, claim)
         output.forget(claim)  # no other run would find more
         unshown = "--on-unshown, " if run.config.on_unshown == "error" else ""
         raise DataError(problem, f"check --shape, --field, {unshown}--overlong and the input")
+
+
+def _refuse_bad(bad: int, read: int, limit: float | None, claim: Claim) -> None:
+    """DataError for too many bad records among those that were read: an update's limit is not for
+    what it keeps.
+    """
+    if limit is not None and bad > (limit * read if isinstance(limit, float) else limit):
+        raise DataError(
+            f"{bad:,} of {read:,} records are bad; --max-errors is {limit}",
+            f"see {claim.work}/rejected-*.jsonl; everything is packed, and with a larger "
+            "--max-errors the run finishes at once",
+        )
 
 
 def _nothing(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) -> str:
@@ -159,8 +167,10 @@ def _nothing(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) 
         with _rejected_part(rejected[0], claim) as lines:
             first = json.loads(lines.readline())
         file = next(one for one in run.files if one.path == first["file"])
-        place = reader_for(file.format).describe(file, first["position"])
-        problem += f"; the first rejected, {file.path}, {place}: {first['reason']}"
+        place, at = file.path, first["position"]
+        if at is not None:
+            place += f", {reader_for(file.format).describe(file, at)}"
+        problem += f"; the first rejected, {place}: {first['reason']}"
     return problem
 
 
@@ -203,10 +213,12 @@ def _manifest(
     side_files: dict[str, str],
 ) -> Result:
     """Of a finished run. `side_files`: name -> sha256."""
+    # a run that fails on bad records may keep units whose own were skipped
+    skipped = {"on_error": "skip"} if counts.rejected_records else {}
     begin = {
         "format_version": FORMAT_VERSION,
         "packer_version": packer_cli.__version__,
-        "config": run.config.as_json() | {"shape": run.shape.kind},
+        "config": run.config.as_json() | {"shape": run.shape.kind} | skipped,
         "tokenizer": tokenizer,
     }
     by_input = _counted_by_input(run, counts)

@@ -29,8 +29,9 @@ from packer_cli.result.manifest import TOKENIZED
 
 RUN = "run.json"
 IsSame = Callable[[InputFile, InputFile], bool]
-# Options that decide whether a run may end well, not what a unit's shards hold.
-_LIMITS = ("max_loss", "max_errors")
+# Options that decide whether a run may end well, not what a unit's shards hold: its record says
+# which bad records it has skipped.
+_LIMITS = ("max_loss", "max_errors", "on_error")
 _OPTIONS = {
     "fields": "--field", "template_args": "--template-arg", "add_bos": "--bos", "add_eos": "--eos",
 }  # fmt: skip
@@ -133,17 +134,19 @@ def differing_packers(old: str, new: str) -> list[str]:
     return [f"packer was {old}, is now {new}"] if old != new else []
 
 
-def differing_options(old: DocumentConfig, new: DocumentConfig) -> list[str]:
-    """The options that differ, each as "--name was OLD, is now NEW"."""
+def differing_options(
+    old: DocumentConfig, new: DocumentConfig, *, limits: bool = False
+) -> list[str]:
+    """The options that differ, each as "--name was OLD, is now NEW". `limits`: also those on which
+    no unit's bytes depend.
+    """
     differing = []
     if type(old) is not type(new):
         kinds = "documents were tokenized", "rows were packed"
         return [f"{kinds[isinstance(old, PackConfig)]}, now it is the other"]
     for item in fields(new):
         before, now = getattr(old, item.name), getattr(new, item.name)
-        # what was packed with "fail" has no bad records: skipping them would have been the same
-        fine = item.name in _LIMITS or (item.name == "on_error" and before == "fail")
-        if before != now and not fine:
+        if before != now and (limits or item.name not in _LIMITS):
             option = _OPTIONS.get(item.name, f"--{item.name.replace('_', '-')}")
             differing.append(f"{option} was {_shown(before)}, is now {_shown(now)}")
     return differing

@@ -49,9 +49,9 @@ from packer_cli.run.known_shapes import known_shapes
 from packer_cli.run.ranks import finalize_if_last
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.tokenized_source import choose_tokenized, refuse_view
-from packer_cli.run.unnamed import described, refuse_to_forget
+from packer_cli.run.unnamed import described, left_out, moves, refuse_to_forget
 from packer_cli.run.unused import name_columns, warn_of_losses
-from packer_cli.run.update import Update, plan_update
+from packer_cli.run.update import Update, plan_update, refuse_other_result
 from packer_cli.run.upload import check_options, publish
 from packer_cli.run.worker import Worker, commit_input, left_to_do
 from packer_cli.threads import Task, run_all
@@ -166,13 +166,12 @@ class _Job:
     def to_directory(self, destination: Path) -> Result | None:
         """Pack all, or this rank's share, or what an update calls for."""
         rank, options = self.options.as_rank, self.options
-        may_replace = options.overwrite or options.update
         with output.claimed(
-            destination, self.files, may_replace=may_replace, notify=self.notify, rank=rank,
+            destination, self.files, may_replace=True, notify=self.notify, rank=rank,
             no_lock=options.no_lock,
         ) as claim:  # fmt: skip
-            update = None
-            if (options.update or rank) and holds_result(destination):
+            update, is_there = None, holds_result(destination)
+            if is_there and (options.update or rank):
                 earlier = load_any(destination, incomplete_too=True)
                 update = self._update(destination, earlier)
                 if not update.changed:
@@ -188,6 +187,11 @@ class _Job:
                 if update
                 else self._run(self.files, work_units(self.files, self.config))
             )
+            if is_there and not (update or options.overwrite or claim.ended):
+                earlier = load_any(destination, incomplete_too=True)
+                refuse_other_result(destination, earlier, run)
+                self.notify(f"{destination}: up to date")
+                return earlier
             manifest = self._pack_claimed(claim, run, update)
             if manifest is not None:
                 return manifest
@@ -210,6 +214,10 @@ class _Job:
         rank = self.options.as_rank
         if update.dropped and not rank:
             self.notify(f"{destination}: drops {described(update.dropped)}")
+        if update.moved:
+            self.notify(f"{destination}: {moves(update.moved)}")
+        if update.copies:
+            self.notify(f"{destination}: has these inputs already: {left_out(update.copies)}")
         if update.kept:
             self.notify(f"{destination}: keeps {described(update.kept)}")
         if not update.changed:

@@ -30,6 +30,7 @@ from packer_cli.result.manifest import Result
 from packer_cli.result.manifest_bytes import looks_like_one, parse_unedited
 from packer_cli.result.shards import digest
 from packer_cli.run import replacing
+from packer_cli.run.directory import finished
 from packer_cli.run.transfer import on_threads
 
 MARKER = f"{WORK}/publishing.json"
@@ -98,10 +99,7 @@ def refuse_to_replace(url: str, remote: Remote, own: str | None, overwrite: bool
     """Raise UsageError for what must not be replaced. `own`: the manifest's digest, if known."""
     if remote.complete:
         if not overwrite:
-            raise UsageError(
-                f"{url}: holds a finished result",
-                "choose another --output, or replace it with --overwrite",
-            )
+            raise finished(url)
         if remote.problem:
             raise UsageError(
                 f"{storage.join(url, MANIFEST)}: {remote.problem}, so it does not say which files "

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from packer_cli.config.shapes import ARGUMENTS, LABEL, Shape
 from packer_cli.errors import nearest
 from packer_cli.records import Notify
-from packer_cli.result.manifest import DOCUMENT_TOTALS, Result
+from packer_cli.result.manifest import DOCUMENT_TOTALS, Input, Manifest, Result
 from packer_cli.result.manifest_check import shape_of
+from packer_cli.result.manifest_file import as_named
 from packer_cli.result.wording import count, percent, plural, unshown
 from packer_cli.run.chosen import Chosen
 
@@ -45,7 +46,23 @@ def name_columns(
 def warn_of_losses(
     place: str, manifest: Result, chosen: Chosen, notify: Notify, warn: Notify
 ) -> None:
-    """Say what chat templates left out, and which fields of records nobody reads."""
+    """Say what chat templates left out, which fields of records nobody reads, and which documents
+    are there twice.
+    """
+    if copies := _copies(manifest):
+        more = f"; so have {len(copies) - 1:,} more" if len(copies) > 1 else ""
+        (first, second), documents = copies[0], sum(one.documents for _, one in copies)
+        there = "are there more than once" if documents > 1 else "is there more than once"
+        warn(
+            f"warning: {place}: {plural(documents, 'document')} {there}: {as_named(second.path)} "
+            f"has the content of {as_named(first.path)}{more}; name one of such files"
+        )
+    if manifest.rejected_files:
+        named = [one.path for one in manifest.inputs_now.values() if one.rejected_files]
+        warn(
+            f"warning: {place}: leaves out {plural(manifest.rejected_files, 'input')} that cannot "
+            f"be decoded: {_named(named)}; see rejected.jsonl; once mended, use --update"
+        )
     figures = {name: getattr(manifest, name) for name in DOCUMENT_TOTALS}
     if manifest.unshown_documents:
         way_out = f"use {_way_out(manifest)}; --on-unshown error ends such runs"
@@ -73,6 +90,20 @@ def warn_of_losses(
         named = [f"{name} ({count(number)}){_meant(name, chosen)}" for name, number in
                  manifest.unread.items()]  # fmt: skip
         notify(f"{place}: neither packer nor the chat template reads {_named(named)}")
+
+
+def _copies(manifest: Result) -> list[tuple[Input, Input]]:
+    """Inputs with the content of an earlier one, which comes first. What a recipe takes of its
+    sources is not of interest here: it has epochs.
+    """
+    if isinstance(manifest, Manifest) and manifest.sources:
+        return []
+    first, copies = dict[str, Input](), list[tuple[Input, Input]]()
+    for one in manifest.inputs_now.values():
+        other = first.setdefault(one.sha256, one)
+        if other is not one and one.documents:
+            copies.append((other, one))
+    return copies
 
 
 def _way_out(manifest: Result) -> str:

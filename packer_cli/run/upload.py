@@ -46,6 +46,7 @@ from packer_cli.run.remote import (
 )
 from packer_cli.run.staging import RESULT, files_of, finished, locked_staging
 from packer_cli.run.transfer import blocks_of, on_threads
+from packer_cli.run.update import refuse_other_result
 
 
 def check_options(url: str, options: RunOptions) -> None:
@@ -87,6 +88,10 @@ def publish(
             result, manifest = folder / RESULT, finished(folder / RESULT)
             remote = look(url)
             if manifest is None:
+                if remote.manifest and not (overwrite or remote.marker):
+                    refuse_other_result(url, remote.manifest, run)
+                    notify(f"{url}: up to date")
+                    return remote.manifest
                 refuse_to_replace(url, remote, None, overwrite)
                 with reserved(url, remote):
                     manifest = _packed(pack, result)

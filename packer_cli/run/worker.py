@@ -36,7 +36,7 @@ from packer_cli.run.encoder import prepare
 from packer_cli.run.identity import Run
 from packer_cli.run.rows import pack_unit
 from packer_cli.run.tokenized_source import tokenized_source
-from packer_cli.run.unit import Job, UnitResult
+from packer_cli.run.unit import Job, UnitResult, without_damaged
 
 _Made = TypeVar("_Made")
 _ATTEMPTS = 3
@@ -97,7 +97,7 @@ class Worker:
         lost = 0
         while True:
             try:
-                return make(unit, self._job)
+                return without_damaged(unit, self._job, make)
             except LostChildError as error:
                 self._stop_if_asked()
                 lost += 1

@@ -91,6 +91,7 @@ def unusual(f: dict[str, Any]) -> list[tuple[str, int, str]]:
     return [
         ("empty", f["empty_documents"], "documents without a token, not packed"),
         ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
+        ("damaged", f["rejected_files"], "of these are whole inputs that cannot be decoded"),
         ("no end", f["turns_without_end"], f"of {f['trained_turns']:,} trained turns end in no "
          "special token: the model may not learn to stop"),
         ("empty turns", f["empty_turns"], "of the assistant, of which the chat template shows "

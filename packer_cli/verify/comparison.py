@@ -135,6 +135,8 @@ class Comparison:
         rows, documents = self._documents(about.unit)
         for index in sorted({part[0] for part in about.slices} & self._files.keys()):
             file = self._files[index]
+            if self._stored.facts.inputs[index].rejected_files:
+                continue
             for part in slices_of(about, index):
                 for records in self._read(file, part):
                     documents.encode(records, file)
@@ -147,6 +149,8 @@ class Comparison:
         rows, documents = self._documents(number)
         compared = 0
         for index in sorted({part[0] for part in about.slices} & self._files.keys()):
+            if self._stored.facts.inputs[index].rejected_files:
+                continue  # it cannot be decoded: only packing its unit again shows as much
             file, positions = self._files[index], rows.positions(index)
             rng = np.random.default_rng([seed, number, index])
             count = min(wanted.get((number, index), 0), len(positions))

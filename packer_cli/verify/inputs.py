@@ -302,5 +302,5 @@ def _check_ends(manifest: Result, files: dict[int, InputFile], findings: Finding
             elif (documents := documents_of(file)) is not None:
                 text = left_out(manifest, index, documents.count, "document")
         except PackerError as error:
-            text = error.message
+            text = "" if manifest.inputs[index].rejected_files else error.message
         findings.add(file.path, *([text] if text else []), remedy=DIFFERENT)

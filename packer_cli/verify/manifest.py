@@ -52,7 +52,7 @@ def _marked(stored: Stored, config: DocumentConfig) -> list[str]:
 
 
 def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
-    """Options that no finished run with such records, or so many bad ones, can have."""
+    """Options that no finished run with such records, or bad ones, can have."""
     wrong = list[str]()
     try:
         shape = shape_of(manifest)
@@ -65,14 +65,9 @@ def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
         ]
     except UsageError as error:
         wrong.append(f"config: {error.message}")
-    bad, limit = manifest.rejected_records, config.max_errors
+    bad = manifest.rejected_records
     if bad and config.on_error == "fail":
         wrong.append(f"config: on_error is 'fail', but rejected_records is {bad}")
-    if limit is not None:
-        records = bad + manifest.documents + manifest.empty_documents
-        records += manifest.dropped_documents if isinstance(manifest, Manifest) else 0
-        if bad > (limit * records if isinstance(limit, float) else limit):
-            wrong.append(f"config: max_errors is {limit}, but rejected_records is {bad}")
     return wrong
 
 

@@ -69,11 +69,48 @@ def test_an_empty_directory_is_used(data: Path) -> None:
     assert recover_texts("out") == ["first", "second"]
 
 
+@pytest.mark.parametrize("command", ["pack", "tokenize"])
+@pytest.mark.parametrize("more", [[], ["-q"], ["--json"], ["--rank", 0, "--world-size", 1]])
+def test_the_same_command_again_does_nothing(data: Path, command: str, more: list[object]) -> None:
+    arguments = [command, "a.jsonl", "-t", "bytes", "-o", "out", *more]
+    arguments += ["-l", 16] if command == "pack" else []
+    first = packer(*arguments)
+    before, times = contents("out"), [path.stat() for path in Path("out").iterdir()]
+    again = packer(*arguments)
+    assert (again.exit_code, again.stdout) == (0, first.stdout)
+    said = "already finished" if "--rank" in more else "up to date"
+    assert (f"out: {said}\n" in again.stderr) == ("-q" not in more)
+    assert contents("out") == before
+    assert [path.stat() for path in Path("out").iterdir()] == times
+
+
 def test_a_finished_result_is_not_replaced_unasked(data: Path) -> None:
+    """The message says what differs, and the tip names --update where that works."""
     pack("a.jsonl", "-l", 16)
     before = contents(Path("out"))
-    assert_error(packer("pack", "a.jsonl", *OPTIONS), 2, "out: holds a finished result")
-    assert contents(Path("out")) == before
+
+    def refused(*arguments: object, differs: str, update: bool) -> None:
+        done = packer("pack", *arguments, "-t", "bytes", "-q", "-o", "out")
+        assert_error(done, 2, f"out: holds a finished result that differs: {differs}")
+        tip = done.stderr.splitlines()[1]
+        assert ("--update" in tip, "--overwrite" in tip) == (update, True)
+        assert contents(Path("out")) == before
+
+    refused("a.jsonl", "-l", 8, differs="--max-length was 16, is now 8", update=False)
+    differs = "--on-error was fail, is now skip"
+    refused("a.jsonl", "-l", 16, "--on-error", "skip", differs=differs, update=False)
+    Path("b.jsonl").write_bytes(jsonl("b"))
+    refused("a.jsonl", "b.jsonl", "-l", 16, differs="b.jsonl is new", update=True)
+    refused("b.jsonl", "-l", 16, differs="b.jsonl is new", update=True)
+    (shard,) = Path("out").glob("shard-*")
+    shard.rename("elsewhere")
+    before, whole = contents(Path("out")), before
+    refused("a.jsonl", "-l", 16, differs=f"{shard.name} is missing", update=True)
+    Path("elsewhere").rename(shard)
+    before = whole
+    content = Path("a.jsonl").read_bytes()
+    Path("a.jsonl").write_bytes(content + content)
+    refused("a.jsonl", "-l", 16, differs="a.jsonl has changed", update=True)
 
 
 def test_overwrite_replaces_a_result_and_leaves_other_files(data: Path) -> None:
