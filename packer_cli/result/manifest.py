@@ -292,6 +292,14 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     attention_cost: AttentionCosts | UnsetType = UNSET
     sources: list[Source] = []
     stages: list[TrainingStage] = []
+    run: str = ""  # of a side of a split: `manifest_check.run_of_sides`
+
+    @property
+    def side(self) -> str | None:
+        """Which side of a recipe's split it is, if it has one."""
+        mixture = self.document["config"].get("mixture") or {}
+        is_split = any(mixture.get(f"validation_{how}") for how in ("share", "documents"))
+        return str(mixture["part"]) if is_split else None
 
     def source_of(self, file: int) -> str | None:
         """The name of the recipe's source that an input belongs to."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +46,7 @@ from packer_cli.result.manifest import (
     TrainingStage,
 )
 from packer_cli.result.manifest_bytes import to_bytes
-from packer_cli.result.manifest_check import why_incomplete
+from packer_cli.result.manifest_check import run_of_sides, why_incomplete
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.shards import FORMAT_VERSION, Shard, digest
 from packer_cli.run import commits
@@ -61,11 +61,12 @@ from packer_cli.run.squared_lengths import join
 _COPY_BYTES = 1 << 20
 
 
-def finalize(run: Run, claim: Claim) -> Result:
+def finalize(run: Run, claim: Claim, before_switch: Callable[[], None] = lambda: None) -> Result:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
-    Raises DataError when there is nothing to keep, ThresholdMissed when it would replace a good
-    result by an incomplete one, InternalError when tokens are missing.
+    `before_switch`: called once nothing is left to do but that. Raises DataError when there is
+    nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
+    InternalError when tokens are missing.
     """
     work = claim.work
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
@@ -109,6 +110,7 @@ def finalize(run: Run, claim: Claim) -> Result:
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
     _refuse_incomplete(manifest, claim)
+    before_switch()
     output.replace(claim)
     return manifest
 
@@ -223,10 +225,12 @@ def _manifest(
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | _of_documents(counts) | end)
     tables = tables_of(run.files, run.row_config, shards)
-    mixed = {}
+    mixed = dict[str, Any]()
     if tables:
         sources, stages = ([asdict(one) for one in table] for table in tables)
         mixed = {"sources": sources, "stages": stages}
+    if run.row_config.mixture and run.row_config.mixture.is_split:
+        mixed |= {"run": run_of_sides(begin | end)}
     return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
 
 

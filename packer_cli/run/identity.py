@@ -26,11 +26,10 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import TOKENIZER
 from packer_cli.result.manifest import TOKENIZED
+from packer_cli.result.manifest_check import LIMITS
 
 RUN = "run.json"
 IsSame = Callable[[InputFile, InputFile], bool]
-# Options that decide whether a run may end well, not what a unit's shards hold.
-_LIMITS = ("max_loss", "max_errors")
 _OPTIONS = {
     "fields": "--field", "template_args": "--template-arg", "add_bos": "--bos", "add_eos": "--eos",
 }  # fmt: skip
@@ -142,7 +141,7 @@ def differing_options(old: DocumentConfig, new: DocumentConfig) -> list[str]:
     for item in fields(new):
         before, now = getattr(old, item.name), getattr(new, item.name)
         # what was packed with "fail" has no bad records: skipping them would have been the same
-        fine = item.name in _LIMITS or (item.name == "on_error" and before == "fail")
+        fine = item.name in LIMITS or (item.name == "on_error" and before == "fail")
         if before != now and not fine:
             option = _OPTIONS.get(item.name, f"--{item.name.replace('_', '-')}")
             differing.append(f"{option} was {_shown(before)}, is now {_shown(now)}")

@@ -28,7 +28,7 @@ def known_shapes(
     """
     if not options.update or not holds_result(directory):
         return NOTHING_KNOWN
-    manifest = load_any(directory, incomplete_too=True)
+    manifest = load_any(directory, incomplete_too=True, half_too=True)
     then = shape_of(manifest)
     if config.prompt_template == "chat":  # as was asked for, not because prompts are messages
         then = replace(then, of_messages=False)

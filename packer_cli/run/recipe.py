@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
@@ -32,10 +32,12 @@ from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.locks import InUseError
+from packer_cli.ownership import Folder
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
 from packer_cli.result.manifest import Manifest, TokenizedManifest
 from packer_cli.result.manifest_file import as_named, load, load_any, load_tokenized
+from packer_cli.run.directory import work_of
 from packer_cli.run.pipeline import pack, settled
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.update import is_same_mixture, plan_update
@@ -70,16 +72,37 @@ def pack_recipe(
     places = [_inside(destination, part) if part else destination for part in parts]
     if options.as_rank and not all(holds_result(Path(one)) for its in directories for one in its):
         return [(place, None) for place in places]
-    finished = [_is_finished(place) for place in places]
-    is_complete = all(finished) and (not is_local_split or _joined(destination).exists())
-    results: list[tuple[Path | str, Manifest | None]] = []
-    for part, place, is_done in zip(parts, places, finished, strict=True):
+    # as long as the directory of both sides does not open, a run is putting them in their places
+    is_whole = all(map(_is_finished, places)) and (
+        not is_local_split or _joined(destination).exists()
+    )
+    results: dict[int, Manifest | None] = {}
+
+    def pack_side(number: int) -> None:
+        """Pack a side, and before it takes its place, all that follow. So the first side that is in
+        its place says that all of them are.
+        """
+        if number == len(places) or number in results:
+            return
+
+        def before_switch() -> None:
+            pack_side(number + 1)
+            if is_local_split:
+                _part_sides(destination)
+
+        part, place = parts[number], places[number]
         config = _of_rows(recipe.config, replace(mixture, part=part or TRAIN))
-        goes_on = is_done and not is_complete and not (options.overwrite or options.update)
-        results.append((place, job.packed(directories, place, config, staging, goes_on=goes_on)))
-    if is_local_split and all(map(_is_finished, places)):
+        own_staging = staging / part if staging and part else staging
+        results[number] = job.packed(
+            directories, place, config, own_staging, before_switch, goes_on=not is_whole
+        )
+        if results[number] is not None:
+            pack_side(number + 1)
+
+    pack_side(0)
+    if is_local_split and all(results.get(number) for number in range(len(places))):
         _join_sides(destination)
-    return results
+    return [(place, results.get(number)) for number, place in enumerate(places)]
 
 
 @dataclass(frozen=True)
@@ -141,40 +164,46 @@ class _Job:
         to: Path | str,
         config: PackConfig,
         staging: Path | None,
+        before_switch: Callable[[], None],
         *,
         goes_on: bool,
     ) -> Manifest | None:
-        """The rows of one side. `goes_on`: an interrupted run has finished them. Of several ranks,
-        each of which has tokenized its share, the last packs all of them.
+        """The rows of one side. `goes_on`: an interrupted run may have finished them. Of several
+        ranks, each of which has tokenized its share, the last packs all of them.
         """
         inputs, options = [one for its in directories for one in its], self.options
         is_rank = options.as_rank is not None
-        if goes_on or (is_rank and _is_finished(to)):
-            return self._finished(inputs, to, config)
+        if _is_finished(to):
+            may_replace = options.overwrite or options.update
+            looks_done = goes_on and (not may_replace or work_of(Path(to)) is None)
+            if (is_rank or looks_done) and (done := self._finished(inputs, to, config)):
+                return done
+            if is_rank or (goes_on and not may_replace):
+                _refuse_other(to)
         options = replace(options, rank=None, world_size=None)
         try:
-            done = pack(inputs, to, config, options, None, self.notify, self.warn, staging=staging)
+            packed = pack(
+                inputs, to, config, options, None, self.notify, self.warn, staging=staging,
+                before_switch=before_switch,
+            )  # fmt: skip
         except (InUseError, UsageError) as error:
             if is_rank and _is_finished(to):
-                return self._finished(inputs, to, config)
+                return self._finished(inputs, to, config) or _refuse_other(to)
             if is_rank and isinstance(error, InUseError):
                 self.notify(f"{to}: another rank packs the rows")
                 return None
             raise
-        if done is not None and not isinstance(done, Manifest):
+        if packed is not None and not isinstance(packed, Manifest):
             raise InternalError(f"{to}: rows were to be packed")
-        return done
+        return packed
 
-    def _finished(self, inputs: list[str], to: Path | str, config: PackConfig) -> Manifest:
-        """What is there, which must be what the recipe gives."""
+    def _finished(self, inputs: list[str], to: Path | str, config: PackConfig) -> Manifest | None:
+        """What is there, if that is what the recipe gives."""
         files = find_inputs(inputs, config, self.notify)
         files, config, shape, _ = settled(files, config, None, lambda _: None, self.warn)
-        manifest = load(to, incomplete_too=True)
+        manifest = load(to, incomplete_too=True, half_too=True)
         if not is_same_mixture(manifest, files, replace(config, shape=shape.kind)):
-            raise UsageError(
-                f"{to}: is a result of other options, amounts or documents",
-                "to pack everything again, use --overwrite",
-            )
+            return None
         self.notify(f"{to}: is finished already")
         return manifest
 
@@ -271,6 +300,13 @@ def tokenized_before(
     job = _Job(recipe, destinations[0], RunOptions(), notify, warn)
     root = next((one for one in roots if one.exists()), roots[0])
     return job.directories(root, job.refuse_stale)
+
+
+def _refuse_other(to: Path | str) -> NoReturn:
+    raise UsageError(
+        f"{to}: is a result of other options, amounts or documents",
+        "to pack everything again, use --overwrite",
+    )
 
 
 def _options_of(source: Source, files: list[InputFile]) -> DocumentConfig:
@@ -370,6 +406,14 @@ def _refuse_in_the_way(destination: Path | str) -> None:
 def _joined(destination: Path | str) -> Path:
     """What makes one dataset of both sides."""
     return Path(destination) / DATASET_DICT
+
+
+def _part_sides(destination: Path | str) -> None:
+    """Have it open no more: one side is of another run for a moment."""
+    if _joined(destination).exists():
+        with Folder(Path(destination)) as folder:
+            folder.unlink(DATASET_DICT)
+            folder.sync()
 
 
 def _join_sides(destination: Path | str) -> None:
