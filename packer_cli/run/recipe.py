@@ -37,7 +37,7 @@ from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
 from packer_cli.result.manifest import Manifest, TokenizedManifest
 from packer_cli.result.manifest_file import as_named, load, load_any, load_tokenized
-from packer_cli.run.directory import work_of
+from packer_cli.run.directory import clean, is_begun, work_of
 from packer_cli.run.pipeline import pack, settled
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.update import is_same_mixture, plan_update
@@ -175,7 +175,10 @@ class _Job:
         is_rank = options.as_rank is not None
         if _is_finished(to):
             may_replace = options.overwrite or options.update
-            looks_done = goes_on and (not may_replace or work_of(Path(to)) is None)
+            work = work_of(Path(to))
+            looks_done = goes_on and not (may_replace and work and is_begun(work))
+            if looks_done:
+                clean(Path(to), no_lock=options.no_lock)
             if (is_rank or looks_done) and (done := self._finished(inputs, to, config)):
                 return done
             if is_rank or (goes_on and not may_replace):
