@@ -159,6 +159,17 @@ class Source(Struct, frozen=True):
         return self.taken / self.available if self.available else 0.0
 
 
+class MissedShare(Struct, frozen=True):
+    """A source whose share whole documents do not come near to: `mixing.shares.Reached`."""
+
+    source: str
+    stage: Count | None
+    asked: float
+    taken: Count
+    off: float
+    document: Count
+
+
 class TrainingStage(Struct, frozen=True):
     """A stage of a recipe: rows one after another, in the order in which they are stored."""
 
@@ -292,6 +303,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     attention_cost: AttentionCosts | UnsetType = UNSET
     sources: list[Source] = []
     stages: list[TrainingStage] = []
+    missed_shares: list[MissedShare] = []
     run: str = ""  # of a side of a split: `manifest_check.run_of_sides`
 
     @property

@@ -40,6 +40,7 @@ from packer_cli.result.manifest import (
     DocumentHistograms,
     Histograms,
     Manifest,
+    MissedShare,
     Result,
     Source,
     TokenizedManifest,
@@ -227,8 +228,8 @@ def _manifest(
     tables = tables_of(run.files, run.row_config, shards)
     mixed = dict[str, Any]()
     if tables:
-        sources, stages = ([asdict(one) for one in table] for table in tables)
-        mixed = {"sources": sources, "stages": stages}
+        sources, stages, missed = ([asdict(one) for one in table] for table in tables)
+        mixed = {"sources": sources, "stages": stages, "missed_shares": missed}
     if run.row_config.mixture and run.row_config.mixture.is_split:
         mixed |= {"run": run_of_sides(begin | end)}
     return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
@@ -236,8 +237,10 @@ def _manifest(
 
 def tables_of(
     files: Sequence[InputFile], config: PackConfig, shards: Sequence[Shard]
-) -> tuple[list[Source], list[TrainingStage]] | None:
-    """What a manifest says of the sources and stages of a recipe; None: there is none."""
+) -> tuple[list[Source], list[TrainingStage], list[MissedShare]] | None:
+    """What a manifest says of the sources and stages of a recipe, and of shares that are missed;
+    None: there is no recipe.
+    """
     choice = choice_of(files, config)
     if choice is None:
         return None
@@ -249,7 +252,12 @@ def tables_of(
         TrainingStage(stage.name, sum(rows[:number]), rows[number])
         for number, stage in enumerate(named)
     ]
-    return sources_of(choice), stages
+    return sources_of(choice), stages, missed_in(choice)
+
+
+def missed_in(choice: Choice) -> list[MissedShare]:
+    """What a manifest says of shares that whole documents do not come near to."""
+    return [MissedShare(**vars(one)) for one in choice.shares if one.is_missed]
 
 
 def sources_of(choice: Choice) -> list[Source]:

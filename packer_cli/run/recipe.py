@@ -32,6 +32,8 @@ from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.locks import InUseError
+from packer_cli.mixing.shares import refuse_missed, told
+from packer_cli.mixing.units import choice_of
 from packer_cli.ownership import Folder
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
@@ -54,10 +56,12 @@ def pack_recipe(
     warn: Notify = lambda message: None,
     early: EarlyReference | None = None,
     staging: Path | None = None,
+    max_share_error: float | None = None,
 ) -> list[tuple[Path | str, Manifest | None]]:
     """Pack a recipe into `destination`, a directory or a URL, or into a directory for each side of
     its split in there; gives where each result is, and its manifest, or None to a rank that leaves
-    work to others. Parameters and errors are those of `pipeline.pack`.
+    work to others. Parameters and errors are those of `pipeline.pack`; ThresholdMissed for a share
+    that is off by more than `max_share_error`.
     """
     if options.add:
         raise UsageError("--add: a recipe names all of its inputs", "add them there, and --update")
@@ -72,6 +76,7 @@ def pack_recipe(
     places = [_inside(destination, part) if part else destination for part in parts]
     if options.as_rank and not all(holds_result(Path(one)) for its in directories for one in its):
         return [(place, None) for place in places]
+    job.tell_shares(directories, _of_rows(recipe.config, mixture), max_share_error)
     # as long as the directory of both sides does not open, a run is putting them in their places
     is_whole = all(map(_is_finished, places)) and (
         not is_local_split or _joined(destination).exists()
@@ -157,6 +162,22 @@ class _Job:
         return replace(
             mixture, sources=tuple(replace(one, inputs=len(its)) for one, its in amounts)
         )
+
+    def tell_shares(
+        self, directories: list[list[str]], config: PackConfig, most: float | None
+    ) -> None:
+        """Say which sources' shares are off, since documents stay whole."""
+        inputs = [one for its in directories for one in its]
+        files = find_inputs(inputs, config, lambda _: None)
+        files, config, *_ = settled(files, config, None, lambda _: None, self.warn)
+        choice, mixture = choice_of(files, config), config.mixture
+        if choice is None or mixture is None:
+            return
+        if most is not None:
+            refuse_missed(mixture, choice.shares, most)
+        for share in choice.shares:
+            if share.is_missed:
+                self.notify(told(mixture, share))
 
     def packed(
         self,

@@ -61,6 +61,7 @@ def as_json(
     if manifest.sources:
         content["sources"] = sources_as_json(manifest.sources)
         content["stages"] = manifest.document["stages"]
+        content["missed_shares"] = manifest.document.get("missed_shares", [])
     if by == "source":
         content["by_source"] = by_source(manifest)
     return rendered(content, manifest, by)

@@ -18,6 +18,7 @@ _TITLES = {
     "dropped_documents": "dropped", "dropped_tokens": "their tokens",
     "untrained_documents": "untrained", "untrained_tokens": "their tokens",
 }  # fmt: skip
+MISSED = "shares that are off, in {}: documents stay whole"
 _ALWAYS = ("documents", "tokens", "trained_tokens")
 
 
@@ -79,6 +80,20 @@ def loss_rows(manifest: Manifest) -> list[list[str]]:
     ])  # fmt: skip
 
 
+def missed_rows(manifest: Manifest) -> list[list[str]]:
+    """Shares that are off, since documents stay whole, and how long the document at the end of what
+    is taken is; [] for none.
+    """
+    rows = [["asked", "got", "share off", "document at its end", "source"]]
+    for one in manifest.missed_shares:
+        stage = [] if one.stage is None else manifest.stages[one.stage : one.stage + 1]
+        where = "".join(f", stage {its.name or (one.stage or 0) + 1}" for its in stage)
+        document = count(one.document) if one.document else "-"
+        figures = count(round(one.asked)), count(one.taken), percent(one.off), document
+        rows.append([*figures, f"{one.source}{where}"])
+    return rows if manifest.missed_shares else []
+
+
 def tables(manifest: Manifest, *, detail: bool) -> list[tuple[str, list[list[str]]]]:
     """(title, rows) of all that there is to say of sources and stages; [] without a recipe.
 
@@ -89,6 +104,7 @@ def tables(manifest: Manifest, *, detail: bool) -> list[tuple[str, list[list[str
     what = counted(manifest)
     found = [
         (f"sources, in shares of {what}", share_rows(manifest)),
+        (MISSED.format(what), missed_rows(manifest)),
         ("documents left out", left_out_rows(manifest)),
     ]
     if detail:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -355,6 +356,78 @@ def test_a_source_too_small_for_validation_verifies(recipe: Path) -> None:
     for how in ((), ("--against-inputs", "--sample", "all")):
         done = packer("verify", "out", *how)
         assert done.exit_code == 0, done.output
+
+
+LONG = """
+max_length = 64
+tokenizer = "bytes"
+{top}
+
+[[source]]
+name = "long"
+inputs = ["long.jsonl"]
+{long}
+
+[[source]]
+name = "short"
+inputs = ["short.jsonl"]
+{short}
+"""
+AMOUNTS = [
+    ("by weight", "tokens = 3000", "weight = 1", "weight = 1", "1,500", ""),
+    ("fixed", "", "tokens = 1500", "epochs = 1", "1,500", ""),
+    ("in a stage", '[[stage]]\ntokens = 3000\nname = "last"\n', "weight = 1", "weight = 1",
+     "1,500", ", stage last"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("top", "long", "short", "asked", "stage"), [one[1:] for one in AMOUNTS],
+    ids=[one[0] for one in AMOUNTS],
+)  # fmt: skip
+def test_a_share_that_whole_documents_miss_is_told_and_no_error(
+    folder: Path, top: str, long: str, short: str, asked: str, stage: str
+) -> None:
+    (folder / "long.jsonl").write_bytes(jsonl(*(f"{number}" * 500 for number in range(10, 15))))
+    (folder / "short.jsonl").write_bytes(jsonl(*(f"short {number}" for number in range(300))))
+    at_top, tables = ("", top) if top.startswith("[") else (top, "")
+    text = LONG.format(top=at_top, long=long, short=short) + tables
+    (folder / "mix.toml").write_text(text)
+    done = packer("pack", "mix.toml", "-o", "out")
+    assert done.exit_code == 0, done.stderr
+    where = "stage last, " if stage else ""
+    begin = f"packer: {where}source 'long': {asked} tokens are asked of it, 1,001 are taken, "
+    (line,) = (one for one in done.stderr.splitlines() if one.startswith(begin))
+    assert "since documents are whole and the one at its end has 1,001: its share is " in line
+    off = line.split()[-2]
+    stats = " ".join(packer("stats", "out", "--html", "page.html").stdout.split())
+    title = "shares that are off, in tokens: documents stay whole"
+    assert f"{title} asked got share off document at its end source" in stats
+    assert f" 1,500 1,001 {off} 1,001 long{stage}" in stats
+    page = (folder / "page.html").read_text()
+    assert title.capitalize() in page
+    assert f"long{stage}</" in page
+    missed = json.loads(Path("out/manifest.json").read_text())["missed_shares"]
+    assert json.loads(packer("stats", "out", "--json").stdout)["missed_shares"] == missed
+    assert missed[0].items() >= {"source": "long", "asked": 1500, "taken": 1001}.items()
+    plan = json.loads(packer("plan", "mix.toml", "--json", "-q").stdout)
+    assert plan["outcomes"][0]["missed_shares"] == missed
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    told = (f"source 'long': {asked} tokens are asked of it", f"{off} off, --max-share-error is 2")
+    for command in (["pack", "mix.toml", "-o", "new"], ["plan", "mix.toml"]):
+        failed = packer(*command, "-q", "--max-share-error", "2%")
+        assert failed.exit_code == 1
+        assert all(part in failed.stderr for part in told)
+        (percent,) = re.findall(r"--max-share-error ([0-9.]+%)$", failed.stderr.strip())
+        assert packer(*command, "-q", "--max-share-error", percent).exit_code == 0
+    (folder / "mix.toml").write_text("max_share_error = 0.02\n" + text)
+    assert_error(packer("pack", "mix.toml", "-o", "newer", "-q"), 1, *told)
+    assert not Path("newer").exists()
+
+
+def test_a_limit_of_shares_is_for_recipes(recipe: Path) -> None:
+    failed = packer("pack", "c.jsonl", "-l", "64", "--max-share-error", "1%")
+    assert_error(failed, 2, "--max-share-error: is for recipes with sources")
 
 
 @pytest.mark.usefixtures("recipe")
