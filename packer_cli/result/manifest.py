@@ -170,6 +170,19 @@ class MissedShare(Struct, frozen=True):
     document: Count
 
 
+class SourceRecords(Struct, frozen=True):
+    """What tokenizing a source of a recipe has counted, of records that were read once each,
+    however often its documents are taken, and on whichever side of a split they are.
+
+    totals  `DOCUMENT_TOTALS` of its tokenized directories, without those that are 0
+    unread  as theirs
+    """
+
+    name: str
+    totals: dict[str, Count]
+    unread: dict[str, Count] = {}
+
+
 class TrainingStage(Struct, frozen=True):
     """A stage of a recipe: rows one after another, in the order in which they are stored."""
 
@@ -304,6 +317,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     sources: list[Source] = []
     stages: list[TrainingStage] = []
     missed_shares: list[MissedShare] = []
+    source_records: list[SourceRecords] = []
     run: str = ""  # of a side of a split: `manifest_check.run_of_sides`
 
     @property

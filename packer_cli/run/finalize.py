@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
 from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, first_units_of
 from packer_cli.packing.lower_bound import lower_bound_rows
@@ -43,6 +45,7 @@ from packer_cli.result.manifest import (
     MissedShare,
     Result,
     Source,
+    SourceRecords,
     TokenizedManifest,
     TrainingStage,
 )
@@ -226,10 +229,7 @@ def _manifest(
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | _of_documents(counts) | end)
     tables = tables_of(run.files, run.row_config, shards)
-    mixed = dict[str, Any]()
-    if tables:
-        sources, stages, missed = ([asdict(one) for one in table] for table in tables)
-        mixed = {"sources": sources, "stages": stages, "missed_shares": missed}
+    mixed: dict[str, Any] = {name: [asdict(one) for one in table] for name, table in tables.items()}
     if run.row_config.mixture and run.row_config.mixture.is_split:
         mixed |= {"run": run_of_sides(begin | end)}
     return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
@@ -237,13 +237,13 @@ def _manifest(
 
 def tables_of(
     files: Sequence[InputFile], config: PackConfig, shards: Sequence[Shard]
-) -> tuple[list[Source], list[TrainingStage], list[MissedShare]] | None:
-    """What a manifest says of the sources and stages of a recipe, and of shares that are missed;
-    None: there is no recipe.
+) -> dict[str, list[Any]]:
+    """What a manifest says of the sources and stages of a recipe, by the names of its lists; {}
+    without a recipe.
     """
     choice = choice_of(files, config)
     if choice is None:
-        return None
+        return {}
     first_units, rows = first_units_of(files, config), [0] * len(choice.stages)
     for shard in shards:
         rows[bisect_right(first_units, shard.unit) - 1] += shard.rows
@@ -252,12 +252,24 @@ def tables_of(
         TrainingStage(stage.name, sum(rows[:number]), rows[number])
         for number, stage in enumerate(named)
     ]
-    return sources_of(choice), stages, missed_in(choice)
+    return {
+        "sources": sources_of(choice),
+        "stages": stages,
+        "missed_shares": [MissedShare(**vars(one)) for one in choice.shares if one.is_missed],
+        "source_records": [
+            _records_of(one.amount.name, [opened(files[place]).facts for place in one.places])
+            for one in choice.sources
+        ],
+    }
 
 
-def missed_in(choice: Choice) -> list[MissedShare]:
-    """What a manifest says of shares that whole documents do not come near to."""
-    return [MissedShare(**vars(one)) for one in choice.shares if one.is_missed]
+def _records_of(name: str, directories: Sequence[TokenizedManifest]) -> SourceRecords:
+    sums = {total: sum(getattr(one, total) for one in directories) for total in DOCUMENT_TOTALS}
+    unread = Counter[str]()
+    for one in directories:
+        unread.update(one.unread)
+    totals = {total: figure for total, figure in sums.items() if figure}
+    return SourceRecords(name, totals, dict(sorted(unread.items())))
 
 
 def sources_of(choice: Choice) -> list[Source]:

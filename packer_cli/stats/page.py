@@ -18,10 +18,12 @@ from packer_cli.stats.headline import Line, headline, losses
 from packer_cli.stats.origin import origin_lines
 from packer_cli.stats.sources import (
     MISSED,
+    RECORDS,
     by_source,
     counted,
     left_out_rows,
     missed_rows,
+    record_rows,
     stage_rows,
 )
 
@@ -73,6 +75,7 @@ def _sources(manifest: Manifest) -> list[Markup]:
         joined((element("h3", title), _with_names_first(rows)))
         for title, rows in (
             (MISSED.format(counted(manifest)).capitalize(), missed_rows(manifest)),
+            (RECORDS.capitalize(), record_rows(manifest)),
             ("Documents left out", left_out_rows(manifest)), ("Stages", stage_rows(manifest)),
         )
         if rows

@@ -19,6 +19,7 @@ from test_resume import CRASHING
 
 from packer_cli.errors import DataError
 from packer_cli.result import manifest_file
+from packer_cli.result.manifest_bytes import to_bytes
 from packer_cli.result.opening import open_packed
 
 EACH = 1 if int(os.environ.get("PACKER_KILLS", "10")) >= 50 else 9
@@ -305,6 +306,34 @@ def test_bad_records_of_one_source() -> None:
     failed = packer("pack", "mix.toml", "-q", "-o", "out")
     assert_error(failed, 1, "source 'b': ")
     assert not Path("out").exists()
+
+
+@pytest.mark.usefixtures("recipe")
+def test_what_the_sources_records_lacked_is_in_the_report_of_the_mixture() -> None:
+    with Path("b.jsonl").open("a") as file:
+        file.write('{"other": 1}\n' * 5 + '{"text": ""}\n' * 3)
+    write_recipe(top='on_error = "skip"\neos = false')
+    told = packer("pack", "mix.toml", "-q", "-o", "out")
+    assert told.exit_code == 0, told.stderr
+    lines = ["counted when sources were tokenized, each record once", "count what source",
+             "3 empty b", "5 rejected b"]  # fmt: skip
+    for report in (told, packer("stats", "out/train"), packer("stats", "out/validation")):
+        assert " ".join(lines) in " ".join(report.stdout.split())
+    (found,) = (
+        one for one in json.loads(packer("stats", "out/train", "--json").stdout)["source_records"]
+        if one["name"] == "b"
+    )  # fmt: skip
+    counted = {"documents": 300, "empty_documents": 3, "rejected_records": 5}
+    assert found["totals"].items() >= counted.items()
+    packer("stats", "out/train", "--html", "page.html")
+    assert lines[0].capitalize() in Path("page.html").read_text()
+    manifest = Path("out/train/manifest.json")
+    assert packer("verify", "out/train", "--against-inputs").exit_code == 0
+    document = json.loads(manifest.read_text())
+    document["source_records"][1]["totals"]["rejected_records"] = 4
+    manifest.write_bytes(to_bytes({k: one for k, one in document.items() if k != "sha256"}))
+    wrong = packer("verify", "out/train", "--against-inputs")
+    assert "source_records: are not those of what the recipe takes" in wrong.stdout
 
 
 def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:
