@@ -14,7 +14,7 @@ from packer_cli.cli.pages import Html, check_page, save_page
 from packer_cli.cli.runs import Inputs, default_output, notes, refuse_no_tokenizer
 from packer_cli.cli.shared import AsJson, Debug, Quiet, print_note
 from packer_cli.cli.values import refuse_name
-from packer_cli.config.command_options import TextField, TokenizerName
+from packer_cli.config.command_options import MaxShareError, TextField, TokenizerName
 from packer_cli.config.option import INPUT, OUTPUT, ROWS, RUNNING, Option, options_of, plain
 from packer_cli.config.options import PackConfig
 from packer_cli.config.run_options import EncodingOptions
@@ -92,6 +92,7 @@ def plan(
             most=1,
         ),
     ] = None,
+    max_share_error: MaxShareError = None,
     tokenized: Annotated[
         str | None,
         Option(
@@ -128,7 +129,8 @@ def plan(
     check_page(html, as_json=as_json)
     refuse_twice("--strategy", strategy or ())
     values = with_text(config.values, text_field)
-    command = {"tokenizer": tokenizer, "position_ids": position_ids or None}
+    command = {"tokenizer": tokenizer, "position_ids": position_ids or None,
+               "max_share_error": max_share_error}  # fmt: skip
     given = {name: value for name, value in command.items() if value is not None}
     orders = [
         order_of(inputs, Given(values | way, options.values, given), EncodingOptions)
@@ -158,6 +160,7 @@ def plan(
             print_plan(one, _title(inputs, side), batch_tokens, hidden_size)
     for _, one in plans:
         _refuse_losses(one)
+        _refuse_shares(one, order.max_share_error)
 
 
 def _tokenized_at(directory: str, order: Order[EncodingOptions]) -> Order[EncodingOptions]:
@@ -242,3 +245,12 @@ def _refuse_losses(result: Plan) -> None:
                 f"--max-length {one.config.max_length}: {incomplete}",
                 "packer pack would mark the output incomplete; see --overlong and --max-length",
             )
+
+
+def _refuse_shares(result: Plan, most: float | None) -> None:
+    """Raise ThresholdMissed where --max-share-error would end a run."""
+    from packer_cli.mixing.shares import refuse_missed
+
+    for one in result.outcomes:
+        if one.config.mixture and one.shares and most is not None:
+            refuse_missed(one.config.mixture, one.shares, most)

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from packer_cli.config.options import PackConfig
+from packer_cli.mixing.choice import Choice
+from packer_cli.mixing.shares import Reached
 from packer_cli.plan.unit import Documents, Planned, UnitPlan
 from packer_cli.records import WorkUnit
 from packer_cli.result.counts import Counts, FileCounts
 from packer_cli.result.manifest import Source
 from packer_cli.result.sources import shares
 from packer_cli.result.wording import count
-from packer_cli.run.finalize import totals_of_rows
+from packer_cli.run.finalize import sources_of, totals_of_rows
 
 HIDDEN_SIZE = 4096
 _PER_HIDDEN = 6  # what a token costs, but for attention, for each hidden unit of a model
@@ -41,6 +43,7 @@ class Outcome:
     units            those that were read, and all there are
     standard_errors  of "rows" and "utilization"; empty where nothing is estimated
     sources          of a recipe, in its order
+    shares           how near whole documents come to what is asked of these
     """
 
     config: PackConfig
@@ -49,6 +52,7 @@ class Outcome:
     units: tuple[int, int]
     standard_errors: dict[str, float] = field(default_factory=dict)
     sources: Sequence[PlannedSource] = ()
+    shares: Sequence[Reached] = ()
 
     @property
     def rows(self) -> int:
@@ -112,17 +116,17 @@ def outcome_of(config: PackConfig, planned: Sequence[Planned], units: Sequence[W
     return Outcome(config, totals, scaled, counted, errors)
 
 
-def with_sources(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
-    """With what its rows have of each of these."""
+def with_sources(outcome: Outcome, choice: Choice) -> Outcome:
+    """With what its rows have of each source."""
     planned = outcome.planned
     found = []
-    for one in sources:
+    for one in sources_of(choice):
         counts = [planned.counts.file(index) for index in range(*one.inputs)]
         names = ("documents", "tokens", "trained_tokens")
         found.append(
             PlannedSource(one, *(sum(getattr(own, name) for own in counts) for name in names))
         )
-    return replace(outcome, sources=found)
+    return replace(outcome, sources=found, shares=choice.shares)
 
 
 def by_sources(

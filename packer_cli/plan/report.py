@@ -86,6 +86,7 @@ def _sources(one: Outcome) -> dict[str, Any]:
             {"name": source.facts.name} | {name: getattr(source, name) for name in names}
             for source in one.sources
         ],
+        "missed_shares": [vars(share) for share in one.shares if share.is_missed],
     }
 
 

@@ -32,7 +32,6 @@ from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.run.chosen import Chosen
-from packer_cli.run.finalize import sources_of
 from packer_cli.run.identity import Run
 from packer_cli.run.pipeline import settled
 from packer_cli.run.worker import Worker
@@ -116,7 +115,7 @@ def plan(
                 _check(config, [planned.counts for planned in of_units])
                 outcome = outcome_of(config, of_units, one.units, one.read)
                 choice = choice_of(files, config)
-                outcomes[config] = with_sources(outcome, sources_of(choice) if choice else [])
+                outcomes[config] = with_sources(outcome, choice) if choice else outcome
     result = Plan(
         files, shape, chosen.name, documents or Documents(), [outcomes[c] for c in configs], sample
     )

@@ -160,6 +160,30 @@ class Source(Struct, frozen=True):
         return self.taken / self.available if self.available else 0.0
 
 
+class MissedShare(Struct, frozen=True):
+    """A source whose share whole documents do not come near to: `mixing.shares.Reached`."""
+
+    source: str
+    stage: Count | None
+    asked: float
+    taken: Count
+    off: float
+    document: Count
+
+
+class SourceRecords(Struct, frozen=True):
+    """What tokenizing a source of a recipe has counted, of records that were read once each,
+    however often its documents are taken, and on whichever side of a split they are.
+
+    totals  `DOCUMENT_TOTALS` of its tokenized directories, without those that are 0
+    unread  as theirs
+    """
+
+    name: str
+    totals: dict[str, Count]
+    unread: dict[str, Count] = {}
+
+
 class TrainingStage(Struct, frozen=True):
     """A stage of a recipe: rows one after another, in the order in which they are stored."""
 
@@ -294,6 +318,16 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     attention_cost: AttentionCosts | UnsetType = UNSET
     sources: list[Source] = []
     stages: list[TrainingStage] = []
+    missed_shares: list[MissedShare] = []
+    source_records: list[SourceRecords] = []
+    run: str = ""  # of a side of a split: `manifest_check.run_of_sides`
+
+    @property
+    def side(self) -> str | None:
+        """Which side of a recipe's split it is, if it has one."""
+        mixture = self.document["config"].get("mixture") or {}
+        is_split = any(mixture.get(f"validation_{how}") for how in ("share", "documents"))
+        return str(mixture["part"]) if is_split else None
 
     def source_of(self, file: int) -> str | None:
         """The name of the recipe's source that an input belongs to."""

@@ -114,7 +114,7 @@ def claimed(
             if not is_replacing(output):
                 _refuse_foreign(folder, may_replace or shared)
             if rank is not None:
-                stack.callback(_clean, output, no_lock)
+                stack.callback(clean, output, no_lock=no_lock)
             own = stack.enter_context(
                 locked_folder(
                     folder, WORK, output, shared=shared, tries=_TRIES if shared else 1,
@@ -253,8 +253,10 @@ def _ended(folder: Folder, own: OwnFolder) -> Run | None:
     return ended
 
 
-def _clean(output: Path, no_lock: bool) -> None:
-    """Remove the locks of ranks from a result, if this was the last of them."""
+def clean(output: Path, *, no_lock: bool) -> None:
+    """Remove what runs leave beside a result, such as the locks of ranks, if none is at work. One
+    that was interrupted while it took its place does so.
+    """
     if (output / WORK).is_dir() and holds_result(output):
         with (
             suppress(InUseError),

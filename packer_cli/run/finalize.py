@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +19,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
 from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, first_units_of
 from packer_cli.packing.lower_bound import lower_bound_rows
@@ -40,13 +42,15 @@ from packer_cli.result.manifest import (
     DocumentHistograms,
     Histograms,
     Manifest,
+    MissedShare,
     Result,
     Source,
+    SourceRecords,
     TokenizedManifest,
     TrainingStage,
 )
 from packer_cli.result.manifest_bytes import to_bytes
-from packer_cli.result.manifest_check import why_incomplete
+from packer_cli.result.manifest_check import run_of_sides, why_incomplete
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.shards import FORMAT_VERSION, Shard, digest
 from packer_cli.run import commits
@@ -61,11 +65,12 @@ from packer_cli.run.squared_lengths import join
 _COPY_BYTES = 1 << 20
 
 
-def finalize(run: Run, claim: Claim) -> Result:
+def finalize(run: Run, claim: Claim, before_switch: Callable[[], None] = lambda: None) -> Result:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
-    Raises DataError when there is nothing to keep, ThresholdMissed when it would replace a good
-    result by an incomplete one, InternalError when tokens are missing.
+    `before_switch`: called once nothing is left to do but that. Raises DataError when there is
+    nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
+    InternalError when tokens are missing.
     """
     work = claim.work
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
@@ -114,6 +119,7 @@ def finalize(run: Run, claim: Claim) -> Result:
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
     _refuse_incomplete(manifest, claim)
+    before_switch()
     output.replace(claim)
     return manifest
 
@@ -235,20 +241,21 @@ def _manifest(
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | _of_documents(counts) | end)
     tables = tables_of(run.files, run.row_config, shards)
-    mixed = {}
-    if tables:
-        sources, stages = ([asdict(one) for one in table] for table in tables)
-        mixed = {"sources": sources, "stages": stages}
+    mixed: dict[str, Any] = {name: [asdict(one) for one in table] for name, table in tables.items()}
+    if run.row_config.mixture and run.row_config.mixture.is_split:
+        mixed |= {"run": run_of_sides(begin | end)}
     return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
 
 
 def tables_of(
     files: Sequence[InputFile], config: PackConfig, shards: Sequence[Shard]
-) -> tuple[list[Source], list[TrainingStage]] | None:
-    """What a manifest says of the sources and stages of a recipe; None: there is none."""
+) -> dict[str, list[Any]]:
+    """What a manifest says of the sources and stages of a recipe, by the names of its lists; {}
+    without a recipe.
+    """
     choice = choice_of(files, config)
     if choice is None:
-        return None
+        return {}
     first_units, rows = first_units_of(files, config), [0] * len(choice.stages)
     for shard in shards:
         rows[bisect_right(first_units, shard.unit) - 1] += shard.rows
@@ -257,7 +264,24 @@ def tables_of(
         TrainingStage(stage.name, sum(rows[:number]), rows[number])
         for number, stage in enumerate(named)
     ]
-    return sources_of(choice), stages
+    return {
+        "sources": sources_of(choice),
+        "stages": stages,
+        "missed_shares": [MissedShare(**vars(one)) for one in choice.shares if one.is_missed],
+        "source_records": [
+            _records_of(one.amount.name, [opened(files[place]).facts for place in one.places])
+            for one in choice.sources
+        ],
+    }
+
+
+def _records_of(name: str, directories: Sequence[TokenizedManifest]) -> SourceRecords:
+    sums = {total: sum(getattr(one, total) for one in directories) for total in DOCUMENT_TOTALS}
+    unread = Counter[str]()
+    for one in directories:
+        unread.update(one.unread)
+    totals = {total: figure for total, figure in sums.items() if figure}
+    return SourceRecords(name, totals, dict(sorted(unread.items())))
 
 
 def sources_of(choice: Choice) -> list[Source]:

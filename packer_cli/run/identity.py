@@ -26,12 +26,10 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import TOKENIZER
 from packer_cli.result.manifest import TOKENIZED
+from packer_cli.result.manifest_check import LIMITS
 
 RUN = "run.json"
 IsSame = Callable[[InputFile, InputFile], bool]
-# Options that decide whether a run may end well, not what a unit's shards hold: its record says
-# which bad records it has skipped.
-_LIMITS = ("max_loss", "max_errors", "on_error")
 _OPTIONS = {
     "fields": "--field", "template_args": "--template-arg", "add_bos": "--bos", "add_eos": "--eos",
 }  # fmt: skip
@@ -146,7 +144,7 @@ def differing_options(
         return [f"{kinds[isinstance(old, PackConfig)]}, now it is the other"]
     for item in fields(new):
         before, now = getattr(old, item.name), getattr(new, item.name)
-        if before != now and (limits or item.name not in _LIMITS):
+        if before != now and (limits or item.name not in LIMITS):
             option = _OPTIONS.get(item.name, f"--{item.name.replace('_', '-')}")
             differing.append(f"{option} was {_shown(before)}, is now {_shown(now)}")
     return differing

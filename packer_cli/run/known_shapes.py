@@ -30,7 +30,7 @@ def known_shapes(
     if options.overwrite or not holds_result(directory):
         return NOTHING_KNOWN
     try:
-        manifest = load_any(directory, incomplete_too=True)
+        manifest = load_any(directory, incomplete_too=True, half_too=True)
     except DataError:
         if options.update:
             raise

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -71,15 +71,17 @@ def pack(
     warn: Notify = lambda message: None,
     early: EarlyReference | None = None,
     staging: Path | None = None,
+    before_switch: Callable[[], None] = lambda: None,
 ) -> Result | None:
     """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
     rank that leaves work to others. Without options of rows, when `config` is no PackConfig, the
     documents are tokenized only.
 
     `notify` hears one-line messages for the user, `warn` those that nobody should miss. `early`: of
-    the tokenizer, if begun. `staging`: where what goes to a URL is packed. Raises PackerError:
-    UsageError before anything is written, DataError for bad records or storage, Interrupted for
-    Ctrl-C. Units that are packed by then are kept for the next run.
+    the tokenizer, if begun. `staging`: where what goes to a URL is packed. `before_switch`: called
+    when all is packed, before a new result takes its place. Raises PackerError: UsageError before
+    anything is written, DataError for bad records or storage, Interrupted for Ctrl-C. Units that
+    are packed by then are kept for the next run.
     """
     begun = time.monotonic()
     url = str(destination) if storage.is_url(str(destination)) else None
@@ -93,7 +95,7 @@ def pack(
     known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, options)
     files, config, shape, chosen = settled(files, config, tokenizer_name, notify, warn, known)
     choice_of(files, config)  # what a recipe asks of its sources is there, or nothing is written
-    job = _Job(config, shape, files, chosen, options, notify, stop, early)
+    job = _Job(config, shape, files, chosen, options, notify, stop, early, before_switch)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
     if done is not None:
         warn_of_losses(str(destination), done, chosen, notify, warn)
@@ -142,6 +144,7 @@ class _Job:
     notify: Notify
     stop: threading.Event
     early: EarlyReference | None
+    before_switch: Callable[[], None]
 
     def to_url(self, url: str, staging: Path | None) -> Result:
         """Pack into a staging directory and upload that."""
@@ -155,12 +158,13 @@ class _Job:
                 notify=self.notify,
                 no_lock=self.options.no_lock,
             ) as claim:
-                manifest = self._pack_claimed(claim, run, None)
-            return manifest or load_any(folder, incomplete_too=True)
+                manifest = self._pack_claimed(claim, run, None, lambda: None)
+            return manifest or load_any(folder, incomplete_too=True, half_too=True)
 
         return publish(
             url, staging, run, pack_staged, overwrite=self.options.overwrite,
             no_lock=self.options.no_lock, notify=self.notify, show_progress=self.options.progress,
+            before_switch=self.before_switch,
         )  # fmt: skip
 
     def to_directory(self, destination: Path) -> Result | None:
@@ -172,7 +176,7 @@ class _Job:
         ) as claim:  # fmt: skip
             update, is_there = None, holds_result(destination)
             if is_there and (options.update or rank):
-                earlier = load_any(destination, incomplete_too=True)
+                earlier = load_any(destination, incomplete_too=True, half_too=True)
                 update = self._update(destination, earlier)
                 if not update.changed:
                     if not rank:
@@ -188,11 +192,11 @@ class _Job:
                 else self._run(self.files, work_units(self.files, self.config))
             )
             if is_there and not (update or options.overwrite or claim.ended):
-                earlier = load_any(destination, incomplete_too=True)
+                earlier = load_any(destination, incomplete_too=True, half_too=True)
                 refuse_other_result(destination, earlier, run)
                 self.notify(f"{destination}: up to date")
                 return earlier
-            manifest = self._pack_claimed(claim, run, update)
+            manifest = self._pack_claimed(claim, run, update, self.before_switch)
             if manifest is not None:
                 return manifest
         return finalize_if_last(destination, self.notify, no_lock=options.no_lock)
@@ -224,21 +228,27 @@ class _Job:
             self.notify(f"{destination}: {'already finished' if rank else 'up to date'}")
         return update
 
-    def _pack_claimed(self, claim: output.Claim, run: Run, update: Update | None) -> Result | None:
+    def _pack_claimed(
+        self,
+        claim: output.Claim,
+        run: Run,
+        update: Update | None,
+        before_switch: Callable[[], None],
+    ) -> Result | None:
         """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
         # an update without an earlier result is a plain run: it discards nobody else's units
         may_replace = self.options.overwrite or update is not None
         side_files = self.chosen.side_files
         if not output.begin(claim, run, side_files, may_replace=may_replace):
             self.notify(f"{claim.output}: was complete except for its last step")
-            return load_any(claim.output, incomplete_too=True)
+            return load_any(claim.output, incomplete_too=True, half_too=True)
         if update is not None:
             update.keep(claim.work)
         try:
             self._pack_rest(run, claim.work)
         except PackerError as error:
             raise _with_progress(error, run, claim.work, may_replace) from error
-        return None if self.options.as_rank else finalize(run, claim)
+        return None if self.options.as_rank else finalize(run, claim, before_switch)
 
     def _pack_rest(self, run: Run, work: Path) -> None:
         """Pack the units, and hash the inputs, that have no record in the work folder."""

@@ -76,10 +76,12 @@ def publish(
     no_lock: bool,
     notify: Notify,
     show_progress: bool,
+    before_switch: Callable[[], None],
 ) -> Result:
     """Pack `run` and upload its result to a URL; returns its manifest.
 
-    `pack` packs it into a local directory, or goes on with it. A result that is marked incomplete
+    `pack` packs it into a local directory, or goes on with it. `before_switch`: called before the
+    manifest is uploaded. A result that is marked incomplete
     is not uploaded, and stays in the staging directory. Raises PackerError.
     """
     output.refuse_inputs_inside(url, run.files)
@@ -105,7 +107,10 @@ def publish(
                 unmark(url, remote)
             else:
                 refuse_to_replace(url, remote, own[1], overwrite)
-                _upload(url, result, manifest, own, remote, notify, show_progress)
+                _upload(
+                    url, result, manifest, own, remote, notify, before_switch,
+                    show_progress=show_progress,
+                )  # fmt: skip
             output.remove_result(result, no_lock=no_lock)
             return manifest
     except OSError as error:
@@ -127,6 +132,8 @@ def _upload(
     own: tuple[int, str],
     remote: Remote,
     notify: Notify,
+    before_switch: Callable[[], None],
+    *,
     show_progress: bool,
 ) -> None:
     """`own`: size and digest of the manifest."""
@@ -144,6 +151,7 @@ def _upload(
     progress.skip(1 - rest / total)
     with progress:
         _upload_files(url, result, files, left, progress)
+    before_switch()
     _check_uploaded(url, files, marker)
     blocks = blocks_of(result / MANIFEST, own[1], threading.Event(), progress)
     write(url, MANIFEST, blocks, own[0])

@@ -16,7 +16,16 @@ from packer_cli.result.sources import shares
 from packer_cli.result.wording import count, size
 from packer_cli.stats.headline import Line, headline, losses
 from packer_cli.stats.origin import origin_lines
-from packer_cli.stats.sources import by_source, counted, left_out_rows, stage_rows
+from packer_cli.stats.sources import (
+    MISSED,
+    RECORDS,
+    by_source,
+    counted,
+    left_out_rows,
+    missed_rows,
+    record_rows,
+    stage_rows,
+)
 
 if TYPE_CHECKING:
     from packer_cli.stats.waiting import Prediction
@@ -65,7 +74,9 @@ def _sources(manifest: Manifest) -> list[Markup]:
     others = [
         joined((element("h3", title), _with_names_first(rows)))
         for title, rows in (
-            ("Documents left out", left_out_rows(manifest)), ("Stages", stage_rows(manifest))
+            (MISSED.format(counted(manifest)).capitalize(), missed_rows(manifest)),
+            (RECORDS.capitalize(), record_rows(manifest)),
+            ("Documents left out", left_out_rows(manifest)), ("Stages", stage_rows(manifest)),
         )
         if rows
     ]  # fmt: skip

@@ -61,6 +61,8 @@ def as_json(
     if manifest.sources:
         content["sources"] = sources_as_json(manifest.sources)
         content["stages"] = manifest.document["stages"]
+        for name in ("missed_shares", "source_records"):
+            content[name] = manifest.document.get(name, [])
     if by == "source":
         content["by_source"] = by_source(manifest)
     return rendered(content, manifest, by)

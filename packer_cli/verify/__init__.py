@@ -112,7 +112,7 @@ def _config_of(directory: Path, manifest: Result) -> DocumentConfig:
 def _raise_if_replaced(stored: Stored, command: str) -> None:
     """Raise DataError if the problems may be those of a mix of two results."""
     try:
-        now = load_any(stored.path, incomplete_too=True).sha256
+        now = load_any(stored.path, incomplete_too=True, half_too=True).sha256
     except DataError:
         now = stored.facts.sha256
     if now != stored.facts.sha256:
