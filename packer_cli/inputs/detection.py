@@ -10,7 +10,7 @@ from functools import partial
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.pair_rules import refuse_labels_among_pairs
-from packer_cli.config.shapes import PREFERENCE, Shape, find_shape, joined
+from packer_cli.config.shapes import PREFERENCE, Shape, find_shape, joined, may_hold
 from packer_cli.errors import DataError
 from packer_cli.inputs.formats import beginning, holds_documents, reader_for
 from packer_cli.records import InputFile
@@ -112,7 +112,9 @@ def _shape_of(
     shape = find_shape(fields, config.shape, config.renamed, file.path, tokens=reader.holds_tokens)
     if shape.is_supervised:
         used = shape.columns.values()
-        unused[file.path] = [name for name in fields if name not in used]
+        unused[file.path] = [
+            name for name in fields if not any(may_hold((name,), column) for column in used)
+        ]
     if shape.kind in ("prompt-completion", PREFERENCE) and reader.holds_tokens:
         return replace(shape, of_messages=_pairs_messages(file, shape, config))
     return shape

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from altered import unaltered
 from chats import (
@@ -132,6 +133,63 @@ def test_field_names_columns(folder: Path) -> None:
     talk = {"talk": HI_SHAREGPT, "about": "Be kind."}
     texts = pack_marked([talk], "--field", "conversations=talk", "--field", "system=about")
     assert texts == ["<system>Be kind.</system>" + HI_MARKED]
+
+
+NESTED = [
+    {"id": 1, "data": {"talk": HI, "about": {"system": "S"}, "score": [1]}},
+    {"id": 2, "data": {"talk": HI, "about": {"system": None}, "score": [1]}},
+]
+DOTS = ("--field", "conversations=data.talk", "--field", "system=data.about.system")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "arrow"])
+def test_dots_lead_to_columns_within_others(folder: Path, form: str) -> None:
+    path, table = Path(f"data.{form}"), pa.Table.from_pylist(NESTED)
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        lines = map(json.dumps, NESTED)
+        path.write_text(json.dumps(NESTED) if form == "json" else "\n".join(lines))
+    refused(path, 1, "no", "'data.tlk'", options=["--field", "messages=data.tlk"])
+    refused(path, 1, "records have no 'date.talk'", options=["--field", "messages=date.talk"])
+    assert pack_marked(path, *DOTS) == ["<system>S</system>" + HI_MARKED, HI_MARKED]
+    packed = json.loads(Path("out/manifest.json").read_text())
+    assert packed["config"]["shape"] == "conversations"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
+def test_a_name_with_dots_comes_before_what_they_lead_to(folder: Path, form: str) -> None:
+    records = [{"a": {"b": "within"}, "a.b": "by name"}]
+    path = Path(f"data.{form}")
+    if form == "jsonl":
+        write(records)
+    elif form == "parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    else:
+        path.write_text("a,a.b\nwithin,by name\n")
+    assert pack_marked(path, "--text-field", "a.b", template=None) == ["b⟦y name<eos>⟧"]
+
+
+def test_of_parquet_only_the_columns_that_dots_lead_to_are_read(folder: Path) -> None:
+    records = [{"data": {"text": "short", "blob": str(i) * 2_000_000}} for i in range(3)]
+    pq.write_table(pa.Table.from_pylist(records), "data.parquet", compression="none")
+    given = ("--text-field", "data.text", "--max-line-bytes", 1_000)
+    assert pack_marked(Path("data.parquet"), *given, template=None) == ["s⟦hort<eos>⟧"] * 3
+    assert Path("data.parquet").stat().st_size > 6_000_000
+
+
+def test_records_without_what_dots_lead_to(folder: Path) -> None:
+    records: list[Any] = [{"a": {"b": "c"}}, {"a": 1}, {"a": {"b": 2}}, {"a": {"b": {"c": "d"}}}]
+    reasons = [
+        "no field 'a.b'; fields found: a",
+        "field 'a.b' is an integer, expected a string",
+        "field 'a.b' is an object, expected a string",
+    ]
+    for record, reason in zip(records[1:], reasons, strict=True):
+        refused([records[0], record], 1, reason, options=["--text-field", "a.b"], template=None)
 
 
 def test_a_field_that_is_not_there(folder: Path) -> None:
