@@ -8,7 +8,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ PREFERENCE = "preference"
 LABEL = "label"  # whether an answer is a good one, in records of preference
 MIXED = "mixed"  # the kind of several shapes that have different ones
 ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
+# of messages; the names of all other fields are those of records
+MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "train")
 _OF_MESSAGES = " of messages"
 ABSENT = object()  # what `value_at` finds where there is nothing
 
@@ -197,8 +199,9 @@ OTHER_NAMES = {
     "dpo": PREFERENCE,
     "kto": PREFERENCE,
 }
-FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required} | {LABEL}
-                | {name for k in KINDS.values() for name in k.optional})  # fmt: skip
+FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required}
+                | {name for k in KINDS.values() for name in k.optional}
+                | {LABEL, *MESSAGE_KEYS})  # fmt: skip
 
 
 def find_shape(
@@ -286,8 +289,8 @@ def value_at(record: Any, column: str) -> Any:
     return ABSENT
 
 
-def check_fields(renamed: dict[str, str]) -> None:
-    """UsageError for a field's own name that no shape has."""
-    for own in renamed:
+def check_fields(renamed: Iterable[tuple[str, str]]) -> None:
+    """UsageError for a field's own name that neither a shape nor a message has."""
+    for own, _ in renamed:
         if own not in FIELDS:
             raise one_of("--field", own, FIELDS)

@@ -7,6 +7,7 @@ when a block holds a blank or bad record is it read one by one to find the place
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.field_tips import options_for, written
 from packer_cli.config.shapes import ABSENT, Shape, fits_a_shape, may_hold, value_at
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.byte_streams import Source, open_source
@@ -33,6 +35,7 @@ from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
 _Decode = Callable[[bytes | memoryview], Any]
 _LOOKED_AT = 1 << 10  # of a value, to see what it is
+_MOST_DECODED = 1 << 20  # bytes of a list, to see whether it is of messages
 
 
 class Found(NamedTuple):
@@ -121,11 +124,15 @@ class JsonReader(LinePositions):
             beginning = bytes(memoryview(value)[:_LOOKED_AT])
             if beginning[:1] == b"[" and beginning[1:].lstrip()[:1] == b"{":
                 what = f"one object, with a list of objects in '{name}'"
+                options = {"--field": {"messages": name}}
+                if len(value) <= _MOST_DECODED:
+                    with suppress(*DECODE_ERRORS):
+                        options = options_for({name: _value_decoder(value)}, "messages") or options
                 bad = BadRecord(
                     position,
                     f"{what}; expected a record on each line, or an array of records",
                     f"if these are the records: jq -c '.[\"{name}\"][]' FILE > FILE.jsonl; if it "
-                    f"is one conversation: --field messages={name}",
+                    f"is one conversation: {written(options)}",
                 )
                 raise self.refused(file, bad)
 

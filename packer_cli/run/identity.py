@@ -32,7 +32,8 @@ IsSame = Callable[[InputFile, InputFile], bool]
 # Options that decide whether a run may end well, not what a unit's shards hold.
 _LIMITS = ("max_loss", "max_errors")
 _OPTIONS = {
-    "fields": "--field", "template_args": "--template-arg", "add_bos": "--bos", "add_eos": "--eos",
+    "fields": "--field", "roles": "--role", "template_args": "--template-arg", "add_bos": "--bos",
+    "add_eos": "--eos",
 }  # fmt: skip
 _MOST_NAMED = 3
 
