@@ -29,7 +29,7 @@ from packer_cli.config.run_options import RunOptions
 from packer_cli.config.shape_rules import for_shape, refuse_idle
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
-from packer_cli.errors import InputChangedError, Interrupted, PackerError, UsageError
+from packer_cli.errors import DataError, InputChangedError, Interrupted, PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, detect_shape
 from packer_cli.inputs.discovery import find_inputs
