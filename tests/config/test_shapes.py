@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from chats import (
     assistant,
     chat,
     marked,
+    pack_chat,
     pack_marked,
     refused,
     run,
@@ -228,6 +230,111 @@ def test_messages_need_a_template(folder: Path) -> None:
 
 def test_a_template_that_does_not_compile(folder: Path) -> None:
     refused([chat(*HI)], 2, "does not compile", template="{% for %}")
+
+
+OPENAI = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+RENAMED = [{"speaker": "Ann", "utterance": "Hi"}, {"speaker": "Agent", "utterance": "Hello"}]
+LONG = "Something that is longer than a name."
+# a record, and the options that the tip must name
+TIPS: dict[str, tuple[Any, str]] = {
+    "dialogue": ({"dialogue": OPENAI}, "--field messages=dialogue"),
+    "Messages": ({"id": "3", "Messages": OPENAI}, "--field messages=Messages"),
+    "ShareGPT": ({"talk": HI_SHAREGPT}, "--field messages=talk"),
+    "JSON text": ({"dialogue": json.dumps(OPENAI)}, "--field messages=dialogue"),
+    "nested": ({"data": {"n": 1, "messages": OPENAI}}, "--field messages=data.messages"),
+    "keys": (
+        {"talk": RENAMED},
+        "--field messages=talk --field role=speaker --field content=utterance --role Ann=user "
+        "--role Agent=assistant",
+    ),
+    "roles": (
+        {"talk": [{"role": "human", "content": "Hi"}, {"role": "gpt", "content": "Hello"}]},
+        "--field messages=talk --role human=user --role gpt=assistant",
+    ),
+    "keys of messages": (
+        {"messages": [{"speaker": "human", "text": "Hi"}, {"speaker": "gpt", "text": "Hello"}]},
+        "--field role=speaker --field content=text",
+    ),
+    "content": ({"id": "x", "content": "Hello"}, "--field text=content"),
+    "TEXT": ({"TEXT": "Hello", "url": "http://a"}, "--field text=TEXT"),
+    "one long": ({"id": "x", "prose": LONG, "date": "today"}, "--field text=prose"),
+    "problem": (
+        {"problem": "Say hi.", "solution": "Hello", "level": 3},
+        "--field prompt=problem --field completion=solution",
+    ),
+    "inputs": (
+        {"inputs": "Say hi.", "targets": "Hello"},
+        "--field prompt=inputs --field completion=targets",
+    ),
+    "Alpaca": (
+        {"Instruction": "Say hi.", "Input": "", "Output": "Hello"},
+        "--field instruction=Instruction --field output=Output --field input=Input",
+    ),
+    "by position": (
+        {"a title": LONG, "id": "3", "b": LONG},
+        "--field 'prompt=a title' --field completion=b",
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("case", TIPS)
+def test_a_tip_names_the_options_that_work(folder: Path, case: str, count: int) -> None:
+    record, options = TIPS[case]
+    template = TAGS if "[{" in json.dumps(record).replace("\\", "") else None
+    path = write([record] * count)
+    result = run(path, template=template)
+    assert result.exit_code == 1
+    tip = result.stderr.strip().rpartition("tip: ")[2]
+    assert tip.endswith(options), result.stderr
+    assert pack_chat(path, *shlex.split(options), template=template)["documents"]
+    assert "⟦" in marked("out")[0]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "json"])
+def test_a_tip_for_files_of_other_formats(folder: Path, form: str) -> None:
+    path, record = Path(f"data.{form}"), {"problem": "Say hi.", "solution": "Hello"}
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist([record]), path)
+    else:
+        path.write_text(json.dumps([record]) if form == "json" else "problem,solution\nx,y\n")
+    tip = run(path, template=None).stderr
+    assert tip.endswith("tip: add --field prompt=problem --field completion=solution\n")
+
+
+@pytest.mark.parametrize("record", [{"a": 1}, {"a": "x", "b": "y", "c": "z"}, {"a": [1], "b": [2]}])
+def test_a_record_that_tells_nothing_has_the_general_tip(folder: Path, record: Any) -> None:
+    assert "tip: name the text with --text-field, or map" in run([record], template=None).stderr
+
+
+def test_a_field_is_for_the_files_that_have_it(folder: Path) -> None:
+    write([{"question": "Say hi.", "answer": "Hello"}], "a.jsonl")
+    write([{"chosen": HI, "rejected": HI[:1]}], "b.jsonl")
+    Path("tags.jinja").write_text(TAGS)
+    command = ("pack", "a.jsonl", "b.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "-q",
+               "--chat-template", "tags.jinja")  # fmt: skip
+    done = packer(*command, "--field", "messages=chosen")
+    assert done.exit_code == 0, done.stderr
+    assert marked("out") == [PAIR, HI_MARKED]
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    done = packer(*command, "--field", "messages=chose", "--overwrite")
+    assert_error(done, 1, "a.jsonl: records have no 'chose'; fields found: question, answer")
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"conversations": HI_SHAREGPT}, "<system>S</system>" + HI_MARKED),
+        (
+            {"instruction": "Hi", "output": "Hello"},
+            "<system>S</system><user>Hi</user><assistant>⟦Hello</assistant>⟧",
+        ),
+    ],
+)
+def test_one_field_that_is_mapped_leaves_the_others(folder: Path, record: Any, text: str) -> None:
+    options = ("--prompt-template", "chat") if "output" in record else ()
+    record = record | {"system_prompt": "S"}
+    assert pack_marked([record], "--field", "system=system_prompt", *options) == [text]
 
 
 # In other files
