@@ -121,7 +121,7 @@ def merged(before: Values, after: Values) -> Values:
     that it lacks are kept.
     """
     values = before | after
-    for name in ("fields", "template_args"):
+    for name in ("fields", "roles", "template_args"):
         if name in before and name in after:
             values[name] = tuple(sorted((dict(before[name]) | dict(after[name])).items()))
     return values

@@ -2,12 +2,15 @@
 
 The names of the fields in a file's first record give the shape of all its records, unless --shape
 names it. `--field NAME=COLUMN` says that a field has another name in the input, such as
-messages=chosen.
+messages=chosen. Dots in it lead into objects, as data.messages does, unless a field has that very
+name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from packer_cli.errors import DataError, named, one_of
 
@@ -16,7 +19,10 @@ PREFERENCE = "preference"
 LABEL = "label"  # whether an answer is a good one, in records of preference
 MIXED = "mixed"  # the kind of several shapes that have different ones
 ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
+# of messages; the names of all other fields are those of records
+MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "train")
 _OF_MESSAGES = " of messages"
+ABSENT = object()  # what `value_at` finds where there is nothing
 
 
 @dataclass(frozen=True)
@@ -193,8 +199,9 @@ OTHER_NAMES = {
     "dpo": PREFERENCE,
     "kto": PREFERENCE,
 }
-FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required} | {LABEL}
-                | {name for k in KINDS.values() for name in k.optional})  # fmt: skip
+FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required}
+                | {name for k in KINDS.values() for name in k.optional}
+                | {LABEL, *MESSAGE_KEYS})  # fmt: skip
 
 
 def find_shape(
@@ -205,7 +212,7 @@ def find_shape(
     `wanted`: --shape, or None to detect it; `renamed`: --field. `tokens`: whether the format can
     hold lists of ids. Raises DataError when no shape fits, naming the fields found.
     """
-    if absent := [name for name in renamed.values() if name not in fields]:
+    if absent := [name for name in renamed.values() if not may_hold(fields, name)]:
         raise DataError(
             f"{where}: records have no '{absent[0]}'; fields found: {named(fields)}",
             "name the right field with --text-field, or with --field NAME=COLUMN",
@@ -248,7 +255,7 @@ def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[st
     for names in kind.required:
         own = names[0]
         column = renamed.get(own) or next((name for name in names if name in fields), None)
-        if column is None or column not in fields:
+        if column is None or not may_hold(fields, column):
             return None
         columns[own] = column
     # other records may have fields that the first one lacks
@@ -258,8 +265,32 @@ def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[st
     return columns
 
 
-def check_fields(renamed: dict[str, str]) -> None:
-    """UsageError for a field's own name that no shape has."""
-    for own in renamed:
+def may_hold(fields: Collection[str], column: str) -> bool:
+    """Whether records with these fields may have the column: one of its name, or of the beginning
+    of it up to a dot.
+    """
+    dots = (at for at, character in enumerate(column) if character == ".")
+    return column in fields or any(column[:at] in fields for at in dots)
+
+
+def value_at(record: Any, column: str) -> Any:
+    """What a record has there; ABSENT where it has nothing. A field of that very name comes first,
+    then dots lead into objects.
+    """
+    if not isinstance(record, dict):
+        return ABSENT
+    if column in record:
+        return record[column]
+    for at, character in enumerate(column):
+        if character == "." and column[:at] in record:
+            value = value_at(record[column[:at]], column[at + 1 :])
+            if value is not ABSENT:
+                return value
+    return ABSENT
+
+
+def check_fields(renamed: Iterable[tuple[str, str]]) -> None:
+    """UsageError for a field's own name that neither a shape nor a message has."""
+    for own, _ in renamed:
         if own not in FIELDS:
             raise one_of("--field", own, FIELDS)

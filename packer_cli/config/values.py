@@ -108,13 +108,14 @@ def refuse_twice(option: str, values: Sequence[object]) -> None:
 
 def parse_fields(option: str, mapped: list[str]) -> tuple[tuple[str, str], ...]:
     """NAME=COLUMN options as pairs, sorted by name; of a name given twice, the last."""
+    form, example = "NAME=COLUMN", "messages=chosen"
+    if option == "--role":
+        form, example = "NAME=ROLE", "human=user"
     pairs = {}
     for item in mapped:
         own, separator, name = item.partition("=")
         if not (own and separator and name):
-            raise UsageError(
-                f"{option}: {item!r} is not NAME=COLUMN", "for example messages=chosen"
-            )
+            raise UsageError(f"{option}: {item!r} is not {form}", f"for example {example}")
         pairs[own] = name
     return tuple(sorted(pairs.items()))
 

@@ -20,7 +20,9 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, damaged_input, from_os_error
 from packer_cli.inputs.arrow_records import (
+    by_columns,
     columns_to_read,
+    fields_at,
     fields_of,
     is_integer_list,
     is_text_type,
@@ -202,8 +204,9 @@ class ParquetReader(_ColumnarReader):
                     for group in map(metadata.row_group, groups):
                         at_once = min(at_once, _rows_of_dictionaries(file, group, names, most))
                     batches = parquet.iter_batches(at_once, row_groups=list(groups), columns=names)
+                    own = (by_columns(batch, names) for batch in batches)
                     yield from self._records(
-                        file, batches, first_row, shape, consumed, config.max_line_bytes
+                        file, own, first_row, shape, consumed, config.max_line_bytes
                     )
                 yield Records.end(hashed.stretches())
 
@@ -355,11 +358,12 @@ def _open_arrow(
             )
 
         def read_columns(names: list[str]) -> Iterator[Any]:
-            with start([schema.get_field_index(name) for name in names]) as reader:
+            outer = dict.fromkeys(fields_at(schema, name)[0][0].name for name in names)
+            with start([schema.get_field_index(name) for name in outer]) as reader:
                 if is_file:
                     batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
                 else:
                     batches = iter(reader)
-                yield from (batch.select(names) for batch in batches)
+                yield from (by_columns(batch, names) for batch in batches)
 
         yield schema, read_columns

@@ -31,7 +31,8 @@ from packer_cli.result.manifest_check import LIMITS
 RUN = "run.json"
 IsSame = Callable[[InputFile, InputFile], bool]
 _OPTIONS = {
-    "fields": "--field", "template_args": "--template-arg", "add_bos": "--bos", "add_eos": "--eos",
+    "fields": "--field", "roles": "--role", "template_args": "--template-arg", "add_bos": "--bos",
+    "add_eos": "--eos",
 }  # fmt: skip
 _MOST_NAMED = 3
 

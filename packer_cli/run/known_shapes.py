@@ -62,7 +62,7 @@ def _unchanged_shapes(
     """By index among `current`: of the files that need not be read to see that they are the same.
     None with another --field, which `plan_update` refuses.
     """
-    if config.renamed != dict(manifest.config.fields):
+    if dict(config.fields) != dict(manifest.config.fields):
         return {}
     again = cache(partial(shape_again, renamed=config.renamed))
     then = {one.path: one for one in usable_identities(directory, manifest.inputs)}

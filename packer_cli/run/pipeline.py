@@ -29,7 +29,7 @@ from packer_cli.config.run_options import RunOptions
 from packer_cli.config.shape_rules import for_shape, refuse_idle
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
-from packer_cli.errors import InputChangedError, Interrupted, PackerError, UsageError
+from packer_cli.errors import DataError, InputChangedError, Interrupted, PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, detect_shape
 from packer_cli.inputs.discovery import find_inputs
@@ -119,8 +119,12 @@ def settled(
         shape, chosen = choose_tokenized(files, config, tokenizer_name, notify)
         return files, for_shape(config, shape), shape, chosen
     refuse_view(config)
-    unused = dict[str, list[str]]()
-    files, shape = detect_shape(files, config, known, unused)
+    unused, lacking = dict[str, list[str]](), dict[str, DataError]()
+    files, shape = detect_shape(files, config, known, unused, lacking)
+    own = [one.columns for one in shape.members.values() or [shape]]
+    for name, error in lacking.items():
+        if not any(columns.get(name) == config.renamed[name] for columns in own):
+            raise error
     name_columns(unused, config.shape, notify, warn)
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
@@ -336,7 +340,7 @@ def _refuse_shared_stdin(inputs: list[str], options: RunOptions) -> None:
 def _refuse_other_than_utf8(config: DocumentConfig, tokenizer: str | None) -> None:
     """UsageError for an option that no manifest can hold, before all the work rather than after."""
     options = config.as_json() | {"tokenizer": choose(tokenizer)[0]}
-    options["field"] = options.pop("fields")
+    options["field"], options["role"] = options.pop("fields"), options.pop("roles")
     options["template_arg"] = options.pop("template_args")
     for name, value in options.items():
         try:

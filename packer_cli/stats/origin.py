@@ -26,8 +26,8 @@ BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _DIGITS = 12  # of a digest: enough to tell tokenizers apart
 _ALWAYS = ("max_length", "strategy", "overlong")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
-                "columns", "fields", "template_args", "turn_end", "shuffle", "window_tokens",
-                "mixture"}  # fmt: skip
+                "columns", "fields", "roles", "template_args", "turn_end", "shuffle",
+                "window_tokens", "mixture"}  # fmt: skip
 
 
 class _Template(NamedTuple):
@@ -125,6 +125,8 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
         yield from _of_rows(config)
     for pair in config.get("fields", ()):
         yield f"--field {_quoted('='.join(pair))}"
+    for pair in config.get("roles", ()):
+        yield f"--role {_quoted('='.join(pair))}"
     for pair in config.get("template_args", ()):
         yield f"--template-arg {_quoted('='.join(pair))}"
     for token in config.get("turn_end", ()):

@@ -37,6 +37,7 @@ from packer_cli.supervised.messages import (
     ASSISTANT,
     REASONING,
     MalformedError,
+    Naming,
     joined_content,
     kind_of,
     parse_messages,
@@ -118,6 +119,9 @@ class Composer:
 
         `begin` hears the position of each record before it is composed; it may raise RefusedError.
         """
+        naming = Naming(self.config.message_keys, dict(self.config.roles))
+        if naming.keys or naming.roles:
+            records = replace(records, fields=list(map(naming.applied, records.fields or [])))
         if self.shape.has_pairs:
             records = parted(records, self.shape)
         documents: list[Document] = []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from altered import unaltered
 from chats import (
@@ -17,6 +19,7 @@ from chats import (
     assistant,
     chat,
     marked,
+    pack_chat,
     pack_marked,
     refused,
     run,
@@ -134,6 +137,63 @@ def test_field_names_columns(folder: Path) -> None:
     assert texts == ["<system>Be kind.</system>" + HI_MARKED]
 
 
+NESTED = [
+    {"id": 1, "data": {"talk": HI, "about": {"system": "S"}, "score": [1]}},
+    {"id": 2, "data": {"talk": HI, "about": {"system": None}, "score": [1]}},
+]
+DOTS = ("--field", "conversations=data.talk", "--field", "system=data.about.system")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "arrow"])
+def test_dots_lead_to_columns_within_others(folder: Path, form: str) -> None:
+    path, table = Path(f"data.{form}"), pa.Table.from_pylist(NESTED)
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        lines = map(json.dumps, NESTED)
+        path.write_text(json.dumps(NESTED) if form == "json" else "\n".join(lines))
+    refused(path, 1, "no", "'data.tlk'", options=["--field", "messages=data.tlk"])
+    refused(path, 1, "records have no 'date.talk'", options=["--field", "messages=date.talk"])
+    assert pack_marked(path, *DOTS) == ["<system>S</system>" + HI_MARKED, HI_MARKED]
+    packed = json.loads(Path("out/manifest.json").read_text())
+    assert packed["config"]["shape"] == "conversations"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
+def test_a_name_with_dots_comes_before_what_they_lead_to(folder: Path, form: str) -> None:
+    records = [{"a": {"b": "within"}, "a.b": "by name"}]
+    path = Path(f"data.{form}")
+    if form == "jsonl":
+        write(records)
+    elif form == "parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    else:
+        path.write_text("a,a.b\nwithin,by name\n")
+    assert pack_marked(path, "--text-field", "a.b", template=None) == ["b⟦y name<eos>⟧"]
+
+
+def test_of_parquet_only_the_columns_that_dots_lead_to_are_read(folder: Path) -> None:
+    records = [{"data": {"text": "short", "blob": str(i) * 2_000_000}} for i in range(3)]
+    pq.write_table(pa.Table.from_pylist(records), "data.parquet", compression="none")
+    given = ("--text-field", "data.text", "--max-line-bytes", 1_000)
+    assert pack_marked(Path("data.parquet"), *given, template=None) == ["s⟦hort<eos>⟧"] * 3
+    assert Path("data.parquet").stat().st_size > 6_000_000
+
+
+def test_records_without_what_dots_lead_to(folder: Path) -> None:
+    records: list[Any] = [{"a": {"b": "c"}}, {"a": 1}, {"a": {"b": 2}}, {"a": {"b": {"c": "d"}}}]
+    reasons = [
+        "no field 'a.b'; fields found: a",
+        "field 'a.b' is an integer, expected a string",
+        "field 'a.b' is an object, expected a string",
+    ]
+    for record, reason in zip(records[1:], reasons, strict=True):
+        refused([records[0], record], 1, reason, options=["--text-field", "a.b"], template=None)
+
+
 def test_a_field_that_is_not_there(folder: Path) -> None:
     parts = ("data.jsonl", "no 'chosen'", "fields found: messages")
     refused([chat(*HI)], 1, *parts, options=["--field", "messages=chosen"])
@@ -170,6 +230,111 @@ def test_messages_need_a_template(folder: Path) -> None:
 
 def test_a_template_that_does_not_compile(folder: Path) -> None:
     refused([chat(*HI)], 2, "does not compile", template="{% for %}")
+
+
+OPENAI = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+RENAMED = [{"speaker": "Ann", "utterance": "Hi"}, {"speaker": "Agent", "utterance": "Hello"}]
+LONG = "Something that is longer than a name."
+# a record, and the options that the tip must name
+TIPS: dict[str, tuple[Any, str]] = {
+    "dialogue": ({"dialogue": OPENAI}, "--field messages=dialogue"),
+    "Messages": ({"id": "3", "Messages": OPENAI}, "--field messages=Messages"),
+    "ShareGPT": ({"talk": HI_SHAREGPT}, "--field messages=talk"),
+    "JSON text": ({"dialogue": json.dumps(OPENAI)}, "--field messages=dialogue"),
+    "nested": ({"data": {"n": 1, "messages": OPENAI}}, "--field messages=data.messages"),
+    "keys": (
+        {"talk": RENAMED},
+        "--field messages=talk --field role=speaker --field content=utterance --role Ann=user "
+        "--role Agent=assistant",
+    ),
+    "roles": (
+        {"talk": [{"role": "human", "content": "Hi"}, {"role": "gpt", "content": "Hello"}]},
+        "--field messages=talk --role human=user --role gpt=assistant",
+    ),
+    "keys of messages": (
+        {"messages": [{"speaker": "human", "text": "Hi"}, {"speaker": "gpt", "text": "Hello"}]},
+        "--field role=speaker --field content=text",
+    ),
+    "content": ({"id": "x", "content": "Hello"}, "--field text=content"),
+    "TEXT": ({"TEXT": "Hello", "url": "http://a"}, "--field text=TEXT"),
+    "one long": ({"id": "x", "prose": LONG, "date": "today"}, "--field text=prose"),
+    "problem": (
+        {"problem": "Say hi.", "solution": "Hello", "level": 3},
+        "--field prompt=problem --field completion=solution",
+    ),
+    "inputs": (
+        {"inputs": "Say hi.", "targets": "Hello"},
+        "--field prompt=inputs --field completion=targets",
+    ),
+    "Alpaca": (
+        {"Instruction": "Say hi.", "Input": "", "Output": "Hello"},
+        "--field instruction=Instruction --field output=Output --field input=Input",
+    ),
+    "by position": (
+        {"a title": LONG, "id": "3", "b": LONG},
+        "--field 'prompt=a title' --field completion=b",
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("case", TIPS)
+def test_a_tip_names_the_options_that_work(folder: Path, case: str, count: int) -> None:
+    record, options = TIPS[case]
+    template = TAGS if "[{" in json.dumps(record).replace("\\", "") else None
+    path = write([record] * count)
+    result = run(path, template=template)
+    assert result.exit_code == 1
+    tip = result.stderr.strip().rpartition("tip: ")[2]
+    assert tip.endswith(options), result.stderr
+    assert pack_chat(path, *shlex.split(options), template=template)["documents"]
+    assert "⟦" in marked("out")[0]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "json"])
+def test_a_tip_for_files_of_other_formats(folder: Path, form: str) -> None:
+    path, record = Path(f"data.{form}"), {"problem": "Say hi.", "solution": "Hello"}
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist([record]), path)
+    else:
+        path.write_text(json.dumps([record]) if form == "json" else "problem,solution\nx,y\n")
+    tip = run(path, template=None).stderr
+    assert tip.endswith("tip: add --field prompt=problem --field completion=solution\n")
+
+
+@pytest.mark.parametrize("record", [{"a": 1}, {"a": "x", "b": "y", "c": "z"}, {"a": [1], "b": [2]}])
+def test_a_record_that_tells_nothing_has_the_general_tip(folder: Path, record: Any) -> None:
+    assert "tip: name the text with --text-field, or map" in run([record], template=None).stderr
+
+
+def test_a_field_is_for_the_files_that_have_it(folder: Path) -> None:
+    write([{"question": "Say hi.", "answer": "Hello"}], "a.jsonl")
+    write([{"chosen": HI, "rejected": HI[:1]}], "b.jsonl")
+    Path("tags.jinja").write_text(TAGS)
+    command = ("pack", "a.jsonl", "b.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "-q",
+               "--chat-template", "tags.jinja")  # fmt: skip
+    done = packer(*command, "--field", "messages=chosen")
+    assert done.exit_code == 0, done.stderr
+    assert marked("out") == [PAIR, HI_MARKED]
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    done = packer(*command, "--field", "messages=chose", "--overwrite")
+    assert_error(done, 1, "a.jsonl: records have no 'chose'; fields found: question, answer")
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"conversations": HI_SHAREGPT}, "<system>S</system>" + HI_MARKED),
+        (
+            {"instruction": "Hi", "output": "Hello"},
+            "<system>S</system><user>Hi</user><assistant>⟦Hello</assistant>⟧",
+        ),
+    ],
+)
+def test_one_field_that_is_mapped_leaves_the_others(folder: Path, record: Any, text: str) -> None:
+    options = ("--prompt-template", "chat") if "output" in record else ()
+    record = record | {"system_prompt": "S"}
+    assert pack_marked([record], "--field", "system=system_prompt", *options) == [text]
 
 
 # In other files
