@@ -53,7 +53,8 @@ def test_they_are_exported_and_opened(name: str) -> None:
     done("export", name, "--to", "trl", "-o", "exported", "-q")
     rows = open_packed(name)
     assert len(rows) == {"packed": 10, "view": 5}[name]
-    labels = np.concatenate([rows[i]["labels"] for i in range(len(rows))])
+    batches = [one for shard in rows.manifest["shards"] for one in rows.batches(shard)]
+    labels = np.concatenate([one.column("labels").flatten().to_numpy() for one in batches])
     assert (labels >= 0).sum() == 221
 
 
