@@ -17,6 +17,7 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
+import packer_cli
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
@@ -86,14 +87,14 @@ def compare_inputs(
     if isinstance(stored, PackedDirectory) and _are_tokenized(files):
         again = TokenizedComparison(stored, files, findings, stop)
         if not findings.problems:
-            run_all(_tasks(again, manifest, files, sample, seed, everything, notify), workers, stop)
+            run_all(_tasks(again, manifest, files, sample, seed, everything), workers, stop)
         for index in files if not findings.problems else ():
             numbers = None if everything else again.compared(index)
             _trace(again.directory(index), numbers, findings, workers, stop, notify)
         return
 
     def tasks(comparison: Comparison) -> Iterator[Callable[[], None]]:
-        return _tasks(comparison, manifest, files, sample, seed, everything, notify)
+        return _tasks(comparison, manifest, files, sample, seed, everything)
 
     _encode_again(stored, config, files, findings, workers, stop, tasks, fast=sample is None)
 
@@ -109,10 +110,9 @@ def _tasks(
     sample: int | None,
     seed: int,
     everything: bool,
-    notify: Notify,
 ) -> Iterator[Callable[[], None]]:
     if everything:
-        return comparison.of_everything(notify)
+        return comparison.of_everything()
     wanted = shares(manifest, set(files), sample or 0, seed)
     drawn = draws(manifest, set(files), wanted, sample or 0, seed)
     return comparison.of_sample(wanted, drawn, seed)
@@ -186,7 +186,13 @@ def _trace(
 
     `numbers`: of the documents, ascending; None: all.
     """
-    own = Findings()
+    own, version = Findings(), tokenized.facts.packer_version
+    if version != packer_cli.__version__:
+        notify(
+            f"{tokenized.path}: was tokenized by packer {version}, so its documents are not "
+            "compared with its inputs; packer tokenize --overwrite tokenizes them again"
+        )
+        return
     try:
         config = document_config_of(tokenized.facts)
     except ValueError as error:
@@ -203,7 +209,7 @@ def _trace(
 
         def tasks(comparison: Comparison) -> Iterator[Callable[[], None]]:
             if numbers is None:
-                return comparison.of_everything(notify)
+                return comparison.of_everything()
             return comparison.of_numbers(numbers)
 
         _encode_again(tokenized, config, files, own, workers, stop, tasks, fast=numbers is None)

@@ -41,9 +41,6 @@ from packer_cli.verify.reading import Stored, part_of
 from packer_cli.verify.rows import UnitRows
 from packer_cli.verify.tokenized_unit import CountingSink, TokenizedUnit
 
-# What depends on the plan and not on the documents alone.
-_OF_PLAN = {"rows", "row_fill", "segments_per_row", "attention_before", "attention_after"}
-
 
 class PlanComparison:
     """A `RowWriter` that compares planned rows with the unit's, segment by segment.
@@ -143,13 +140,10 @@ def compare_packed(
     job: Job,
     stored: Stored,
     findings: Findings,
-    *,
-    same_plan: bool,
 ) -> None:
     """Make a unit of the manifest again and add the differences, those of documents first.
 
-    `rejected_from`: where its part of rejected.jsonl begins. `same_plan`: whether this packer
-    plans like the one that packed it.
+    `rejected_from`: where its part of rejected.jsonl begins.
     """
 
     def make(unit: WorkUnit, job: Job) -> tuple[UnitResult, str]:
@@ -182,7 +176,7 @@ def compare_packed(
             documents.expect(job.files[file], rows.positions(file))
         if documents.differing:
             return
-        if same_plan and difference:
+        if difference:
             findings.add(f"unit {number}", difference, remedy=DIFFERENT)
             return
         left_out = (
@@ -190,7 +184,6 @@ def compare_packed(
         )  # what an earlier packer did not count
         if "unshown_documents" in left_out:  # `unshown_tools` counted calls, too
             left_out |= {"unshown_tools", "unread"}
-        left_out |= set() if same_plan else _OF_PLAN
         recorded = counts_of(record)
         for file in {*recorded.files, *result.counts.files}:
             for name in set(OF_INPUTS) - set(stored.facts.counted_by_input):
