@@ -22,6 +22,7 @@ from packer_cli.errors import UsageError, nearest
 from packer_cli.supervised.chat_template import environment
 from packer_cli.supervised.messages import MalformedError, kind_of
 from packer_cli.supervised.template_variables import read_from_outside
+from packer_cli.supervised.word_looks import mentions_in
 
 PASSED = ("messages", "tools", "add_generation_prompt")
 _OWN = "_packer_"
@@ -128,11 +129,7 @@ def reads_of(source: str) -> Reads:
 @lru_cache(maxsize=8)
 def mentions_of(source: str) -> frozenset[str]:
     """All names of attributes and all texts in a template: it reads no key but these."""
-    tree = environment(computes=False).parse(source)
-    names = {node.attr for node in tree.find_all(nodes.Getattr)}
-    return frozenset(names.union(
-        node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
-    ))  # fmt: skip
+    return mentions_in(environment(computes=False).parse(source))
 
 
 def _uses(node: nodes.Node, *, asked: bool) -> Iterator[tuple[str, bool]]:
