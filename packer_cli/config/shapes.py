@@ -16,7 +16,9 @@ PREFERENCE = "preference"
 LABEL = "label"  # whether an answer is a good one, in records of preference
 MIXED = "mixed"  # the kind of several shapes that have different ones
 ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
+_Names = dict[str, tuple[str, ...]]
 _OF_MESSAGES = " of messages"
+CONTEXT, SYSTEM, REASONING = "context", "system", "reasoning"  # fields beside prompt and answer
 
 
 @dataclass(frozen=True)
@@ -147,26 +149,37 @@ class _Kind:
 
     required: tuple[tuple[str, ...], ...]
     optional: tuple[str, ...] = ()
-    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    others: _Names = field(default_factory=dict)
 
 
+# What well-known sets call optional fields: OpenOrca, Dolly, and sets made by models that reason.
+_SYSTEM: _Names = {SYSTEM: ("system_prompt",)}
+_REASONING: _Names = {REASONING: ("reasoning_content", "thinking")}
+_INPUT: _Names = {"input": (CONTEXT,)}
 # In the order in which they are tried: the most specific shape comes first.
 KINDS = {
-    "messages": _Kind((("messages",),), ("tools", ARGUMENTS)),
-    "conversations": _Kind((("conversations", "conversation"),), ("tools", "system", ARGUMENTS)),
+    "messages": _Kind((("messages",),), ("tools", SYSTEM, ARGUMENTS)),
+    "conversations": _Kind(
+        (("conversations", "conversation"),), ("tools", SYSTEM, ARGUMENTS), _SYSTEM
+    ),
     "prompt-completion": _Kind(
         (
             ("prompt", "question", "query", "input"),
             ("completion", "answer", "response", "output"),
         ),
-        ("tools", ARGUMENTS),
+        ("tools", CONTEXT, SYSTEM, REASONING, ARGUMENTS),
+        _SYSTEM | _REASONING,
     ),
-    "alpaca": _Kind((("instruction",), ("output", "response")), ("input", "system", ARGUMENTS)),
+    "alpaca": _Kind(
+        (("instruction",), ("output", "response")),
+        ("input", SYSTEM, REASONING, ARGUMENTS),
+        _INPUT | _SYSTEM | _REASONING,
+    ),
     "text": _Kind((("text",),)),
     PREFERENCE: _Kind(
         (("chosen",), ("rejected",)),
-        ("prompt", "input", "tools", ARGUMENTS),
-        {"prompt": ("question", "query", "instruction")},
+        ("prompt", "input", "tools", SYSTEM, ARGUMENTS),
+        {"prompt": ("question", "query", "instruction")} | _INPUT | _SYSTEM,
     ),
     "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
 }
@@ -174,8 +187,12 @@ KINDS = {
 _FORMS = {
     PREFERENCE: (
         KINDS[PREFERENCE],
-        _Kind((("messages",), (LABEL,)), ("tools", ARGUMENTS)),
-        _Kind((*KINDS["prompt-completion"].required, (LABEL,)), ("tools", ARGUMENTS)),
+        _Kind((("messages",), (LABEL,)), ("tools", SYSTEM, ARGUMENTS), _SYSTEM),
+        _Kind(
+            (*KINDS["prompt-completion"].required, (LABEL,)),
+            ("tools", CONTEXT, SYSTEM, ARGUMENTS),
+            _SYSTEM,
+        ),
     )
 }
 # what other tools call them
