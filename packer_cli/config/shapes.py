@@ -116,6 +116,28 @@ def kinds_of(shape: Shape) -> str:
     return ", ".join(dict.fromkeys(one.kind for one in shape.members.values() or [shape]))
 
 
+def prompt_templates(shape: Shape, given: str | None) -> dict[str, str]:
+    """How prompts become text, by the shapes of records that have any. `given`: --prompt-template,
+    which is for those that know it.
+    """
+    return {
+        one.name: given if given in one.prompt_templates else one.prompt_templates[0]
+        for one in shape.members.values() or [shape]
+        if one.is_supervised and not one.is_chat
+    }
+
+
+def prompts_described(shape: Shape, given: str | None) -> str:
+    """For people: "prompts as they are"; "" where records have none."""
+    words = {
+        name: "as they are" if template == "none" else f"as {template}"
+        for name, template in prompt_templates(shape, given).items()
+    }
+    if len({*words.values()}) > 1:
+        return ", ".join(f"prompts of {name} {how}" for name, how in words.items())
+    return f"prompts {next(iter(words.values()))}" if words else ""
+
+
 def joined(members: dict[str, Shape]) -> Shape:
     """One shape that stands for several."""
     kinds = {member.kind for member in members.values()}
@@ -156,6 +178,8 @@ class _Kind:
 _SYSTEM: _Names = {SYSTEM: ("system_prompt",)}
 _REASONING: _Names = {REASONING: ("reasoning_content", "thinking")}
 _INPUT: _Names = {"input": (CONTEXT,)}
+# Fields beside a prompt and its answer that only a chat template has a place for.
+ONLY_IN_CHATS = frozenset(("tools", REASONING, *_REASONING[REASONING]))
 # In the order in which they are tried: the most specific shape comes first.
 KINDS = {
     "messages": _Kind((("messages",),), ("tools", SYSTEM, ARGUMENTS)),

@@ -7,7 +7,8 @@ when a block holds a blank or bad record is it read one by one to find the place
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -21,12 +22,14 @@ from packer_cli.inputs.byte_streams import Source, open_source
 from packer_cli.inputs.json_mistakes import DECODE_ERRORS, explain, mend
 from packer_cli.inputs.line_positions import LinePositions
 from packer_cli.inputs.lines import too_long
+from packer_cli.inputs.looked_at import Sample
 from packer_cli.inputs.token_columns import BEYOND, check_tokens
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
 _Decode = Callable[[bytes | memoryview], Any]
 _LOOKED_AT = 1 << 10  # of a value, to see what it is
+_MOST_LOOKED_AT = 1 << 20  # bytes of a record, of which all fields become objects
 
 
 class Found(NamedTuple):
@@ -132,9 +135,14 @@ class JsonReader(LinePositions):
         *,
         peek: bool = False,
     ) -> Iterator[Records]:
-        decode = _decoder(shape)
+        decode, sample = _decoder(shape), Sample(shape, config)
 
         def records_of(found: Found) -> Records:
+            return replace(
+                decoded_of(found), looked_at=sample.of(len(found.pieces), partial(_all_of, found))
+            )
+
+        def decoded_of(found: Found) -> Records:
             positions, decoded, bad = self._decoded(file, found, decode, config.max_line_bytes)
             consumed = source.consumed()
             if shape.kind == "text":
@@ -209,6 +217,17 @@ def _decoder_of(
     return msgspec.json.Decoder(record).decode
 
 
+def _all_of(found: Found, index: int) -> dict[str, Any] | None:
+    """All fields of a record; None of one that is bad, or large once it is objects."""
+    if len(found.pieces[index]) > _MOST_LOOKED_AT:
+        return None
+    try:
+        return _any_decoder(found.pieces[index])
+    except DECODE_ERRORS:
+        return None
+
+
+_any_decoder: Callable[[bytes | memoryview], dict[str, Any]]
 _any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
 # a document of nested values is ten times its size once they are objects
 _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

@@ -30,7 +30,7 @@ from packer_cli.result.manifest import TOKENIZED
 RUN = "run.json"
 IsSame = Callable[[InputFile, InputFile], bool]
 # Options that decide whether a run may end well, not what a unit's shards hold.
-_LIMITS = ("max_loss", "max_errors")
+_LIMITS = ("max_loss", "max_errors", "max_unused")
 _OPTIONS = {
     "fields": "--field", "template_args": "--template-arg", "add_bos": "--bos", "add_eos": "--eos",
 }  # fmt: skip

@@ -176,6 +176,7 @@ class Composer:
             sides=None if records.sides is None else np.repeat(records.sides, counts),
             conversations=[document.conversation for document in documents] if again else None,
             bad=bad if records.sides is None else once(bad),
+            looked_at=records.looked_at,
             notices=tuple(r.notice for r in self.renderers if r.notice),
             consumed=records.consumed,
             stretches=records.stretches,
