@@ -6,11 +6,12 @@ say the same.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
-from packer_cli.config.shapes import ONLY_IN_CHATS, Shape, prompt_templates
+from packer_cli.config.shapes import CHAT, CONTEXT, ONLY_IN_CHATS, Shape, prompt_templates
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import DOCUMENT_TOTALS, Manifest, Result
 from packer_cli.result.manifest_check import shape_of
@@ -119,8 +120,20 @@ def _unused(manifest: Result) -> Iterator[Warned]:
     if large.keys() <= ONLY_IN_CHATS and "chat" not in _prompts(manifest).values():
         way_out = "--prompt-template chat uses it"
     else:
-        way_out = "--field NAME=COLUMN uses it as a field of the records' shape"
+        way_out = _place_for(next(iter(large)), manifest)
     yield Warned("unused", text, f"{way_out}, --max-unused 1% makes it an error")
+
+
+def _place_for(name: str, manifest: Result) -> str:
+    """The option that makes something of a field."""
+    kinds = {one.kind for one in _shapes(manifest)}
+    column = shlex.quote(name)
+    if kinds == {"text"}:
+        return f"--text-field {column} packs it instead"
+    if kinds <= {*CHAT}:
+        return f"--field system={column} makes it the system message"
+    own = CONTEXT if kinds == {"prompt-completion"} else "input"
+    return f"--field {own}={column} puts it below the prompt"
 
 
 def _unshown(manifest: Result) -> Iterator[Warned]:
