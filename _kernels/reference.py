@@ -292,7 +292,8 @@ def find_pieces(boundaries, segments, directories, lengths, capacity, segment_mu
 
 
 def mark_trained(texts, kinds, spaces, spacing, spans):
-    """For each text: which of its tokens hold a byte of a span, or None where that is not certain.
+    """For each text: 1 for each of its tokens that holds a byte of a span, 2 where it begins before
+    that span, else 0; or None where that is not certain.
 
     texts: (the text's bytes, its tokens' (id, bytes)); kinds: id -> 0, 1 or 2.
     """
@@ -300,8 +301,13 @@ def mark_trained(texts, kinds, spaces, spacing, spans):
     for (text, tokens), wanted in zip(texts, spans, strict=True):
         places = _places(text, tokens, kinds, spaces, spacing)
         bytes_of_spans = {at for begin, end in wanted for at in range(begin, end)}
+        held = [sorted(bytes_of_spans & set(range(a, max(a + 1, b)))) for a, b in places or []]
         marked.append(
-            places and [bool(bytes_of_spans & set(range(a, max(a + 1, b)))) for a, b in places]
+            places
+            and [
+                bool(own) + bool(own and own[0] > a)
+                for own, (a, _) in zip(held, places, strict=True)
+            ]
         )
     return marked
 

@@ -324,6 +324,16 @@ class DocumentConfig:
             value="count or share",
         ),
     ] = None
+    max_unused: Annotated[
+        float | None,
+        Option(
+            "Fail when more of the records' text is in fields that nothing uses: 0.01 or 1%.",
+            INPUT,
+            value="share",
+            least=0,
+            most=1,
+        ),
+    ] = None
     max_line_bytes: Annotated[
         int, Option("Longest line, cell or text document accepted.", INPUT, value="size", least=1)
     ] = 256 * MIB

@@ -10,7 +10,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
 from packer_cli.config.pair_rules import overlong_of_pairs, refuse_pairs_among, with_pair_columns
-from packer_cli.config.shapes import Shape
+from packer_cli.config.shapes import CONTEXT, REASONING, Shape
 from packer_cli.errors import UsageError
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
@@ -115,6 +115,17 @@ def by_file_shape(config: _Config, shape: Shape) -> dict[str | None, tuple[Shape
     if not shape.members:
         return {None: (shape, config)}
     return {name: (one, for_member(config, one)) for name, one in shape.members.items()}
+
+
+def used_columns(shape: Shape, config: DocumentConfig) -> frozenset[str]:
+    """The input's names of the fields that are read and have a place in documents; `config` as
+    `for_shape` gives it.
+    """
+    of_messages = shape.is_chat or shape.of_messages
+    idle = {CONTEXT, REASONING} if of_messages else {"tools"}
+    if config.prompt_template != "chat":  # raw text has no place for it
+        idle.add(REASONING)
+    return frozenset(name for own, name in shape.columns.items() if own not in idle)
 
 
 def trained_on(config: DocumentConfig, shape: Shape) -> str:

@@ -23,6 +23,8 @@ ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
 MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "train")
 _OF_MESSAGES = " of messages"
 ABSENT = object()  # what `value_at` finds where there is nothing
+_Names = dict[str, tuple[str, ...]]
+CONTEXT, SYSTEM, REASONING = "context", "system", "reasoning"  # fields beside prompt and answer
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,28 @@ def kinds_of(shape: Shape) -> str:
     return ", ".join(dict.fromkeys(one.kind for one in shape.members.values() or [shape]))
 
 
+def prompt_templates(shape: Shape, given: str | None) -> dict[str, str]:
+    """How prompts become text, by the shapes of records that have any. `given`: --prompt-template,
+    which is for those that know it.
+    """
+    return {
+        one.name: given if given in one.prompt_templates else one.prompt_templates[0]
+        for one in shape.members.values() or [shape]
+        if one.is_supervised and not one.is_chat
+    }
+
+
+def prompts_described(shape: Shape, given: str | None) -> str:
+    """For people: "prompts as they are"; "" where records have none."""
+    words = {
+        name: "as they are" if template == "none" else f"as {template}"
+        for name, template in prompt_templates(shape, given).items()
+    }
+    if len({*words.values()}) > 1:
+        return ", ".join(f"prompts of {name} {how}" for name, how in words.items())
+    return f"prompts {next(iter(words.values()))}" if words else ""
+
+
 def joined(members: dict[str, Shape]) -> Shape:
     """One shape that stands for several."""
     kinds = {member.kind for member in members.values()}
@@ -153,26 +177,39 @@ class _Kind:
 
     required: tuple[tuple[str, ...], ...]
     optional: tuple[str, ...] = ()
-    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    others: _Names = field(default_factory=dict)
 
 
+# What well-known sets call optional fields: OpenOrca, Dolly, and sets made by models that reason.
+_SYSTEM: _Names = {SYSTEM: ("system_prompt",)}
+_REASONING: _Names = {REASONING: ("reasoning_content", "thinking")}
+_INPUT: _Names = {"input": (CONTEXT,)}
+# Fields beside a prompt and its answer that only a chat template has a place for.
+ONLY_IN_CHATS = frozenset(("tools", REASONING, *_REASONING[REASONING]))
 # In the order in which they are tried: the most specific shape comes first.
 KINDS = {
-    "messages": _Kind((("messages",),), ("tools", ARGUMENTS)),
-    "conversations": _Kind((("conversations", "conversation"),), ("tools", "system", ARGUMENTS)),
+    "messages": _Kind((("messages",),), ("tools", SYSTEM, ARGUMENTS)),
+    "conversations": _Kind(
+        (("conversations", "conversation"),), ("tools", SYSTEM, ARGUMENTS), _SYSTEM
+    ),
     "prompt-completion": _Kind(
         (
             ("prompt", "question", "query", "input"),
             ("completion", "answer", "response", "output"),
         ),
-        ("tools", ARGUMENTS),
+        ("tools", CONTEXT, SYSTEM, REASONING, ARGUMENTS),
+        _SYSTEM | _REASONING,
     ),
-    "alpaca": _Kind((("instruction",), ("output", "response")), ("input", "system", ARGUMENTS)),
+    "alpaca": _Kind(
+        (("instruction",), ("output", "response")),
+        ("input", SYSTEM, REASONING, ARGUMENTS),
+        _INPUT | _SYSTEM | _REASONING,
+    ),
     "text": _Kind((("text",),)),
     PREFERENCE: _Kind(
         (("chosen",), ("rejected",)),
-        ("prompt", "input", "tools", ARGUMENTS),
-        {"prompt": ("question", "query", "instruction")},
+        ("prompt", "input", "tools", SYSTEM, ARGUMENTS),
+        {"prompt": ("question", "query", "instruction")} | _INPUT | _SYSTEM,
     ),
     "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
 }
@@ -180,8 +217,12 @@ KINDS = {
 _FORMS = {
     PREFERENCE: (
         KINDS[PREFERENCE],
-        _Kind((("messages",), (LABEL,)), ("tools", ARGUMENTS)),
-        _Kind((*KINDS["prompt-completion"].required, (LABEL,)), ("tools", ARGUMENTS)),
+        _Kind((("messages",), (LABEL,)), ("tools", SYSTEM, ARGUMENTS), _SYSTEM),
+        _Kind(
+            (*KINDS["prompt-completion"].required, (LABEL,)),
+            ("tools", CONTEXT, SYSTEM, ARGUMENTS),
+            _SYSTEM,
+        ),
     )
 }
 # what other tools call them

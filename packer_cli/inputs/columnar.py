@@ -30,8 +30,9 @@ from packer_cli.inputs.arrow_records import (
     tokens_of,
 )
 from packer_cli.inputs.byte_streams import HashedFile
+from packer_cli.inputs.looked_at import FIRST, Sample
 from packer_cli.inputs.parquet_pages import pages
-from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice
+from packer_cli.records import BadRecord, Group, InputFile, Int64, LookedAt, Records, Slice
 from packer_cli.result.document_writer import kind_in
 from packer_cli.result.manifest import TOKENIZED
 
@@ -208,7 +209,9 @@ class ParquetReader(_ColumnarReader):
                     yield from self._records(
                         file, own, first_row, shape, consumed, config.max_line_bytes
                     )
-                yield Records.end(hashed.stretches())
+                first = None if part.start or stop == 0 else _first_rows(file, metadata)
+                end = Records.end(hashed.stretches())
+                yield replace(end, looked_at=_looked_at(first, shape, config))
 
     def describe(self, file: InputFile, position: int) -> str:
         with _reading(file):
@@ -216,6 +219,49 @@ class ParquetReader(_ColumnarReader):
         group = int(np.searchsorted(first_rows, position, side="right")) - 1
         row = position - first_rows[group]
         return f"row group {group}, row {row} (row {position} of the file)"
+
+
+def _first_rows(file: InputFile, metadata: Any) -> Any:
+    """A batch of the first rows of a Parquet file: all columns of texts whose pages are small."""
+    schema, group = metadata.schema.to_arrow_schema(), metadata.row_group(0)
+    names = []
+    for one in schema:
+        own = [column for column in _chunks(group, [one.name])
+               if column.path_in_schema.split(".")[0] == one.name]  # fmt: skip
+        first = [next(pages(file.path, column), None) for column in own]
+        if _holds_text(one.type) and all(page and page.size < _DENSE_BYTES for page in first):
+            names.append(one.name)
+    # not through the file whose bytes are hashed as they are read
+    with (
+        storage.open_arrow(file.path) as source,
+        pq.ParquetFile(
+            source, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
+        ) as parquet,
+    ):
+        return next(parquet.iter_batches(FIRST, row_groups=[0], columns=names), None)
+
+
+def _looked_at(batch: Any, shape: Shape, config: DocumentConfig) -> LookedAt:
+    """What the first rows of a batch hold."""
+    if batch is None:
+        return LookedAt()
+
+    def fields(row: int) -> dict[str, Any] | None:
+        try:
+            record: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
+        except UnicodeDecodeError:
+            return None
+        return record
+
+    return Sample(shape, config).of(min(batch.num_rows, FIRST), fields)
+
+
+def _holds_text(kind: Any) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_holds_text(kind.field(i).type) for i in range(kind.num_fields))
+    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):  # lists
+        return _holds_text(kind.value_type)
+    return is_text_type(kind)
 
 
 def _chunks(row_group: Any, names: list[str]) -> list[Any]:
@@ -324,7 +370,11 @@ class ArrowReader(_ColumnarReader):
         ):
             batches = read_columns(columns_to_read(file, schema, shape))
             yield from self._records(file, batches, 0, shape, 0.0, config.max_line_bytes)
-            yield Records.end(hashed.stretches())
+            texts = [one.name for one in schema if schema.names.count(one.name) == 1
+                     and _holds_text(one.type)]  # fmt: skip
+            first = next(read_columns(texts), None)
+            end = Records.end(hashed.stretches())
+            yield replace(end, looked_at=_looked_at(first, shape, config))
 
 
 @contextmanager

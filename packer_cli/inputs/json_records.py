@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from packer_cli.inputs.json_mistakes import (
 )
 from packer_cli.inputs.line_positions import LinePositions
 from packer_cli.inputs.lines import too_long
+from packer_cli.inputs.looked_at import Sample
 from packer_cli.inputs.token_columns import BEYOND, check_tokens
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
@@ -36,6 +38,7 @@ _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for th
 _Decode = Callable[[bytes | memoryview], Any]
 _LOOKED_AT = 1 << 10  # of a value, to see what it is
 _MOST_DECODED = 1 << 20  # bytes of a list, to see whether it is of messages
+_MOST_LOOKED_AT = 1 << 20  # bytes of a record, of which all fields become objects
 
 
 class Found(NamedTuple):
@@ -145,9 +148,14 @@ class JsonReader(LinePositions):
         *,
         peek: bool = False,
     ) -> Iterator[Records]:
-        decode = _decoder(shape)
+        decode, sample = _decoder(shape), Sample(shape, config)
 
         def records_of(found: Found) -> Records:
+            return replace(
+                decoded_of(found), looked_at=sample.of(len(found.pieces), partial(_all_of, found))
+            )
+
+        def decoded_of(found: Found) -> Records:
             positions, decoded, bad = self._decoded(
                 file, found, decode, shape, config.max_line_bytes
             )
@@ -240,6 +248,17 @@ def _decode_by_dots(record: Any, columns: tuple[str, ...], piece: bytes | memory
     return msgspec.convert(there, record)
 
 
+def _all_of(found: Found, index: int) -> dict[str, Any] | None:
+    """All fields of a record; None of one that is bad, or large once it is objects."""
+    if len(found.pieces[index]) > _MOST_LOOKED_AT:
+        return None
+    try:
+        return _any_decoder(found.pieces[index])
+    except DECODE_ERRORS:
+        return None
+
+
+_any_decoder: Callable[[bytes | memoryview], dict[str, Any]]
 _any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
 # a document of nested values is ten times its size once they are objects
 _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

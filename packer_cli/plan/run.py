@@ -29,8 +29,9 @@ from packer_cli.mixing.units import choice_of, work_units
 from packer_cli.plan.outcome import Outcome, documents_in, outcome_of, with_sources
 from packer_cli.plan.unit import Documents, UnitPlan, plan_unit
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Notify, WorkUnit
+from packer_cli.records import InputFile, LookedAt, Notify, WorkUnit
 from packer_cli.result.counts import Counts
+from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.run.chosen import Chosen
 from packer_cli.run.identity import Run
 from packer_cli.run.pipeline import settled
@@ -210,8 +211,9 @@ def _planned(
 
 def _check(config: PackConfig, counts: Sequence[Counts]) -> None:
     """Raise what a run that packs would raise at its end."""
-    bad, records = 0, 0
+    bad, records, total = 0, 0, Counts()
     for one in counts:
+        total.add_looked_at(LookedAt(one.looked_at_records, one.looked_at_characters, one.unused))
         if not one.conserved():
             raise InternalError(
                 f"{one.encoded_tokens} tokens were encoded, but {one.tokens} placed, "
@@ -219,6 +221,9 @@ def _check(config: PackConfig, counts: Sequence[Counts]) -> None:
             )
         bad += one.rejected_records
         records += one.documents + one.empty_documents + one.dropped_documents
+    unused = total.looked_at_characters, total.unused
+    if reason := why_too_much_unused(config.max_unused, *unused):
+        raise DataError(reason, "name fields with --field, or leave them out of the input")
     limit, records = config.max_errors, records + bad
     if limit is not None and bad > (limit * records if isinstance(limit, float) else limit):
         raise DataError(

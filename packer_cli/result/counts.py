@@ -16,7 +16,7 @@ import numpy as np
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import Loss, Untrained
-from packer_cli.records import Int32, Int64, LeftOut
+from packer_cli.records import Int32, Int64, LeftOut, LookedAt
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
 _MOST_UNREAD, _OTHERS = 50, "…"
@@ -52,6 +52,13 @@ def _unpacked(text: str) -> Int64:
     out = np.zeros(int(steps.sum()) + 1, np.int64)
     out[np.cumsum(steps)] = counts
     return out
+
+
+def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
+    """Of many different names, the rest is counted as one. INOUT totals."""
+    for name, number in sorted(more.items()):
+        one = name if name in totals or len(totals) < _MOST_UNREAD else _OTHERS
+        totals[one] = totals.get(one, 0) + number
 
 
 def _powers() -> Int64:
@@ -94,6 +101,12 @@ class Counts(Loss):
     dropped ones they make `encoded_tokens`. `documents` have at least one token in a row.
     `rejected_files` of the rejected records are whole files that cannot be decoded.
     The attention costs are counted where rows are balanced, before and after.
+
+    edge_tokens     hold the end of a prompt and the beginning of its answer
+    looked_at_...   records of which all fields were read, and the characters in them
+    unused          characters of these that nothing uses, by field
+    dropped_length  the tokens of documents that are dropped since they are longer than a row; of
+                    those with 2**i <= length < 2**(i+1) in dropped_length[i]
     """
 
     documents: int = 0
@@ -134,6 +147,9 @@ class Counts(Loss):
     masked_documents: int = 0
     masked_tokens: int = 0
     repeated_tokens: int = 0
+    edge_tokens: int = 0
+    looked_at_records: int = 0
+    looked_at_characters: int = 0
     document_length: Int64 = field(default_factory=_powers)
     row_fill: Int64 = field(default_factory=lambda: np.zeros(ROW_FILL_BUCKETS, np.int64))
     segments_per_row: Int64 = field(default_factory=_powers)
@@ -142,6 +158,8 @@ class Counts(Loss):
     attention_after: AttentionCost = field(default_factory=AttentionCost)
     files: dict[int, FileCounts] = field(default_factory=dict)
     unread: dict[str, int] = field(default_factory=dict)
+    unused: dict[str, int] = field(default_factory=dict)
+    dropped_length: Int64 = field(default_factory=_powers)
 
     def file(self, index: int) -> FileCounts:
         return self.files.setdefault(index, FileCounts())
@@ -209,10 +227,21 @@ class Counts(Loss):
         self.file(file).unshown_tokens += sum(tokens)
 
     def add_unread(self, names: Mapping[str, int]) -> None:
-        """Count fields that nobody reads. Of many different ones, the rest is counted as one."""
-        for name, number in sorted(names.items()):
-            one = name if name in self.unread or len(self.unread) < _MOST_UNREAD else _OTHERS
-            self.unread[one] = self.unread.get(one, 0) + number
+        """Count fields that nobody reads."""
+        _add_named(self.unread, names)
+
+    def add_looked_at(self, sample: LookedAt) -> None:
+        """Count what of some records nothing uses."""
+        self.looked_at_records += sample.records
+        self.looked_at_characters += sample.characters
+        _add_named(self.unused, sample.unused)
+
+    def add_dropped(self, lengths: Int64) -> None:
+        """Count documents that are dropped since they are longer than a row."""
+        if len(lengths):
+            exponents = np.frexp(lengths.astype(np.float64))[1] - 1
+            sums = np.bincount(exponents, weights=lengths, minlength=_POWER_BUCKETS)
+            self.dropped_length += sums.astype(np.int64)
 
     def add_loss(self, loss: Loss) -> None:
         for item in fields(loss):
@@ -226,8 +255,8 @@ class Counts(Loss):
                     total = self.file(index)
                     for name, value in vars(counts).items():
                         setattr(total, name, getattr(total, name) + value)
-            elif item.name == "unread":
-                self.add_unread(theirs)
+            elif isinstance(theirs, dict):
+                _add_named(mine, theirs)
             elif isinstance(theirs, np.ndarray):
                 if len(mine) < len(theirs):
                     mine = np.concatenate([mine, np.zeros(len(theirs) - len(mine), np.int64)])
@@ -271,9 +300,9 @@ class Counts(Loss):
                     raise ValueError(f"{name} has {value.size} figures, not {mine.size}")
             elif isinstance(mine, AttentionCost):
                 value = AttentionCost(*value)  # noqa: PLW2901
-            elif name == "unread":
+            elif isinstance(mine, dict):
                 if not all(isinstance(number, int) for number in value.values()):
-                    raise TypeError(f"unread is {value!r}")
+                    raise TypeError(f"{name} is {value!r}")
             elif not isinstance(value, int):
                 raise TypeError(f"{name} is {value!r}")
             setattr(counts, name, value)

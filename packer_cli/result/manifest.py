@@ -245,6 +245,10 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     masked_tokens: Count = 0
     repeated_tokens: Count = 0
     rejected_files: Count = 0
+    edge_tokens: Count = 0
+    looked_at_records: Count = 0
+    looked_at_characters: Count = 0
+    unused: dict[str, Count] = {}
     histograms: DocumentHistograms
     inputs: list[Input]
     units: list[Unit]
@@ -311,6 +315,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     dropped_trained_tokens: Count
     untrained_documents: Count
     untrained_tokens: Count
+    dropped_length: list[Count] = []
     padding_tokens: int
     utilization: float
     lower_bound_rows: AtLeastOne

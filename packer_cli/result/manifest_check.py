@@ -21,7 +21,7 @@ from packer_cli.result.shards import Shard
 
 # Options that decide whether a run may end well, not what a unit's shards hold: its record says
 # which bad records it has skipped.
-LIMITS = ("max_loss", "max_errors", "on_error")
+LIMITS = ("max_loss", "max_errors", "max_unused", "on_error")
 _COUNTED = ("rows", "tokens", "trained_tokens")
 
 

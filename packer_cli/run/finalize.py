@@ -53,6 +53,7 @@ from packer_cli.result.manifest_bytes import to_bytes
 from packer_cli.result.manifest_check import run_of_sides, why_incomplete
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.shards import FORMAT_VERSION, Shard, digest
+from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.run import commits
 from packer_cli.run import directory as output
 from packer_cli.run.commits import UnitRecord
@@ -144,6 +145,13 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) ->
         raise InternalError(
             f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
             f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
+        )
+    unused = total.looked_at_characters, total.unused
+    if reason := why_too_much_unused(run.config.max_unused, *unused):
+        raise DataError(
+            reason,
+            "name fields with --field, or leave them out of the input; everything is packed, and "
+            "with a larger --max-unused the run finishes at once",
         )
     if not (total.rows or (run.is_to_tokenize and total.tokens)):
         problem = _nothing(total, run, rejected, claim)
@@ -298,7 +306,7 @@ def sources_of(choice: Choice) -> list[Source]:
 def _of_documents(counts: Counts) -> dict[str, Any]:
     return {
         **{name: getattr(counts, name) for name in DOCUMENT_TOTALS},
-        **_unread(counts),
+        **_named(counts),
         "histograms": {
             name: getattr(counts, name).tolist() for name in DocumentHistograms.__struct_fields__
         },
@@ -313,7 +321,8 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
     return {
         "rows": counts.rows,
         **{name: getattr(counts, name) for name in TOTALS},
-        **_unread(counts),
+        **_named(counts),
+        **_dropped(counts),
         "padding_tokens": slots - counts.tokens,
         "utilization": counts.tokens / slots if slots else 0.0,
         "lower_bound_rows": lower_bound_rows(
@@ -330,8 +339,15 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
     }
 
 
-def _unread(counts: Counts) -> dict[str, Any]:
-    return {"unread": dict(sorted(counts.unread.items()))} if counts.unread else {}
+def _named(counts: Counts) -> dict[str, Any]:
+    """Totals by the names of fields, where there are any."""
+    totals = {"unread": counts.unread, "unused": counts.unused}
+    return {name: dict(sorted(total.items())) for name, total in totals.items() if total}
+
+
+def _dropped(counts: Counts) -> dict[str, Any]:
+    lengths = counts.dropped_length
+    return {"dropped_length": lengths.tolist()} if lengths.any() else {}
 
 
 def _common(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -238,4 +238,5 @@ def _count_documents(counts: Counts, batch: TokenBatch, pieces: Pieces, max_leng
     counts.empty_documents += int((lengths == 0).sum())
     counts.encoded_tokens += int(lengths.sum())
     counts.document_length += powers_histogram(placed[placed > 0])
+    counts.add_dropped(lengths[(lengths > max_length) & (placed == 0)])
     counts.add_files(batch.file, lengths, placed)

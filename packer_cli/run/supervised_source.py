@@ -125,10 +125,12 @@ def _encoders(
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
 
     return {
-        name: SupervisedEncoder(renders[name], config, tokenizers[name])
+        name: SupervisedEncoder(
+            renders[name], config, tokenizers[name], glued=not uses_template(shape, config)
+        )
         if name in renders
         else plain_encode(tokenizers[name], files, config)
-        for name, (_, config) in own.items()
+        for name, (shape, config) in own.items()
     }
 
 

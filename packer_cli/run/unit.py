@@ -147,6 +147,7 @@ def documents_of(
             stretches[part.file] += records.stretches
             batch, bad, more = job.encode(records, file)
             counts.add(more)
+            counts.add_looked_at(records.looked_at)
             if bad:
                 rejections.add(file, bad)
                 counts.rejected_records += len(bad)

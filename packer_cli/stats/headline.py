@@ -102,6 +102,8 @@ def unusual(f: dict[str, Any]) -> list[tuple[str, int, str]]:
          f"{plural(f['masked_documents'], 'document')} not trained on, by options or flags"),
         ("repeated", f["repeated_tokens"], "tokens that documents share with those of "
          "the turn before, see --turns each"),
+        ("edges", f["edge_tokens"], "tokens that hold the end of a prompt and the beginning of its "
+         "answer"),
         ("special", f["special_tokens_in_text"], "special tokens that the content of "
          "records spells out, see --special-tokens-in-text"),
         ("rearranged", f["fim_documents"], "texts put into another order, see --fim-rate"),

@@ -15,7 +15,7 @@ from packer_cli.config.columns import DEFAULT_COLUMNS, PADDED_BOUNDARIES, PAIR_C
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
-from packer_cli.config.shapes import kinds_of
+from packer_cli.config.shapes import kinds_of, prompts_described
 from packer_cli.config.strategies import keeps_order
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import Manifest, TokenizedManifest, Tokenizer
@@ -67,9 +67,9 @@ def origin_lines(manifest: Manifest | TokenizedManifest) -> list[tuple[str, str]
 
 def _records(manifest: Manifest | TokenizedManifest) -> str:
     config, shape = manifest.config, shape_of(manifest)
-    prompts = ", prompts as alpaca" if config.prompt_template == "alpaca" else ""
+    prompts = prompts_described(shape, config.prompt_template)
     trained = config.train_on or "what is default for each"
-    return f"{kinds_of(shape)}{prompts}; trained on: {trained}"
+    return f"{kinds_of(shape)}{prompts and ', '}{prompts}; trained on: {trained}"
 
 
 def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from packer_cli.page.markup import Markup, element, joined, shortened
 from packer_cli.page.sources import Portion, sources
 from packer_cli.result.manifest import Input, Manifest
 from packer_cli.result.sources import shares
+from packer_cli.result.warnings import warnings_of
 from packer_cli.result.wording import count, size
 from packer_cli.stats.headline import Line, headline, losses
 from packer_cli.stats.origin import origin_lines
@@ -40,7 +41,7 @@ def stats_page(directory: Path | str, manifest: Manifest, steps: Prediction | No
     lines = [*headline(manifest), *losses(manifest, always=_ALWAYS)]
     return page(
         str(directory),
-        _warning(manifest),
+        *_warnings(manifest),
         boxes(_titled(lines)),
         section("Made from", facts(origin_lines(manifest))),
         *_sources(manifest),
@@ -89,10 +90,10 @@ def _with_names_first(rows: list[list[str]]) -> Markup:
     return table("", head, lines)
 
 
-def _warning(manifest: Manifest) -> Markup:
-    if not manifest.incomplete:
-        return Markup()
-    return element("p", f"Marked incomplete: {manifest.incomplete}", class_="warning")
+def _warnings(manifest: Manifest) -> list[Markup]:
+    texts = [f"Marked incomplete: {manifest.incomplete}"] if manifest.incomplete else []
+    texts += [str(one) for one in warnings_of(manifest)]
+    return [element("p", text, class_="warning") for text in texts]
 
 
 def _titled(lines: list[Line]) -> list[Line]:

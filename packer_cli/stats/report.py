@@ -11,6 +11,7 @@ from msgspec import UNSET
 from packer_cli.packing.attention_cost import spread
 from packer_cli.result.manifest import TOTALS, Cost, Manifest, Result
 from packer_cli.result.sources import sources_as_json
+from packer_cli.result.warnings import warnings_of
 from packer_cli.stats.origin import origin
 from packer_cli.stats.sources import by_source
 
@@ -71,6 +72,7 @@ def as_json(
 def rendered(content: dict[str, Any], manifest: Result, by: str | None) -> str:
     """A report as JSON, with the histograms, and what each shard or input has if that is asked."""
     document = manifest.document
+    content["warnings"] = [one._asdict() for one in warnings_of(manifest)]
     content["histograms"] = document["histograms"]
     if by == "shard":
         content["by_shard"] = document["shards"]

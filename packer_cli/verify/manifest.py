@@ -17,6 +17,7 @@ from packer_cli.result.layout import INCOMPLETE, MANIFEST
 from packer_cli.result.manifest import Manifest, Result
 from packer_cli.result.manifest_bytes import checksum
 from packer_cli.result.manifest_check import disagreements, shape_of, why_incomplete
+from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import Stored, is_file
 
@@ -68,6 +69,9 @@ def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
     bad = manifest.rejected_records
     if bad and config.on_error == "fail":
         wrong.append(f"config: on_error is 'fail', but rejected_records is {bad}")
+    unused = manifest.looked_at_characters, manifest.unused
+    if reason := why_too_much_unused(config.max_unused, *unused):
+        wrong.append(f"config: {reason}")
     return wrong
 
 

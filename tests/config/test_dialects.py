@@ -328,7 +328,7 @@ def test_the_first_pair_tells_whether_prompts_are_messages(folder: Path) -> None
     texts = {"prompt": "Hi", "completion": "Hello"}
     messages = {"prompt": HI[:1], "completion": HI[1:]}
     assert pack_marked([messages, texts]) == [HI_MARKED] * 2
-    wrong = "field 'prompt' is list, expected a string"
+    wrong = "field 'prompt' is a list, expected a string"
     assert_error(run([texts, messages], template=None), 1, "data.jsonl, line 2 (byte ", wrong)
     columns = {"prompt": [HI[:1]], "completion": [HI[1:]]}
     assert pack_marked(parquet(columns)) == [HI_MARKED]

@@ -81,7 +81,72 @@ def test_alpaca(folder: Path) -> None:
     record = ALPACA | {"system": "Be kind."}
     texts = pack_marked([record], "--prompt-template", "chat")
     assert texts == ["<system>Be kind.</system>" + as_chat]
-    assert pack_marked([record]) == [WITH_INPUT]  # the prompt of Alpaca has no place for it
+    own = WITH_INPUT.partition("\n\n")[0]
+    assert pack_marked([record]) == [WITH_INPUT.replace(own, "Be kind.")]
+
+
+ASKED = {"question": "Say hi.", "answer": "Hello"}
+PASSAGE = {"context": "A passage."}
+AS_CHAT = ("--prompt-template", "chat")
+AS_ALPACA = ("--prompt-template", "alpaca")
+ANSWER = "<assistant>⟦Hello</assistant>⟧"
+# columns of well-known sets: the record, options, its text
+WELL_KNOWN = {
+    "context of Dolly": (
+        {"instruction": "Say hi.", "context": "In French.", "response": "Salut"}, (), WITH_INPUT,
+    ),
+    "no context": ({"instruction": "Say hi.", "context": "", "response": "Salut"}, (),
+                   WITHOUT_INPUT),
+    "context": (ASKED | PASSAGE, (), "Say hi.\nA passage.⟦Hello<eos>⟧"),
+    "context, as a chat": (ASKED | PASSAGE, AS_CHAT,
+                           f"<user>Say hi.\nA passage.</user>{ANSWER}"),
+    "context, as alpaca": (
+        {"prompt": "Say hi.", "context": "In French.", "completion": "Salut"}, AS_ALPACA,
+        WITH_INPUT,
+    ),
+    "system_prompt of OpenOrca": (ASKED | {"system_prompt": "Be kind."}, (),
+                                  "Be kind.\n\nSay hi.⟦Hello<eos>⟧"),
+    "system_prompt, as a chat": (ASKED | {"system_prompt": "Be kind."}, AS_CHAT,
+                                 f"<system>Be kind.</system><user>Say hi.</user>{ANSWER}"),
+    "an empty system_prompt": (ASKED | {"system_prompt": ""}, AS_CHAT,
+                               f"<user>Say hi.</user>{ANSWER}"),
+    "system beside messages": ({"messages": HI, "system": "Be kind."}, (),
+                               "<system>Be kind.</system>" + HI_MARKED),
+    "system beside a prompt of messages": (
+        {"prompt": HI[:1], "completion": HI[1:], "system": "Be kind."}, (),
+        "<system>Be kind.</system>" + HI_MARKED,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WELL_KNOWN)
+def test_columns_of_well_known_sets_are_used(folder: Path, name: str) -> None:
+    record, options, expected = WELL_KNOWN[name]
+    assert pack_marked([record], *options) == [expected]
+
+
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "thinking", "reasoning_content"])
+@pytest.mark.parametrize("kind", ["prompt-completion", "alpaca"])
+def test_reasoning_beside_an_answer(folder: Path, name: str, kind: str) -> None:
+    record = ASKED if kind != "alpaca" else {"instruction": "Say hi.", "output": "Hello"}
+    texts = pack_marked([record | {name: "Politely."}], *AS_CHAT, template=THINKS)
+    assert texts == ["<user>Say hi.</user><assistant>⟦<think>Politely.</think>Hello</assistant>⟧"]
+
+
+@pytest.mark.parametrize("options", [(), AS_CHAT])
+@pytest.mark.parametrize("name", ["system", "context"])
+def test_known_columns_that_hold_no_text(folder: Path, name: str, options: tuple[str]) -> None:
+    wrong = f"data.jsonl, line 1 (byte 0): field '{name}' is an object, expected a string"
+    how: dict[str, Any] = {} if options else {"template": None}
+    refused([ASKED | {name: {"title": "A"}}], 1, wrong, options=options, **how)
 
 
 def test_ids_with_labels(folder: Path) -> None:

@@ -257,7 +257,11 @@ def test_reports_know_the_shapes() -> None:
     (line,) = (line for line in lines if line[-1:] == ["sft/sharegpt.jsonl"])
     assert line[-2] == "conversations"
     text = packer("stats", "out").stdout
-    assert "records      alpaca, messages, prompt-completion, conversations; trained on: " in text
+    [records] = [line for line in text.splitlines() if line.startswith("records  ")]
+    assert records.startswith(
+        "records      alpaca, messages, prompt-completion, conversations, prompts of alpaca as "
+        "alpaca, prompts of prompt-completion as they are; trained on: "
+    )
     assert "template     chat.jinja" in text
     plan = packer("plan", "sft", *PACK)
     assert plan.exit_code == 0, plan.stderr
