@@ -103,6 +103,53 @@ def best_fit_decreasing(lengths, capacity, most_segments=0):
     return order, row_offsets, row_tokens, Counter(map(int, lengths))
 
 
+def mixed_best_fit(lengths, capacity, most_segments=0, look=64):
+    """(order, row_offsets, row_tokens, how many have each length)"""
+    size, rows = list(map(int, lengths)), []
+    left, enough = list(range(len(size))), 2 * sum(size) // max(len(size), 1)
+
+    def longest(space, without=None):
+        fitting = [size[i] for i in left if size[i] <= space and i != without]
+        return max(fitting, default=0)
+
+    def of_length(length):
+        return max(i for i in left if size[i] == length)
+
+    def two(space):
+        """What leaves least of the longest that fits, and pairs with one of the next in order."""
+        best = (space - longest(space), -1)
+        for i in left:
+            if i < left[0] + look and size[i] <= space:
+                second = longest(space - size[i], without=i)
+                if second and space - size[i] - second < best[0]:
+                    best = (space - size[i] - second, i)
+        return best
+
+    while left:
+        row, space = [], capacity
+
+        def take(document, row=row):
+            left.remove(document)
+            row.append(document)
+            return space - size[document]
+
+        space = take(of_length(longest(space)) if longest(space) > capacity // 2 else left[0])
+        while (most := longest(space)) and len(row) != most_segments:
+            more = most_segments - len(row) if most_segments else len(size)
+            if most == space or more == 1:
+                space = take(of_length(most))
+            elif space > enough and more != 2:
+                space = take(left[0] if size[left[0]] <= space else of_length(most))
+            else:
+                least, first = two(space)
+                if first >= 0:
+                    space = take(first)
+                space = take(of_length(space - least))
+        rows.append(row)
+    order, row_offsets = [i for row in rows for i in row], np.cumsum([0, *map(len, rows)]).tolist()
+    return order, row_offsets, sum_rows(size, order, row_offsets), Counter(size)
+
+
 def sum_rows(lengths, order, row_offsets):
     return [sum(int(lengths[i]) for i in order[a:b]) for a, b in pairwise(row_offsets)]
 
