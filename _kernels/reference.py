@@ -125,26 +125,28 @@ def mixed_best_fit(lengths, capacity, most_segments=0, look=64):
                     best = (space - size[i] - second, i)
         return best
 
+    def taken(row, space):
+        """The documents that the row takes next, of which the longest that fits is `most`."""
+        most, more = longest(space), (most_segments or 1 << 31) - len(row)
+        if not row:
+            return [of_length(most) if most > capacity // 2 else left[0]]
+        if most == space or more == 1:
+            return [of_length(most)]
+        if space > enough and more != 2:
+            return [left[0] if size[left[0]] <= space else of_length(most)]
+        least, first = two(space)
+        if first < 0:
+            return [of_length(most)]
+        second = space - size[first] - least
+        return [first, max(i for i in left if size[i] == second and i != first)]
+
     while left:
         row, space = [], capacity
-
-        def take(document, row=row):
-            left.remove(document)
-            row.append(document)
-            return space - size[document]
-
-        space = take(of_length(longest(space)) if longest(space) > capacity // 2 else left[0])
-        while (most := longest(space)) and len(row) != most_segments:
-            more = most_segments - len(row) if most_segments else len(size)
-            if most == space or more == 1:
-                space = take(of_length(most))
-            elif space > enough and more != 2:
-                space = take(left[0] if size[left[0]] <= space else of_length(most))
-            else:
-                least, first = two(space)
-                if first >= 0:
-                    space = take(first)
-                space = take(of_length(space - least))
+        while longest(space) and len(row) < (most_segments or 1 << 31):
+            for document in taken(row, space):
+                left.remove(document)
+                row.append(document)
+                space -= size[document]
         rows.append(row)
     order, row_offsets = [i for row in rows for i in row], np.cumsum([0, *map(len, rows)]).tolist()
     return order, row_offsets, sum_rows(size, order, row_offsets), Counter(size)

@@ -42,5 +42,5 @@ def keeps_order(name: str) -> bool:
 
 
 def takes_input_order(name: str) -> bool:
-    """Whether documents are placed as they come; otherwise in seeded order, or in that by length."""
+    """Whether documents are placed as they come; otherwise in a seeded order, or by length."""
     return name in _TAKES_INPUT_ORDER

@@ -1,7 +1,7 @@
 """Planning: which document goes to which row, from lengths alone.
 
-`plan_rows` validates, allocates and calls a kernel. `benchmarks/plan_speed.py` says what that costs a
-document. `plan.py` has the public form.
+`plan_rows` validates, allocates and calls a kernel; `benchmarks/plan_speed.py` says what it costs.
+`plan.py` has the public form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_DOCUMENTS = (1 << 31) - 1  # kernels number documents and rows with int32
 
 
 class Planned(NamedTuple):
-    """order and row_offsets as `plan_rows` gives them, and what both forms of best-fit know of them.
+    """order and row_offsets as `plan_rows` gives them, and what best-fit knows of them.
 
     row_tokens  int32[rows]
     counts      int32[max_length + 1], counts[s] documents have length s
@@ -75,8 +75,8 @@ _mixed = _best_fit(row_by_row.mixed_best_fit)
 
 
 def _mixed_if_full(lengths: Int32, max_length: int, most: int) -> Planned:
-    """Mixed rows, unless best-fit decreasing needs over 0.3% and one row fewer: of lengths that only
-    fill rows in a few ways, mixed rows stay emptier.
+    """Mixed rows, unless best-fit decreasing needs over 0.3% and one row fewer: lengths that fill
+    rows in a few ways only leave mixed ones emptier.
     """
     mixed = _mixed(lengths, max_length, most)
     rows = len(mixed.row_offsets) - 1
@@ -152,9 +152,9 @@ def plan_rows(
     which divides max_length. Returns
     (order int64[n], row_offsets int64[rows + 1]): row r holds the pieces
     order[row_offsets[r]:row_offsets[r + 1]]. With `shuffle`, rows and the pieces within a
-    row are permuted by `seed`: most strategies begin with the longest pieces otherwise. Strategies
-    that do not take pieces in the order given take them in one that depends on `seed`, so that equal
-    lengths come from everywhere.
+    row are permuted by `seed`: most strategies begin with the longest pieces otherwise.
+    Without it, too, strategies that do not take pieces in the order given take them in one
+    that depends on `seed`, so that those of equal lengths come from everywhere.
     """
     planned = planned_rows(lengths, max_length, strategy, seed, max_segments, segment_multiple)
     return shuffled(*planned[:2], seed) if shuffle else planned[:2]
