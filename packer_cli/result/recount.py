@@ -87,7 +87,7 @@ def differences(counts: Counts, packed: PackedDirectory) -> list[str]:
     }
     if "labels" in names:
         counted["trained_tokens"] = counts.trained_tokens
-    if facts.length_squares:
+    if facts.histograms.one_length:
         counted["length_squares"] = counts.length_squares
         counted["length_squares_in_rows"] = counts.length_squares_in_rows
         counted["one_length"] = counts.one_length.tolist()

@@ -273,8 +273,8 @@ def test_the_largest_row_and_the_longest_document() -> None:
 
 
 _NAMES = (
-    "best-fit, best-fit-decreasing, first-fit, online-best-fit, online-first-fit, worst-fit, first-fit-shuffle, "
-    "next-fit, harmonic, mffd, wrap"
+    "best-fit, best-fit-decreasing, first-fit, online-best-fit, online-first-fit, worst-fit, "
+    "first-fit-shuffle, next-fit, harmonic, mffd, wrap"
 )
 _NOT_FLAT = "lengths: expected a flat sequence of integers, got"
 
