@@ -14,7 +14,7 @@ from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.shares import Reached
 from packer_cli.plan.unit import Documents, Planned, UnitPlan
 from packer_cli.records import WorkUnit
-from packer_cli.result.counts import Counts, FileCounts
+from packer_cli.result.counts import Counts, FileCounts, mixedness
 from packer_cli.result.manifest import Source
 from packer_cli.result.sources import shares
 from packer_cli.result.wording import count
@@ -75,6 +75,11 @@ class Outcome:
     @property
     def segments_per_row(self) -> float:
         return self.planned.counts.segments / max(self.rows, 1)
+
+    @property
+    def mixedness(self) -> dict[str, Any]:
+        """As `packer stats` has it."""
+        return mixedness(self.totals, self.totals["histograms"])
 
     @property
     def attention_span(self) -> float:

@@ -71,6 +71,7 @@ def figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> dict[st
             name: None if math.isnan(error) else error for name, error in errors.items()
         },
         "histograms": one.totals["histograms"],
+        **({"mixedness": one.mixedness} if one.mixedness else {}),
         **_attention(one),
         **_sources(one),
     }

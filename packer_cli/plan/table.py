@@ -92,7 +92,12 @@ def _rows(plus_minus: str) -> list[_Column]:
         _Column("rows", rows),
         _Column("utilization", utilization),
         _Column("above\nbound", lambda one: f"{one.above_bound:.2%}"),
+        _Column("of one\nlength", lambda one: _share(one.mixedness.get("one_length"))),
     ]
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"
 
 
 def _error(one: Outcome, name: str, form: str, plus_minus: str) -> str:

@@ -6,6 +6,7 @@ Histograms have fixed buckets, so that those of units add up and those of a reco
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +17,14 @@ import numpy as np
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import Loss, Untrained
+from packer_cli.packing.mixedness import (
+    ONE_INPUT,
+    ONE_LENGTH,
+    deviations,
+    from_one_input,
+    near_median,
+    spread,
+)
 from packer_cli.records import Int32, Int64, LeftOut, LookedAt
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
@@ -29,10 +38,34 @@ def powers_histogram(values: Int64 | Int32) -> Int64:
     return np.bincount(exponents, minlength=_POWER_BUCKETS).astype(np.int64)
 
 
-def fill_histogram(row_tokens: Int64, max_length: int) -> Int64:
+def fill_histogram(row_tokens: Int64, max_length: int | Int64) -> Int64:
     """int64[21]: rows by fill in steps of five percent, full rows last."""
     bucket = row_tokens * (ROW_FILL_BUCKETS - 1) // max_length
     return np.bincount(bucket, minlength=ROW_FILL_BUCKETS).astype(np.int64)
+
+
+def share_from(histogram: Sequence[int], least: float) -> float | None:
+    """Of rows in such a histogram, with at least this share; None of none."""
+    first = round(least * (ROW_FILL_BUCKETS - 1))
+    return sum(histogram[first:]) / sum(histogram) if sum(histogram) else None
+
+
+def mixedness(totals: Mapping[str, Any], histograms: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """How mixed rows are, by the totals of a manifest; {} where an earlier packer did not count.
+
+    spread      standard deviation of lengths in a row over that in the data; None without any
+    one_length  share of rows with most of their segments within 5% of one length
+    one_input   share of rows with most of their segments from one input; None for both: no row has
+                segments enough
+    """
+    if not totals["length_squares"]:
+        return {}
+    names = ("length_squares", "length_squares_in_rows", "tokens", "segments", "rows")
+    of_data = spread(*(totals[name] for name in names))
+    shares = {"one_length": ONE_LENGTH, "one_input": ONE_INPUT}
+    return {"spread": None if math.isnan(of_data) else of_data} | {
+        name: share_from(histograms[name], least) for name, least in shares.items()
+    }
 
 
 def _packed(counts: Int64) -> str:
@@ -63,6 +96,10 @@ def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
 
 def _powers() -> Int64:
     return np.zeros(_POWER_BUCKETS, np.int64)
+
+
+def _shares() -> Int64:
+    return np.zeros(ROW_FILL_BUCKETS, np.int64)
 
 
 @dataclass
@@ -150,9 +187,13 @@ class Counts(Loss):
     edge_tokens: int = 0
     looked_at_records: int = 0
     looked_at_characters: int = 0
+    length_squares: int = 0
+    length_squares_in_rows: int = 0
     document_length: Int64 = field(default_factory=_powers)
-    row_fill: Int64 = field(default_factory=lambda: np.zeros(ROW_FILL_BUCKETS, np.int64))
+    row_fill: Int64 = field(default_factory=_shares)
     segments_per_row: Int64 = field(default_factory=_powers)
+    one_length: Int64 = field(default_factory=_shares)
+    one_input: Int64 = field(default_factory=_shares)
     piece_length: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
     attention_before: AttentionCost = field(default_factory=AttentionCost)
     attention_after: AttentionCost = field(default_factory=AttentionCost)
@@ -180,6 +221,16 @@ class Counts(Loss):
         ):
             self._of_files(f"{what}_documents", file[which])
             self._of_files(f"{what}_tokens", file[which], lost[which])
+
+    def add_mixedness(
+        self, lengths: Int32 | Int64, file: Int32 | Int64, row_offsets: Int64
+    ) -> None:
+        """Count how mixed rows are, of their segments row after row."""
+        squares, in_rows = deviations(lengths, row_offsets)
+        self.length_squares += squares
+        self.length_squares_in_rows += in_rows
+        self.one_length += fill_histogram(*near_median(lengths, row_offsets))
+        self.one_input += fill_histogram(*from_one_input(file, row_offsets))
 
     def add_trained(self, file: Int32, trained: Int64) -> None:
         """Count tokens in rows that are trained on, of n pieces of inputs: `file` int32[n]."""

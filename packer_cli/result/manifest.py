@@ -26,6 +26,7 @@ TOKENIZED = "tokenized"
 _Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH_LIMIT)]
 _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
+_Shares = Annotated[list[Count], Meta(min_length=21, max_length=21)]
 
 
 class DocumentsConfig(Struct, frozen=True, kw_only=True):
@@ -80,10 +81,12 @@ class DocumentHistograms(Struct, frozen=True):
 
 
 class Histograms(DocumentHistograms, frozen=True):
-    """As in `Counts`."""
+    """As in `Counts`; those with a default are ones that earlier packers did not count."""
 
-    row_fill: Annotated[list[Count], Meta(min_length=21, max_length=21)]
+    row_fill: _Shares
     segments_per_row: _Powers
+    one_length: _Shares = []
+    one_input: _Shares = []
 
 
 class Cost(Struct, frozen=True):
@@ -316,6 +319,8 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     untrained_documents: Count
     untrained_tokens: Count
     dropped_length: list[Count] = []
+    length_squares: int = 0  # beyond 64 bits for long rows
+    length_squares_in_rows: int = 0
     padding_tokens: int
     utilization: float
     lower_bound_rows: AtLeastOne

@@ -179,6 +179,7 @@ class UnitRows:
             piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64, copy=False),
         )
         more.add_trained(stock.file[order], trained_of(stock, order))
+        more.add_mixedness(lengths, stock.file[order], row_offsets)
         if planned.unbalanced is not None:
             more.attention_before = planned.unbalanced
             more.attention_after = AttentionCost.of(lengths, row_offsets)

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packer_cli.page.document import boxes, facts, page, section, table
-from packer_cli.page.histograms import document_lengths, row_fill, segments_per_row
+from packer_cli.page.histograms import (
+    document_lengths,
+    like_segments,
+    row_fill,
+    segments_per_row,
+)
 from packer_cli.page.markup import Markup, element, joined, shortened
 from packer_cli.page.sources import Portion, sources
 from packer_cli.result.manifest import Input, Manifest
@@ -51,6 +56,7 @@ def stats_page(directory: Path | str, manifest: Manifest, steps: Prediction | No
         ),
         section("Row fill", row_fill(histograms.row_fill)),
         section("Segments in a row", segments_per_row(histograms.segments_per_row)),
+        *_mixedness(manifest),
         *(
             [section("Steps", element("p", steps.title()), _with_names_first(steps.rows()))]
             if steps
@@ -59,6 +65,15 @@ def stats_page(directory: Path | str, manifest: Manifest, steps: Prediction | No
         section("Inputs", *_inputs(list(manifest.inputs_now.values()))),
         footer=f"packed by packer {manifest.packer_version}",
     )
+
+
+def _mixedness(manifest: Manifest) -> list[Markup]:
+    """Whether rows hold like documents, where rows have enough for that to mean anything."""
+    lengths, inputs = manifest.histograms.one_length, manifest.histograms.one_input
+    charts = [like_segments("length", "within 5% of its median length", lengths)]
+    if len(manifest.inputs_now) > 1:
+        charts.append(like_segments("input", "from one input", inputs))
+    return [section("How mixed rows are", *charts)] if any(lengths) else []
 
 
 def _sources(manifest: Manifest) -> list[Markup]:

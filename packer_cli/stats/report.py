@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
+from msgspec.structs import asdict
 
 from packer_cli.packing.attention_cost import spread
+from packer_cli.result.counts import mixedness
 from packer_cli.result.manifest import TOTALS, Cost, Manifest, Result
 from packer_cli.result.sources import sources_as_json
 from packer_cli.result.warnings import warnings_of
@@ -32,8 +34,14 @@ def figures(manifest: Manifest) -> dict[str, Any]:
         "unpacked_ratio": manifest.unpacked_rows / manifest.rows,
         "shards": len(manifest.shards),
         "bytes": sum(shard.bytes for shard in manifest.shards),
+        **_mixedness(manifest),
         **_attention(manifest),
     }
+
+
+def _mixedness(manifest: Manifest) -> dict[str, Any]:
+    found = mixedness(asdict(manifest), asdict(manifest.histograms))
+    return {"mixedness": found} if found else {}
 
 
 def _attention(manifest: Manifest) -> dict[str, Any]:

@@ -133,7 +133,8 @@ def _figures(total: Counts, manifest: Result) -> Iterator[tuple[str, Any, Any]]:
     yield "unread", total.unread, manifest.unread
     yield "unused", total.unused, manifest.unused
     for name, listed in asdict(manifest.histograms).items():
-        yield name, getattr(total, name).tolist(), listed
+        if listed:  # an earlier packer did not count all
+            yield name, getattr(total, name).tolist(), listed
     if isinstance(manifest, Manifest):
         yield from _row_figures(total, manifest)
     by_input = manifest.counted_by_input

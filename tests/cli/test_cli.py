@@ -104,7 +104,10 @@ def test_usage_errors_of_the_parser(arguments: list[str], message: str) -> None:
         (["-l", 0], "--max-length: 0 is not between 1 and 16777216"),
         (["-l", -4], "--max-length: -4 is not between 1 and 16777216"),
         (["-l", 1 << 25], "--max-length: 33554432 is not between 1 and 16777216"),
-        (["--strategy", "magic"], "'magic' is not one of best-fit, first-fit,"),
+        (
+            ["--strategy", "magic"],
+            "'magic' is not one of best-fit, best-fit-decreasing, first-fit,",
+        ),
         (
             ["--overlong", "keep"],
             "--overlong: 'keep' is not one of split, truncate, truncate-turns, drop, split-text, ",

@@ -200,7 +200,7 @@ def test_a_sample_of_one_unit_reads_all() -> None:
         (["-l", "16,,32"], "--max-length: '16,,32' has nothing before or after a comma"),
         (["-l", "16,32,"], "--max-length: '16,32,' has nothing before or after a comma"),
         (["-l", "16", "--strategy", "wrap,,best-fit"], "--strategy: 'wrap,,best-fit' has nothing"),
-        (["-l", "16", "--strategy", "best-fit,bfd"], "--strategy: best-fit is given twice"),
+        (["-l", "16", "--strategy", "first-fit,ffd"], "--strategy: first-fit is given twice"),
         (["-l", "16", "--strategy", "best-fit,best"], "--strategy: "),
         (["-l", "16", "--strategy", "wrap", "--overlong", "drop"], "--overlong: drop has no"),
         (["-l", "16", "--sample", "0"], "--sample: 0 reads nothing to plan from"),
@@ -274,12 +274,12 @@ def test_lines_in_a_pipe() -> None:
     assert [len(table) for table in tables[1:]] == [5, 5, 5]
     heads = [" ".join(table[0].split()) for table in tables[1:]]
     assert heads == [
-        "max length strategy rows utilization above bound",
+        "max length strategy rows utilization above bound of one length",
         "max length strategy segments in a row on disk attention span attention share "
         "steps of an epoch",
         "max length strategy documents cut",
     ]
-    assert tables[1][1].split() == ["512", "best-fit", "385", "99.64%", "0.26%"]
+    assert tables[1][1].split() == ["512", "best-fit", "385", "99.64%", "0.26%", "12.50%"]
     assert all(line == line.rstrip() for table in tables for line in table)
 
 
