@@ -48,9 +48,10 @@ def detect_shape(
 
     OUT unused: by path, the fields of supervised records that no field of their shape is.
     """
-    shapes = shapes_of(files, config, unused, known.files)
+    damage = list[DamagedInputError]()
+    shapes = shapes_of(files, config, unused, known.files, damage)
     if not shapes:
-        raise _nothing_in(files, config)
+        raise damage[0] if damage else _nothing_in(files, config)
     every = (*shapes.values(), *known.others.values())
     refuse_labels_among_pairs(shape.has_labels for shape in every if shape.has_pairs)
     found = {shape.described(): shape for shape in shapes.values()}
@@ -69,12 +70,17 @@ def shapes_of(
     config: DocumentConfig,
     unused: dict[str, list[str]] | None = None,
     known: Mapping[int, Shape] | None = None,
+    damage: list[DamagedInputError] | None = None,
 ) -> dict[int, Shape]:
     """The shape of each file that has a record, by its index. DataError and `unused` as
-    `detect_shape`.
+    `detect_shape`. OUT damage: of files that are left out.
     """
     find = partial(
-        _shape_of, config=config, unused={} if unused is None else unused, known=known or {}
+        _shape_of,
+        config=config,
+        unused={} if unused is None else unused,
+        known=known or {},
+        damage=[] if damage is None else damage,
     )
     left = iter(files)
     for file in left:
@@ -102,16 +108,18 @@ def _shape_of(
     config: DocumentConfig,
     unused: dict[str, list[str]],
     known: Mapping[int, Shape],
+    damage: list[DamagedInputError],
 ) -> Shape | None:
-    """Of the first record of a file; None when it has none. OUT unused."""
+    """Of the first record of a file; None when it has none. OUT unused, damage."""
     if file.index in known:
         return known[file.index]
     reader = reader_for(file.format)
     try:
         fields = reader.fields(file, config)
-    except DamagedInputError:
+    except DamagedInputError as error:
         if config.on_error == "fail":
             raise
+        damage.append(error)
         return None  # the unit that reads it leaves it out
     if fields is None:
         return None
