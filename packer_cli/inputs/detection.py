@@ -52,9 +52,10 @@ def detect_shape(
     lacking: by own names of fields that --field maps, the errors of files that lack the column and
     have a shape without it; where no file has it, the first of these is that of the run.
     """
-    shapes = shapes_of(files, config, unused, known.files, lacking)
+    damage = list[DamagedInputError]()
+    shapes = shapes_of(files, config, unused, known.files, lacking, damage)
     if not shapes:
-        raise _nothing_in(files, config)
+        raise damage[0] if damage else _nothing_in(files, config)
     every = (*shapes.values(), *known.others.values())
     refuse_labels_among_pairs(shape.has_labels for shape in every if shape.has_pairs)
     found = {shape.described(): shape for shape in shapes.values()}
@@ -74,13 +75,15 @@ def shapes_of(
     unused: dict[str, list[str]] | None = None,
     known: Mapping[int, Shape] | None = None,
     lacking: dict[str, DataError] | None = None,
+    damage: list[DamagedInputError] | None = None,
 ) -> dict[int, Shape]:
     """The shape of each file that has a record, by its index. DataError, `unused` and `lacking` as
-    `detect_shape`.
+    `detect_shape`. OUT damage: of files that are left out.
     """
     find = partial(
         _shape_of, config=config, known=known or {},
         unused={} if unused is None else unused, lacking={} if lacking is None else lacking,
+        damage=[] if damage is None else damage,
     )  # fmt: skip
     left = iter(files)
     for file in left:
@@ -109,16 +112,18 @@ def _shape_of(
     unused: dict[str, list[str]],
     known: Mapping[int, Shape],
     lacking: dict[str, DataError],
+    damage: list[DamagedInputError],
 ) -> Shape | None:
-    """Of the first record of a file; None when it has none. OUT unused, lacking."""
+    """Of the first record of a file; None when it has none. OUT unused, lacking, damage."""
     if file.index in known:
         return known[file.index]
     reader = reader_for(file.format)
     try:
         fields = reader.fields(file, config)
-    except DamagedInputError:
+    except DamagedInputError as error:
         if config.on_error == "fail":
             raise
+        damage.append(error)
         return None  # the unit that reads it leaves it out
     if fields is None:
         return None

@@ -5,7 +5,7 @@ Marks of other encodings end the run: no byte of such a file means what it would
 
 from __future__ import annotations
 
-from packer_cli.errors import damaged_input
+from packer_cli.errors import DataError
 from packer_cli.inputs.lines import Lines
 from packer_cli.records import InputFile
 
@@ -28,9 +28,9 @@ def other_encoding(beginning: bytes) -> tuple[str, str] | None:
 
 
 def refuse_other_than_utf8(file: InputFile, block: Lines) -> None:
-    """Raises DamagedInputError where the block is the beginning of a file in another encoding."""
+    """Raises DataError where the block is the beginning of a file in another encoding."""
     if block.offset or block.data is None:
         return
     if found := other_encoding(block.data[: max(map(len, _MARKS))]):
         what, tip = found
-        raise damaged_input(f"{file.path}: begins with {what}", tip)
+        raise DataError(f"{file.path}: begins with {what}", tip)

@@ -42,7 +42,7 @@ def damaged() -> dict[str, bytes]:
         files |= {f"spoilt.jsonl.{ending}": spoilt(whole, 0.5)} if ending != "lz4" else {}
     parquet, arrow = table("parquet"), table("arrow")
     files |= {"cut.parquet": parquet[:-9], "spoilt.parquet": spoilt(parquet, 0.4)}
-    files |= {"cut.arrow": arrow[:-9], "utf16.jsonl": jsonl("a").decode().encode("utf-16")}
+    files |= {"cut.arrow": arrow[:-9]}
     return files
 
 

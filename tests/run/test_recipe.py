@@ -237,6 +237,8 @@ def test_ranks_at_once() -> None:
 def test_nothing_is_tokenized_again_for_other_amounts_and_rows() -> None:
     first = pack()
     assert first.count("-tokenized/") == 3
+    again = pack()
+    assert [f"{one}: up to date" in again for one in ("out/train", "out/validation")] == [True] * 2
     before = {path: path.stat().st_mtime_ns for path in Path("mix-tokenized").rglob("*.arrow")}
     assert before
     write_recipe(weight=2)
