@@ -166,10 +166,14 @@ class DocumentWriter:
         kernels.stretches(batch.trained, batch.offsets, flat)
         return _lists(edges, flat), tokens
 
+    def _opened(self, name: str) -> Any:
+        """Where a file is written."""
+        return pa.OSFile(str(self._folder / name), "wb")
+
     def _start_part(self) -> None:
         name = unnamed_shard(DOCUMENTS, self._unit, len(self._shards) // 2) + PART
         self._shards.append(Shard.begun(name, self._unit))
-        self._sink = pa.OSFile(str(self._folder / name), "wb")
+        self._sink = self._opened(name)
         self._stream = pa.ipc.new_stream(self._sink, self._schema)
 
     def _finish_part(self) -> None:
@@ -188,7 +192,7 @@ class DocumentWriter:
         table = pa.Table.from_batches(self._index).combine_chunks()
         self._index = []
         with (
-            pa.OSFile(str(self._folder / name), "wb") as sink,
+            self._opened(name) as sink,
             pa.ipc.new_stream(sink, self._index_schema) as stream,
         ):
             stream.write_table(table)
