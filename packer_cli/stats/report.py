@@ -10,9 +10,8 @@ from msgspec import UNSET
 
 from packer_cli.packing.attention_cost import spread
 from packer_cli.result.manifest import TOTALS, Cost, Manifest, Result
-from packer_cli.result.sources import sources_as_json
+from packer_cli.result.sources import by_source, sources_as_json
 from packer_cli.stats.origin import origin
-from packer_cli.stats.sources import by_source
 
 if TYPE_CHECKING:
     from packer_cli.stats.waiting import Prediction
