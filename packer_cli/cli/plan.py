@@ -113,7 +113,7 @@ def plan(
     For each length of rows: how many there are and how full, what is cut, truncated or dropped,
     bytes on disk, and what attention costs. Takes what packer pack takes; directories of packer
     tokenize are planned at once, from their index, and so is a recipe once packer pack has
-    tokenized its sources.
+    tokenized its sources; before, it is planned from a sample of them.
 
     Example: packer plan data.jsonl --max-length 2048,4096,8k -t ./my-model
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from packer_cli.config.options import PackConfig
 from packer_cli.mixing.choice import Choice
@@ -132,6 +133,38 @@ def with_sources(outcome: Outcome, choice: Choice) -> Outcome:
             PlannedSource(one, *(sum(getattr(own, name) for own in counts) for name in names))
         )
     return replace(outcome, sources=found, shares=choice.shares)
+
+
+def estimated(outcome: Outcome, share: float, units: tuple[int, int]) -> Outcome:
+    """Of all there is, from the outcome of a `share` of it. `units`: as in `Outcome`."""
+    factor = 1 / share
+    scaled = _scaled(outcome.planned, factor)
+    bound = round(outcome.lower_bound_rows * factor)
+    return replace(
+        outcome,
+        totals=totals_of_rows(outcome.config, scaled.counts) | {"lower_bound_rows": bound},
+        planned=scaled,
+        units=units,
+        sources=[_grown(one, factor) for one in outcome.sources],
+        shares=[
+            replace(one, asked=one.asked * factor, taken=round(one.taken * factor))
+            for one in outcome.shares
+        ],
+    )
+
+
+def _grown(one: PlannedSource, factor: float) -> PlannedSource:
+    names = ("documents", "available", "taken", "held_out_documents", "duplicate_documents")
+    counts = {name: round(getattr(one.facts, name) * factor) for name in names}
+    facts = structs.replace(one.facts, asked=one.facts.asked * factor, **counts)
+    figures = (round(part * factor) for part in (one.documents, one.tokens, one.trained_tokens))
+    return PlannedSource(facts, *figures)
+
+
+def grown_documents(documents: Documents, factor: float) -> Documents:
+    """Of `factor` times as many."""
+    counts = round(documents.count * factor), round(documents.tokens * factor)
+    return Documents(*counts, np.rint(documents.length * factor).astype(np.int64))
 
 
 def by_sources(

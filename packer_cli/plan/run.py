@@ -38,7 +38,7 @@ from packer_cli.run.pipeline import settled
 from packer_cli.run.worker import Worker
 from packer_cli.threads import run_all
 
-_NOWHERE = Path(os.devnull)  # in which no file can be created
+NOWHERE = Path(os.devnull)  # in which no file can be created
 _LEAST_READ = 2  # units of a sample: fewer have no standard error
 
 
@@ -88,6 +88,27 @@ def plan(
     begin_stdin(stop.is_set)
     files = find_inputs(inputs, configs[0], notify)
     files, first, shape, chosen = settled(files, configs[0], tokenizer_name, notify, warn)
+    return plan_files(
+        files, first, configs, shape, chosen, options, sample, notify, stop, early,
+        show_progress=show_progress,
+    )  # fmt: skip
+
+
+def plan_files(
+    files: list[InputFile],
+    first: PackConfig,
+    configs: Sequence[PackConfig],
+    shape: Shape,
+    chosen: Chosen,
+    options: EncodingOptions,
+    sample: float | None,
+    notify: Notify,
+    stop: threading.Event,
+    early: EarlyReference | None = None,
+    *,
+    show_progress: bool = False,
+) -> Plan:
+    """The plan of inputs that are found. `first`: the first of `configs`, settled."""
     configs = [first, *(for_shape(config, shape) for config in configs[1:])]
     passes = _passes(files, configs, sample)
     if len(passes) > 1 and any(file.path == STDIN for file in files):
@@ -156,7 +177,7 @@ def _passes(
         units = tuple(work_units(files, config))
         key = units, _documents_by(config, files)
         if key not in by_cut:
-            by_cut[key] = _Pass(units, _sampled(len(units), sample, config.seed), [])
+            by_cut[key] = _Pass(units, sampled(len(units), sample, config.seed), [])
         by_cut[key].configs.append(config)
     return list(by_cut.values())
 
@@ -169,7 +190,7 @@ def _documents_by(config: PackConfig, files: list[InputFile]) -> Hashable:
     return length, config.documents_shuffled and is_tokenized(files)
 
 
-def _sampled(count: int, share: float | None, seed: int) -> list[int]:
+def sampled(count: int, share: float | None, seed: int) -> list[int]:
     """Which of `count` units are read, ascending: what a share has, larger shares have, too."""
     if share is None:
         return list(range(count))
@@ -194,7 +215,7 @@ def _planned(
     """The plans of the units of a pass that are read, in their order."""
     units, plans = [one.units[index] for index in one.read], dict[int, UnitPlan]()
     with ExitStack() as stack:
-        worker = Worker(run, chosen, units, _NOWHERE, options, notify, stop, progress, early)
+        worker = Worker(run, chosen, units, NOWHERE, options, notify, stop, progress, early)
         stack.enter_context(closing(worker))
         stack.enter_context(as_flag())
 

@@ -78,6 +78,8 @@ def _read(plan: Plan, plus_minus: str) -> list[str]:
     shown = ", ".join(f"{read:,} of {units:,}" for read, units in counts)
     if all(read == units for read, units in counts):
         return [*lines, f"sample       all work units were read ({shown}): nothing is estimated"]
+    if not any(one.standard_errors for one in plan.outcomes):
+        return [*lines, f"sample       {shown} work units: all figures are estimates"]
     return [*lines, f"sample       {shown} work units; {plus_minus} is a standard error"]
 
 

@@ -74,7 +74,7 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig]) -> UnitPl
     """The same rows as `pack_unit` writes with each of the configurations, which differ in nothing
     that concerns documents. Raises what that does.
     """
-    rejections, read, documents = _Unkept(unit, job), Counts(), Documents()
+    rejections, read, documents = Unkept(unit, job), Counts(), Documents()
     silent = replace(job, progress=Progress(0, show=False))
     # the tokens of all configurations together would be counted as progress
     jobs = [job, *[silent] * (len(configs) - 1)]
@@ -107,7 +107,7 @@ def _closed(rows: UnitRows, writer: _Unwritten, read: Counts) -> Planned:
     return Planned(rows.counts, len(shards), sizes, writer.attention, rows.cut_documents)
 
 
-class _Unkept(Rejections):
+class Unkept(Rejections):
     """Bad records are counted, or end the run, and are not kept."""
 
     def _keep(self, file: InputFile, bad: list[BadRecord]) -> None:

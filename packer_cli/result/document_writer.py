@@ -12,6 +12,7 @@ and moved to the output once all shards are whole.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,20 @@ class DocumentWriter:
     Empty documents are left out.
     """
 
-    def __init__(self, folder: Path, unit: int, shard_bytes: int, schema: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        unit: int,
+        shard_bytes: int,
+        schema: Any,
+        opened: Callable[[str], Any] | None = None,
+    ) -> None:
+        """`opened`: as `Parts` takes it."""
         has_chosen = "chosen" in schema.names
         self._schema = schema
-        self._documents = ShardParts(folder, unit, DOCUMENTS, schema, shard_bytes)
-        # of one record batch each
-        self._indexes = ShardParts(folder, unit, INDEX, index_schema(has_chosen=has_chosen), 0)
+        self._documents = ShardParts(folder, unit, DOCUMENTS, schema, shard_bytes, opened)
+        of_index = index_schema(has_chosen=has_chosen)
+        self._indexes = ShardParts(folder, unit, INDEX, of_index, 0, opened)  # of a batch each
         self._index: list[Any] = []  # of the open part
         self._waiting: list[TokenBatch] = []
         self._tokens = 0

@@ -19,8 +19,9 @@ from packer_cli.result.shards import Shard
 class Parts:
     """Files in `folder`, a new one as soon as the last has `limit` bytes.
 
-    name   of the file of a number: 0, 1, ...
-    start  makes an Arrow or Parquet writer of a file and a schema
+    name    of the file of a number: 0, 1, ...
+    start   makes an Arrow or Parquet writer of a file and a schema
+    opened  the file of a name, open to be written; None: in `folder`
 
     Raises OSError where a file cannot be written.
     """
@@ -32,8 +33,10 @@ class Parts:
         schema: Any,
         limit: int,
         start: Callable[..., Any] = pa.ipc.new_stream,
+        opened: Callable[[str], Any] | None = None,
     ) -> None:
         self._folder, self._name, self._limit, self._start = folder, name, limit, start
+        self._opened = opened or (lambda name: pa.OSFile(str(folder / name), "wb"))
         self._open: tuple[Any, Any] | None = None  # the file and its writer
         self.schema = schema
         self.names: list[str] = []
@@ -49,7 +52,7 @@ class Parts:
             self.close()
         if self._open is None:
             self.names.append(self._name(len(self.names)))
-            sink = pa.OSFile(str(self._folder / self.names[-1]), "wb")
+            sink = self._opened(self.names[-1])
             self._open = sink, self._start(sink, self.schema)
         self._open[1].write_batch(batch, **how)
 
@@ -76,8 +79,19 @@ class ShardParts(Parts):
     Raises DataError, which names the shard, where one cannot be written.
     """
 
-    def __init__(self, folder: Path, unit: int, kind: str, schema: Any, limit: int) -> None:
-        super().__init__(folder, lambda part: unnamed_shard(kind, unit, part) + PART, schema, limit)
+    def __init__(
+        self,
+        folder: Path,
+        unit: int,
+        kind: str,
+        schema: Any,
+        limit: int,
+        opened: Callable[[str], Any] | None = None,
+    ) -> None:
+        super().__init__(
+            folder, lambda part: unnamed_shard(kind, unit, part) + PART, schema, limit,
+            opened=opened,
+        )  # fmt: skip
         self._unit = unit
         self.shards: list[Shard] = []
 

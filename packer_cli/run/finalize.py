@@ -115,7 +115,7 @@ def finalize(run: Run, claim: Claim, before_switch: Callable[[], None] = lambda:
     if not run.is_to_tokenize:
         join(claim, shards, kept)
         hashes[SQUARED_LENGTHS] = digest(work / SQUARED_LENGTHS)[1]
-    manifest = _manifest(run, tokenizer, digests, shards, total, hashes)
+    manifest = manifest_of(run, tokenizer, digests, shards, total, hashes)
     # not part of the result's content: only --update on this machine reads it
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
@@ -218,7 +218,7 @@ def _join(rejected: list[UnitRecord], claim: Claim) -> None:
                 )
 
 
-def _manifest(
+def manifest_of(
     run: Run,
     tokenizer: dict[str, Any] | None,
     digests: dict[int, tuple[int, str]],

@@ -45,6 +45,7 @@ from packer_cli.run.replacing import holds_result
 from packer_cli.run.update import is_same_mixture, plan_update
 
 _SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
+Raw = tuple[Source, list[InputFile], Path]  # a source, and where its tokens are to be
 _OF_RUN = {"unit_bytes", "shard_bytes"}  # options of documents that rows have, too
 
 
@@ -254,7 +255,7 @@ class _Job:
         self, source: Source, files: list[InputFile], to: Path, early: EarlyReference | None
     ) -> None:
         """Bring the tokenized directory of a source up to date."""
-        config, tokenizer = _options_of(source, files), self.recipe.tokenizer
+        config, tokenizer = options_of_source(source, files), self.recipe.tokenizer
         options, finished = self.options, holds_result(to)
         if finished and not isinstance(load_any(to, incomplete_too=True), TokenizedManifest):
             raise UsageError(f"{to}: holds packed rows", "name another directory: tokenized = DIR")
@@ -279,10 +280,8 @@ class _Job:
     def refuse_stale(self, source: Source, files: list[InputFile], to: Path) -> None:
         """UsageError where a tokenized directory is not what a run would make of a source now."""
         again = f"packer pack {self.recipe.path}"
-        if not holds_result(to):
-            raise UsageError(f"not tokenized yet: there is no {to}", f"run {again} first")
         files, config, shape, chosen = settled(
-            files, _options_of(source, files), self.recipe.tokenizer, self.notify, self.warn
+            files, options_of_source(source, files), self.recipe.tokenizer, self.notify, self.warn
         )
         try:
             update = plan_update(
@@ -333,7 +332,21 @@ def _refuse_other(to: Path | str) -> NoReturn:
     )
 
 
-def _options_of(source: Source, files: list[InputFile]) -> DocumentConfig:
+def untokenized(
+    recipe: Recipe, destinations: Sequence[Path | str]
+) -> tuple[list[list[str]], list[Raw]]:
+    """(directories of every source, as a run would make them; all sources that are to be tokenized
+    for that, if one of them is not yet).
+    """
+    root = next((one for one in (_root(recipe, to) for to in destinations) if one.exists()),
+                _root(recipe, destinations[0]))  # fmt: skip
+    raw: list[Raw] = []
+    job = _Job(recipe, destinations[0], RunOptions(), lambda _: None, lambda _: None)
+    directories = job.directories(root, lambda *one: raw.append(one))
+    return directories, raw if any(not holds_result(to) for *_, to in raw) else []
+
+
+def options_of_source(source: Source, files: list[InputFile]) -> DocumentConfig:
     """Its options, without those that it has inherited and has no use for."""
     if not source.inherited:
         return source.config

@@ -17,7 +17,7 @@ from packer_cli.page.histograms import (
 from packer_cli.page.markup import Markup, element, joined, shortened
 from packer_cli.page.sources import Portion, sources
 from packer_cli.result.manifest import Input, Manifest
-from packer_cli.result.sources import shares
+from packer_cli.result.sources import by_source, shares
 from packer_cli.result.warnings import warnings_of
 from packer_cli.result.wording import count, size
 from packer_cli.stats.headline import Line, headline, losses
@@ -25,7 +25,6 @@ from packer_cli.stats.origin import origin_lines
 from packer_cli.stats.sources import (
     MISSED,
     RECORDS,
-    by_source,
     counted,
     left_out_rows,
     missed_rows,

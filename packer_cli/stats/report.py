@@ -12,10 +12,9 @@ from msgspec.structs import asdict
 from packer_cli.packing.attention_cost import spread
 from packer_cli.result.counts import mixedness
 from packer_cli.result.manifest import TOTALS, Cost, Manifest, Result
-from packer_cli.result.sources import sources_as_json
+from packer_cli.result.sources import by_source, sources_as_json
 from packer_cli.result.warnings import warnings_of
 from packer_cli.stats.origin import origin
-from packer_cli.stats.sources import by_source
 
 if TYPE_CHECKING:
     from packer_cli.stats.waiting import Prediction

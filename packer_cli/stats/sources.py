@@ -6,10 +6,10 @@ from typing import Any
 
 from packer_cli.config.mixture import TRAIN
 from packer_cli.result.manifest import DOCUMENT_TOTALS, Manifest
-from packer_cli.result.sources import shares
+from packer_cli.result.sources import by_source, shares
 from packer_cli.result.wording import count, percent
+from packer_cli.stats.headline import unusual
 
-_NOT_COUNTS = {"path", "size", "sha256", "removed", "format"}
 # What inputs are counted by, as columns: the rest of a name is what the tables begin with.
 _TITLES = {
     "documents": "documents", "tokens": "tokens", "trained_tokens": "trained",
@@ -21,18 +21,6 @@ _TITLES = {
 RECORDS = "counted when sources were tokenized, each record once"
 MISSED = "shares that are off, in {}: documents stay whole"
 _ALWAYS = ("documents", "tokens", "trained_tokens")
-
-
-def by_source(manifest: Manifest) -> list[dict[str, Any]]:
-    """Of every source, the sum of each figure that the manifest has for its inputs."""
-    listed, counts = manifest.document["inputs"], []
-    for one in manifest.sources:
-        own = listed[slice(*one.inputs)]
-        names = [name for name in own[0] if name not in _NOT_COUNTS] if own else []
-        sums = {name: sum(entry[name] for entry in own)
-                for name in names if all(name in entry for entry in own)}  # fmt: skip
-        counts.append({"name": one.name} | sums)
-    return counts
 
 
 def counted(manifest: Manifest) -> str:
@@ -97,8 +85,6 @@ def missed_rows(manifest: Manifest) -> list[list[str]]:
 
 def record_rows(manifest: Manifest) -> list[list[str]]:
     """What is out of the ordinary about the records of sources, read once each; [] for nothing."""
-    from packer_cli.stats.headline import unusual  # noqa: PLC0415 it imports this module
-
     nothing = dict.fromkeys(DOCUMENT_TOTALS, 0)
     rows = [["count", "what", "source"]]
     for one in manifest.source_records:
