@@ -259,14 +259,23 @@ def find_shape(
             "name the right field with --text-field, or with --field NAME=COLUMN",
         )
     kinds = [wanted] if wanted else [k for k in KINDS if tokens or k != "tokens"]
+    fitting: Shape | None = None  # but for what --field maps
     for kind in kinds:
         # an alpaca record's input and output alone look like a prompt and its completion
         if kind == "prompt-completion" and not wanted and "instruction" in fields:
             continue
         for form in _forms_of(kind, wanted):
             columns = _columns(form, fields, renamed)
-            if columns is not None and set(renamed) <= set(columns):
-                return Shape(kind, columns)
+            if columns is not None:
+                if set(renamed) <= set(columns):
+                    return Shape(kind, columns)
+                fitting = fitting or Shape(kind, columns)
+    if fitting:
+        other = next(own for own in renamed if own not in fitting.columns)
+        raise DataError(
+            f"{where}: records of shape {fitting.kind} have no field '{other}', which --field maps",
+            f"leave it out; fields of that shape: {named(fitting.columns)}",
+        )
     forms = [form for kind in kinds for form in _forms_of(kind, wanted)]
     expected = ", ".join("+".join(names[0] for names in form.required) for form in forms)
     text = "name the text with --text-field, or " if wanted in (None, "text") else ""

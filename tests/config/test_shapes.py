@@ -262,6 +262,9 @@ def test_records_without_what_dots_lead_to(folder: Path) -> None:
 def test_a_field_that_is_not_there(folder: Path) -> None:
     parts = ("data.jsonl", "no 'chosen'", "fields found: messages")
     refused([chat(*HI)], 1, *parts, options=["--field", "messages=chosen"])
+    options = ["--field", "system=about"]
+    parts = ("data.jsonl", "records of shape text have no field 'system', which --field maps")
+    refused([{"text": "Hi", "about": "me"}], 1, *parts, options=options)
     parts = ("data.jsonl", "fit none of", "fields found: foo")
     refused([{"foo": 1}], 1, *parts)
     refused([{"prompt": "Hi"}], 1, "fit none of", "prompt+completion", "fields found: prompt")
