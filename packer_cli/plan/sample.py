@@ -23,7 +23,7 @@ import numpy as np
 from packer_cli import storage
 from packer_cli.config.documents import MIB
 from packer_cli.config.formats import format_named
-from packer_cli.inputs.byte_streams import OVERRUN_BYTES, STDIN
+from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import documents_of, groups_of
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.records import InputFile, Records, Slice, TokenBatch, WorkUnit
@@ -31,7 +31,9 @@ from packer_cli.tokenization.encoding import Read
 
 _PART_BYTES = MIB // 2  # so that a part has documents of many lengths
 _FEWEST, _MOST = 8, 64  # parts: fewer tell too little of the error, more tell little more
-_PIECE_BYTES = MIB // 4  # a piece is read a little beyond its end
+_LEAST_PART_BYTES = MIB // 4
+_PIECE_BYTES = MIB // 32  # many pieces of a part, for the lengths of documents may drift in a file
+_LINE_BYTES = 4 << 10  # read at a time, and ever more, to find where a line begins
 _BEGINNING_BYTES = 4 * MIB  # of a file that is read from its beginning: in blocks
 _LEAST_UNITS = 2  # of tokenized directories: fewer have no standard error
 _BATCH_TOKENS = 1 << 20
@@ -80,7 +82,7 @@ def sampled(
     if is_tokenized(files):  # of these, only the index is read
         return _whole(_spread(units, max(_LEAST_UNITS, math.ceil(share * len(units))), seed))
     whole = sum(weight_of(unit.slices) for unit in units)
-    wanted = max(share, _FEWEST * _PIECE_BYTES / whole)  # of all
+    wanted = max(share, _FEWEST * _LEAST_PART_BYTES / whole)  # of all
     if wanted >= 1:
         return _whole(units)
     count = int(min(max(wanted * whole / _PART_BYTES, _FEWEST), _MOST))
@@ -161,7 +163,9 @@ def _parts(
     weight = weight_of(unit.slices)
     if not all(begun_in_the_middle(files[one.file]) for one in unit.slices):
         return [_beginnings(files, unit, share, seed)]
-    most = min([share * weight / _PIECE_BYTES, *_groups(files, unit)])
+    most = share * weight / _PIECE_BYTES
+    if groups := _groups(files, unit):  # of which no less than a few megabytes are decoded
+        most = min(max(math.ceil(share * groups), 2), groups)
     count = max(1, min(count, int(most)))
     pieces = max(1, int(most / count))  # of each part
     stretch = weight / (pieces * count)
@@ -187,11 +191,10 @@ def _beginnings(files: Sequence[InputFile], unit: WorkUnit, share: float, seed: 
     return Part(WorkUnit(unit.index, tuple(slices)), weight, tuple(stored), shares)
 
 
-def _groups(files: Sequence[InputFile], unit: WorkUnit) -> list[int]:
-    """[how many row groups a unit has], [] where it has bytes or documents."""
-    groups = [(groups_of(files[one.file]), one) for one in unit.slices]
-    counts = [len(some[one.start : one.stop]) for some, one in groups if some is not None]
-    return [sum(counts)] if counts else []
+def _groups(files: Sequence[InputFile], unit: WorkUnit) -> int:
+    """How many row groups a unit has; 0 where it has bytes or documents."""
+    slices = ((groups_of(files[one.file]) or [], one) for one in unit.slices)
+    return sum(len(groups[one.start : one.stop]) for groups, one in slices)
 
 
 def _stored(files: Sequence[InputFile], one: Slice) -> float:
@@ -246,11 +249,11 @@ def _line_from(file: InputFile, start: int) -> int:
     if not start:
         return 0
     with storage.open_bytes(file.path) as stored:
-        at = stored.seek(start - 1)
-        while data := stored.read(OVERRUN_BYTES):
+        at, size = stored.seek(start - 1), _LINE_BYTES
+        while data := stored.read(size):
             if newline := data.find(b"\n") + 1:
                 return at + newline
-            at += len(data)
+            at, size = at + len(data), min(2 * size, MIB)
     return at
 
 
