@@ -158,7 +158,7 @@ def _passes(
         units = tuple(work_units(files, config))
         key = units, _documents_by(config, files)
         if key not in by_cut:
-            by_cut[key] = _Pass(units, sampled(files, units, sample, config.seed), [])
+            by_cut[key] = _Pass(units, sampled(files, units, sample, config), [])
         by_cut[key].configs.append(config)
     return list(by_cut.values())
 

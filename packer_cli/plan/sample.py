@@ -23,6 +23,7 @@ import numpy as np
 from packer_cli import storage
 from packer_cli.config.documents import MIB
 from packer_cli.config.formats import format_named
+from packer_cli.config.options import PackConfig
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import documents_of, groups_of
 from packer_cli.inputs.tokenized import is_tokenized
@@ -32,11 +33,12 @@ from packer_cli.tokenization.encoding import Read
 _PART_BYTES = MIB // 2  # so that a part has documents of many lengths
 _FEWEST, _MOST = 8, 64  # parts: fewer tell too little of the error, more tell little more
 _LEAST_PART_BYTES = MIB // 4
-_PIECE_BYTES = MIB // 32  # many pieces of a part, for the lengths of documents may drift in a file
+_PIECE_BYTES = MIB // 32
 _LINE_BYTES = 4 << 10  # read at a time, and ever more, to find where a line begins
 _BEGINNING_BYTES = 4 * MIB  # of a file that is read from its beginning: in blocks
 _LEAST_UNITS = 2  # of tokenized directories: fewer have no standard error
 _BATCH_TOKENS = 1 << 20
+_BYTES_PER_TOKEN = 4
 _One = TypeVar("_One")
 
 
@@ -72,7 +74,10 @@ def weight_of(slices: Sequence[Slice]) -> int:
 
 
 def sampled(
-    files: Sequence[InputFile], units: Sequence[WorkUnit], share: float | None, seed: int
+    files: Sequence[InputFile],
+    units: Sequence[WorkUnit],
+    share: float | None,
+    config: PackConfig,
 ) -> list[Part]:
     """The parts of `units` that are read, in their order: all units whole where there is no sample,
     and where the inputs are too small for one.
@@ -80,18 +85,18 @@ def sampled(
     if share is None or any(file.path == STDIN for file in files):
         return _whole(units)
     if is_tokenized(files):  # of these, only the index is read
-        return _whole(_spread(units, max(_LEAST_UNITS, math.ceil(share * len(units))), seed))
+        return _whole(_spread(units, max(_LEAST_UNITS, math.ceil(share * len(units))), config.seed))
     whole = sum(weight_of(unit.slices) for unit in units)
     wanted = max(share, _FEWEST * _LEAST_PART_BYTES / whole)  # of all
     if wanted >= 1:
         return _whole(units)
     count = int(min(max(wanted * whole / _PART_BYTES, _FEWEST), _MOST))
     if wanted * len(units) >= count:
-        return _whole(_spread(units, math.ceil(wanted * len(units)), seed))
-    chosen = _spread(units, count, seed)
+        return _whole(_spread(units, math.ceil(wanted * len(units)), config.seed))
+    chosen = _spread(units, count, config.seed)
     of_each = max(count // len(chosen), 1)
     own = min(wanted * len(units) / len(chosen), 1)
-    parts = [part for unit in chosen for part in _parts(files, unit, own, of_each, seed)]
+    parts = [part for unit in chosen for part in _parts(files, unit, own, of_each, config)]
     return parts or _whole(units)  # for one long line
 
 
@@ -157,24 +162,28 @@ def _drawn(*seed: object) -> float:
 
 
 def _parts(
-    files: Sequence[InputFile], unit: WorkUnit, share: float, count: int, seed: int
+    files: Sequence[InputFile], unit: WorkUnit, share: float, count: int, config: PackConfig
 ) -> list[Part]:
     """Of a unit, `count` parts that together are a share of it; one where it is not entered."""
     weight = weight_of(unit.slices)
     if not all(begun_in_the_middle(files[one.file]) for one in unit.slices):
-        return [_beginnings(files, unit, share, seed)]
+        return [_beginnings(files, unit, share, config.seed)]
     most = share * weight / _PIECE_BYTES
     if groups := _groups(files, unit):  # of which no less than a few megabytes are decoded
         most = min(max(math.ceil(share * groups), 2), groups)
     count = max(1, min(count, int(most)))
     pieces = max(1, int(most / count))  # of each part
-    stretch = weight / (pieces * count)
+    size = share * weight / (count * pieces)
+    # lengths may drift in a file, and what is planned together are documents of one window
+    step = max(min(weight, _BYTES_PER_TOKEN * (config.window_tokens or 0)) / pieces, size)
     parts: list[Part] = []
     for number in range(count):
         found = list[tuple[Slice, float, float]]()
-        for place in range(number, pieces * count, count):
-            begin = (place + _drawn(seed, unit.index, place) * (1 - share)) * stretch
-            found += _between(files, unit, begin, begin + share * stretch)
+        first = (number + _drawn(config.seed, unit.index, number)) / count * weight
+        for place in range(pieces):
+            drawn = _drawn(config.seed, unit.index, number, place)
+            begin = (first + place * step + drawn * (step - size)) % weight
+            found += _between(files, unit, begin, begin + size)
         if found:
             slices, stored, shares = zip(*found, strict=True)
             parts.append(Part(WorkUnit(unit.index, slices), weight, stored, shares))

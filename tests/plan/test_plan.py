@@ -241,7 +241,7 @@ def test_a_sample_is_of_pieces_of_a_file(one_file: Callable[[str], Path], kind: 
     for estimated, one in zip(sample["outcomes"], exact["outcomes"], strict=True):
         assert 0.04 < estimated["share_read"] < 0.2
         assert estimated["rows"] == pytest.approx(one["rows"], rel=0.12)
-        assert estimated["utilization"] == pytest.approx(one["utilization"], abs=0.005)
+        assert estimated["utilization"] == pytest.approx(one["utilization"], abs=0.02)
         error = estimated["standard_errors"]["rows"]
         assert (error is None) == (kind == "group")
         if kind in ("shuffled", "sorted"):
