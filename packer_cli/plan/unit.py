@@ -119,8 +119,11 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Par
             one.add(lengths)
     if job.tokenizer is not None:
         job.tokenizer.finish()  # the fast engine's tokens are confirmed
-    enough = min(part.unit_weight, max(unit_bytes_of(config, 0) for config in configs))
-    copies = max(round(enough / max(reader.weight, 1)), 1)
+    weight, copies = float(part.unit_weight), 1
+    if not part.is_whole:
+        enough = min(weight, max(unit_bytes_of(config, 0) for config in configs))
+        weight = max(reader.weight, 1)
+        copies = max(round(enough / weight), 1)
     for batch in repeated(kept, copies):
         for one in rows:
             one.add(batch)
@@ -128,7 +131,7 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Par
         _closed(one, writer, scaled(read, copies))
         for one, writer in zip(rows, writers, strict=True)
     ]
-    return UnitPlan(unit.index, reader.weight * copies, copies, documents.times(copies), planned)
+    return UnitPlan(unit.index, weight * copies, copies, documents.times(copies), planned)
 
 
 def scaled(counts: Counts, factor: float) -> Counts:
