@@ -84,7 +84,7 @@ def plan(
     sample: Annotated[
         float | None,
         Option(
-            "Read this share of the work units, 5% or 0.05, and estimate the figures.",
+            "Read about this share of the inputs, 5% or 0.05, and estimate the figures.",
             RUNNING,
             first=3,
             value="share",

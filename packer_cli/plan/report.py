@@ -67,6 +67,7 @@ def figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> dict[st
         "steps": None if batch_tokens is None else one.steps(batch_tokens),
         "units_read": one.units[0],
         "units": one.units[1],
+        "share_read": one.share,
         "standard_errors": {
             name: None if math.isnan(error) else error for name, error in errors.items()
         },

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from packer_cli.errors import DataError
 from packer_cli.inputs.tokenized import hold
 from packer_cli.interrupts import as_flag
 from packer_cli.mixing.units import work_units
-from packer_cli.plan.run import NOWHERE, sampled
+from packer_cli.plan.run import NOWHERE
+from packer_cli.plan.sample import LEAST_UNITS, spread, weight_of
 from packer_cli.plan.unit import Unkept
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, TokenBatch, WorkUnit
@@ -81,7 +83,7 @@ def samples_of(
         share = min(1.0, _READ_BYTES / sum(_weight(run.units) for *_, run in runs))
     return [
         Sample(source, to, run, chosen, [
-            run.units[i] for i in sampled(len(run.units), share, recipe.config.seed)
+            *spread(run.units, max(LEAST_UNITS, ceil(share * len(run.units))), recipe.config.seed)
         ])
         for source, to, chosen, run in runs
     ]  # fmt: skip
@@ -216,4 +218,4 @@ class _InMemory(TokenizedDirectory):
 
 
 def _weight(units: Sequence[WorkUnit]) -> int:
-    return sum(part.weight for unit in units for part in unit.slices)
+    return sum(weight_of(unit.slices) for unit in units)
