@@ -87,7 +87,7 @@ class PackConfig(DocumentConfig):
     seed: Annotated[
         int,
         Option(
-            "Seed of the shuffle of rows, and of segments in a row.",
+            "Seed of the order of documents, of rows, and of segments in a row.",
             ROWS,
             metavar="N",
             value="count",

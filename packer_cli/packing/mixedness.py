@@ -1,6 +1,7 @@
 """How mixed rows are: whether a row is a sample of the data, or a block of like documents.
 
-Shares are of rows with `FEWEST` segments or more: of fewer, all may be alike by chance.
+Shares are of rows with `FEWEST` segments or more: of fewer, all may be alike by chance. Functions
+take the segments of one row or more, row after row.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from packer_cli.records import Int32, Int64
 
 FEWEST = 4
 ONE_LENGTH, ONE_INPUT = 0.8, 0.9  # from which share of its segments on a row is called so
+_LENGTH_BITS = 25  # a row has at most 2**24 tokens
 _NEAR = 20  # lengths within one part in so many of a row's median are nearly one length
 
 
@@ -20,8 +22,6 @@ def deviations(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[int, int]:
     """The sum of squared lengths, and that of squared deviations from the mean of each one's row.
     In whole numbers for each row, so that those of units add up.
     """
-    if not len(lengths):
-        return 0, 0
     lengths = lengths.astype(np.int64)
     squares = np.add.reduceat(lengths * lengths, row_offsets[:-1])
     tokens, size = np.add.reduceat(lengths, row_offsets[:-1]), np.diff(row_offsets)
@@ -46,11 +46,13 @@ def near_median(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[Int64, Int6
     """
     size = np.diff(row_offsets)
     row = np.repeat(np.arange(len(size)), size)
-    ordered = lengths[np.lexsort((lengths, row))].astype(np.int64)
+    ordered = row << _LENGTH_BITS | lengths
+    ordered.sort()
+    ordered &= (1 << _LENGTH_BITS) - 1
     first = row_offsets[:-1]
     median = ordered[first + (size - 1) // 2] + ordered[first + size // 2]  # twice the median
-    off = np.abs(2 * ordered - median[row]) * _NEAR <= median[row]
-    near = np.bincount(row, off, len(size)).astype(np.int64)
+    is_near = np.abs(2 * ordered - median[row]) * _NEAR <= median[row]
+    near = np.bincount(row, is_near, len(size)).astype(np.int64)
     return near[size >= FEWEST], size[size >= FEWEST]
 
 

@@ -226,6 +226,8 @@ class Counts(Loss):
         self, lengths: Int32 | Int64, file: Int32 | Int64, row_offsets: Int64
     ) -> None:
         """Count how mixed rows are, of their segments row after row."""
+        if not len(lengths):  # a window that holds all back
+            return
         squares, in_rows = deviations(lengths, row_offsets)
         self.length_squares += squares
         self.length_squares_in_rows += in_rows

@@ -376,7 +376,7 @@ def test_a_plan_of_tokens_leaves_what_is_trained_on_to_the_directory(folder: Pat
 def test_a_table_fits_a_terminal_of_80_columns(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(lines(*range(1, 300, 3)))
     command = [packer_script(), "plan", "a.jsonl", "-l", "128,128k", "-q", "-t", "bytes",
-               "--strategy", "first-fit-shuffle,best-fit", "--batch-tokens", "1M",
+               "--strategy", "best-fit-decreasing,best-fit", "--batch-tokens", "1M",
                "--unit-bytes", "1k", "--sample", "50%"]  # fmt: skip
     shown = _on_a_terminal(command)
     assert "above" in shown
