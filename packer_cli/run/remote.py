@@ -25,6 +25,7 @@ from packer_cli.result.manifest_bytes import looks_like_one, parse_unedited
 from packer_cli.result.shards import digest
 from packer_cli.run import replacing
 from packer_cli.run.transfer import on_threads
+from packer_cli.threads import built
 
 MARKER = f"{WORK}/publishing.json"
 _MARKER_BEGINS = b'{"manifest_sha256":"'
@@ -32,6 +33,7 @@ _NAMED_BY_CONTENT = re.compile(r"shard-.*-[0-9a-f]{16}\.arrow")
 _FETCHED_BYTES = 4 << 20
 
 
+@built
 class Marker(msgspec.Struct, frozen=True):
     """`manifest_sha256` "": nothing is uploaded yet. (size, sha256 or "") by name: `files` of the
     new result, and what of `earlier` ones lay there before, which goes once it is complete.

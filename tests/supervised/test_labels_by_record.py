@@ -60,7 +60,7 @@ TEMPLATES = {
     "by a word at its beginning": _mode("messages[0].content.startswith('Be')"),
     "by a word of a question": _mode("'ja' in messages[i - 1].content"),
     "by a piece": _mode("messages[0].content.split('/')[1] is defined"),
-    "by a variable": "{% set word = '/no' %}{% set ns = namespace(on=false) %}{% for m in messages %}"
+    "by a variable": "{% set word = '/no' %}{% set ns = namespace(on=false) %}{% for m in messages[:1] %}"
     "{% set text = m.content %}{% if word in text %}{% set ns.on = true %}{% endif %}{% endfor %}"
     + _mode("ns.on"),
     "by a macro": "{% macro has(x) %}{{ 'y' if x[:2] == 'ja' else '' }}{% endmacro %}"
