@@ -18,6 +18,7 @@ from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import MANIFEST, SIDE_FILE_PATTERN
 from packer_cli.result.shards import AtLeastOne, Count, Shard
+from packer_cli.threads import built
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -303,6 +304,7 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
         return [list(shards) for _, shards in groupby(self.shards, lambda shard: shard.unit)]
 
 
+@built
 class Manifest(Result, frozen=True, kw_only=True, dict=True):
     """The description of a packed directory, or a view."""
 
@@ -352,6 +354,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
         return self.config.shape == "tokens" and names == {MANIFEST}
 
 
+@built
 class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
     """The description of a tokenized directory. Its `shards` are those of the documents, each
     followed by the index of the same documents.

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from packer_cli import storage
 from packer_cli.errors import from_os_error
 from packer_cli.result.layout import PART, SHARD_PATTERN, named_by_digest
+from packer_cli.threads import built
 
 FORMAT_VERSION = 1
 MISSING = "is missing"
@@ -25,6 +26,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=1 << 53)]
 
 
+@built
 class Shard(Struct):
     """One finished file, as the manifest and the records of units describe it."""
 

@@ -32,12 +32,14 @@ from packer_cli.result.shards import digest
 from packer_cli.run import replacing
 from packer_cli.run.directory import finished
 from packer_cli.run.transfer import on_threads
+from packer_cli.threads import built
 
 MARKER = f"{WORK}/publishing.json"
 _MARKER_BEGINS = b'{"manifest_sha256":"'
 _FETCHED_BYTES = 4 << 20
 
 
+@built
 class Marker(msgspec.Struct, frozen=True):
     """`manifest_sha256` "": nothing is uploaded yet. (size, sha256 or "") by name: `files` of the
     new result, and what of `earlier` ones lay there before, which goes once it is complete.

@@ -22,7 +22,7 @@ from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape, joined, shape_named
-from packer_cli.errors import PackerError
+from packer_cli.errors import PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.formats import documents_of, groups_of
@@ -38,7 +38,7 @@ from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.encoder import source_again
 from packer_cli.run.finalize import tables_of
 from packer_cli.run.source import framed_for
-from packer_cli.threads import run_all
+from packer_cli.threads import built, run_all
 from packer_cli.verify.comparison import Comparison
 from packer_cli.verify.drawing import draws, shares
 from packer_cli.verify.findings import CHANGED, DIFFERENT, STALE, Findings
@@ -64,6 +64,7 @@ def compare_inputs(
 ) -> None:
     """Add to `findings` every input that changed, and every document that differs."""
     manifest = stored.facts
+    built(DocumentConfig)  # of tokenized directories, which threads open
     files = _unchanged(stored, config, findings, workers, stop, notify)
     findings.documents_compared, findings.inputs_compared = 0, len(files)
     if not files:
@@ -146,7 +147,11 @@ def _encode_again(
         return
     with closing(tokenizer) if tokenizer else nullcontext():
         used, limit = _with_its_template(stored, config), _limit_of_time(stored)
-        source = source_again(shape, used, tokenizer, tokenizer_files, limit)
+        try:
+            source = source_again(shape, used, tokenizer, tokenizer_files, limit)
+        except UsageError as error:  # its options were never those of a run with this tokenizer
+            findings.add(MANIFEST, f"damaged: config: {error.message}", remedy=DIFFERENT)
+            return
         comparison = Comparison(stored, config, shape, source.encode, files, findings, stop)
         with closing(source):
             run_all(tasks(comparison), workers, stop, source.stop)

@@ -33,8 +33,9 @@ _TURNS = (
 )
 _SMOLLM3 = (  # as that of SmolLM3
     "{% set ns = namespace(mode='/think') %}{% if messages[0].role == 'system' %}"
-    "{% set said = messages[0].content %}{% if '/no_think' in said %}{% set ns.mode = '/no_think' %}"
-    "{% elif '/think' in said %}{% set ns.mode = '/think' %}{% endif %}"
+    "{% set said = messages[0].content %}{% if '/no_think' in said %}"
+    "{% set ns.mode = '/no_think' %}{% elif '/think' in said %}{% set ns.mode = '/think' %}"
+    "{% endif %}"
     "<|im_start|>system\n{{ said.replace('/no_think', '').replace('/think', '').rstrip() }}"
     "<|im_end|>\n{% endif %}{% for m in messages %}{% if m.role == 'user' %}"
     "<|im_start|>user\n{{ m.content }}<|im_end|>\n{% elif m.role == 'assistant' %}"
@@ -53,14 +54,13 @@ TEMPLATES = {
     "by number": _mode("i >= 4"),
     "by number, a word": _mode("i >= 4", "In brief: "),
     "by number, as words of its own before": _mode("i >= 4", "yes"),
-    "by number, in prompts alone": _mode("i >= 4").replace(
-        "{% if m.role == 'assistant' %}{% if i >= 4 %}", "{% if m.role == 'assistant' %}{% if true %}"
-    ),
+    "by number, in prompts alone": _mode("i >= 4").replace("{% if i >= 4 %}", "{% if true %}", 1),
     "by a word of the system": _SMOLLM3,
     "by a word at its beginning": _mode("messages[0].content.startswith('Be')"),
     "by a word of a question": _mode("'ja' in messages[i - 1].content"),
     "by a piece": _mode("messages[0].content.split('/')[1] is defined"),
-    "by a variable": "{% set word = '/no' %}{% set ns = namespace(on=false) %}{% for m in messages %}"
+    "by a variable": "{% set word = '/no' %}{% set ns = namespace(on=false) %}"
+    "{% for m in messages[:1] %}"
     "{% set text = m.content %}{% if word in text %}{% set ns.on = true %}{% endif %}{% endfor %}"
     + _mode("ns.on"),
     "by a macro": "{% macro has(x) %}{{ 'y' if x[:2] == 'ja' else '' }}{% endmacro %}"
@@ -72,10 +72,12 @@ TEMPLATES = {
     "by a field": _mode("messages[0].name == 'ann'"),
     "by a flag": _mode("messages[0].brief"),
     "by a name in the header": _mode("messages[0].name", "<{{ messages[0].name }}>"),
-    "by reasoning far away": _mode("messages[:i] | selectattr('reasoning_content') | list | length"),
+    "by reasoning far away": _mode(
+        "messages[:i] | selectattr('reasoning_content') | list | length"
+    ),
     "by calls far away": _mode("messages[:i] | selectattr('tool_calls') | list | length"),
     "by distance": "{% set ns = namespace(last=-9) %}" + _mode("i - ns.last > 2").replace(
-        "<|{{ m.role }}|>", "{% if 'ja' in m.content %}{% set ns.last = i %}{% endif %}<|{{ m.role }}|>"
+        "<|{{ m", "{% if 'ja' in m.content %}{% set ns.last = i %}{% endif %}<|{{ m", 1
     ),
 }  # fmt: skip
 
@@ -162,3 +164,50 @@ def test_labels_depend_on_the_record_alone(folder: Any, name: str, engine: str) 
         ways = [["--workers", 1], ["--workers", 2, "--unit-bytes", "2K"]][: 1 + (engine == "auto")]
         for options in ways:
             assert by_record(records, template, "--template-engine", engine, *options) == told
+
+
+WHOLE_MESSAGES = "{% for m in messages %}<|{{ m.role }}|>{{ m | tojson }}<|end|>{% endfor %}" + (
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_ASKED, _SAID = user("Hi"), assistant("Yes")
+_AGAIN = [_ASKED, assistant("No"), user("Bye"), _SAID]
+
+
+@pytest.mark.parametrize(
+    ("record", "options"),
+    [
+        ({"prompt": _AGAIN[:3], "completion": [_SAID]}, []),
+        ({"messages": [_ASKED, assistant("No"), _SAID]}, ["--train-on", "final"]),
+        ({"prompt": _AGAIN[:3], "chosen": [_SAID], "rejected": [assistant("Or")]}, []),
+        ({"prompt": _AGAIN[:3], "completion": [_SAID], "label": True}, ["--shape", "preference"]),
+        (chat(_ASKED, assistant([{"type": "text", "text": "Yes", "weight": 0},
+                                 {"type": "text", "text": "!"}])), ["--keep-untrained"]),
+    ],
+)  # fmt: skip
+def test_a_template_gets_messages_without_notes(
+    folder: Any, record: Json, options: list[str]
+) -> None:
+    for text in pack_marked([record], *options, template=WHOLE_MESSAGES):
+        plain = text.replace("⟦", "").replace("⟧", "")
+        assert '"train"' not in plain
+        assert "train_detail" not in plain
+        assert '{"role": "user", "content": "Hi"}' in plain
+
+
+# As Gemma 4 has it: a thought stands in the text only where a call follows.
+_THOUGHT_WITH_CALL = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls and m.reasoning_content %}"
+    "<think>{{ m.reasoning_content }}</think>{% endif %}" + CALLS + "{{ m.content }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_a_thought_before_a_call_is_not_part_of_it(folder: Any) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    said = assistant("So.", reasoning_content="ask", tool_calls=[call])
+    record = chat(user("Rain?"), said, {"role": "tool", "content": "wet"}, assistant("Yes."))
+    [text] = pack_marked([record], "--no-train-tool-calls", template=_THOUGHT_WITH_CALL)
+    assert text == (
+        '<|user|>Rain?<|end|><|assistant|>⟦<think>ask</think>⟧<call>{"name": "f", "arguments": {}}'
+        "</call>⟦So.<|end|>⟧<|tool|>wet<|end|><|assistant|>⟦Yes.<|end|>⟧"
+    )
