@@ -48,7 +48,9 @@ class SavedDataset(Writer):
     def write(self, part: Rows) -> None:
         batch = pa.RecordBatch.from_pydict(self.columns(part))
         if self._parts is None:
-            self._parts = parts_of(self._folder, "data-{:05d}.arrow", batch.schema)
+            self._parts = parts_of(
+                self._folder, "data-{:05d}.arrow", batch.schema, pa.ipc.new_stream
+            )
         self._parts.write(batch)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -62,7 +63,7 @@ class Writer(ABC):
         """Close all files; also called after a failure."""
 
 
-def parts_of(folder: Path, name: str, schema: Any, start: Any = pa.ipc.new_stream) -> Parts:
+def parts_of(folder: Path, name: str, schema: Any, start: Callable[..., Any]) -> Parts:
     """Files of about a gigabyte; `name` formats their numbers."""
     return Parts(folder, name.format, schema, _PART_BYTES, start)
 

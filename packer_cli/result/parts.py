@@ -32,7 +32,7 @@ class Parts:
         name: Callable[[int], str],
         schema: Any,
         limit: int,
-        start: Callable[..., Any] = pa.ipc.new_stream,
+        start: Callable[..., Any],
         opened: Callable[[str], Any] | None = None,
     ) -> None:
         self._folder, self._name, self._limit, self._start = folder, name, limit, start
@@ -90,7 +90,7 @@ class ShardParts(Parts):
     ) -> None:
         super().__init__(
             folder, lambda part: unnamed_shard(kind, unit, part) + PART, schema, limit,
-            opened=opened,
+            pa.ipc.new_stream, opened,
         )  # fmt: skip
         self._unit = unit
         self.shards: list[Shard] = []

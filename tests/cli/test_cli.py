@@ -465,7 +465,7 @@ def test_interrupted_while_the_last_shards_are_hashed(
             seen.append(Path("out/.packer").exists() and stopped())
         return 0, ""
 
-    monkeypatch.setattr(worker, "digest", slow)
+    monkeypatch.setattr("packer_cli.result.shards.digest", slow)
     result = packer("pack", data, "-l", 16, "-t", "bytes", "-o", "out")
     assert (result.exit_code, seen) == (130, [True])
     assert not Path("out").exists()
@@ -521,6 +521,6 @@ def test_a_shard_that_cannot_be_begun_is_named(data: Path, monkeypatch: pytest.M
     def full(sink: object, schema: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("packer_cli.result.shard_writer.pa.ipc.new_stream", full)
+    monkeypatch.setattr("packer_cli.result.parts.pa.ipc.new_stream", full)
     result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "out")
     assert_error(result, 1, "out/.packer/", "/shard-00000-000.arrow.part: cannot write: No space")

@@ -103,10 +103,11 @@ def test_rows_of_several_files(folder: Path, shuffle: str) -> None:
 
 def test_stats_its_page_and_plan_say_how_mixed_rows_are(folder: Path) -> None:
     pack(*_inputs(), "-l", 512)
-    lines = packer("stats", "out", "--html", "page.html").stdout.splitlines()
+    lines = packer("stats", "out").stdout.splitlines()
     line = next(line for line in lines if line.startswith("mixed"))
     assert "of the data's spread of lengths in a row; of rows 0.00% have nearly one length" in line
     assert line.endswith("% one input")
+    assert packer("stats", "out", "--html", "page.html").exit_code == 0
     page = Page(Path("page.html").read_bytes())
     assert page.table("within 5% of its median length")
     assert page.table("from one input")

@@ -246,7 +246,7 @@ def test_a_sample_is_of_pieces_of_a_file(one_file: Callable[[str], Path], kind: 
         assert (error is None) == (kind == "group")
         if kind in ("shuffled", "sorted"):
             assert 0 < error < one["rows"] / 10
-            assert abs(estimated["rows"] - one["rows"]) < 3 * error
+            assert abs(estimated["rows"] - one["rows"]) < 4 * error
     assert sample["tokens"] == pytest.approx(exact["tokens"], rel=0.12)
 
 

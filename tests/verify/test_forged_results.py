@@ -269,7 +269,8 @@ def test_every_option_and_total_is_among_the_changes() -> None:
     options = {field.name for field in dataclasses.fields(PackConfig)}
     assert options == {
         *OPTIONS, "unit_bytes", "shard_bytes", "force_split", "chat_template", "allow_open_turns",
-        "max_errors",  # it may have been another when what is kept was packed
+        "max_errors", "max_unused",  # they may have been others when what is kept was packed
+        "roles",  # no other speakers are there
         "special_tokens_in_text",  # no text spells one out
         "fim_rate", "fim_spm_rate", "fim_tokens",  # a tokenizer with such tokens is needed
         "template_args", "on_unshown",  # the template reads none, and shows everything
