@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from jinja2 import nodes
 
 from packer_cli._kernels.looking import may_hold
+from packer_cli.supervised.kinds import STRUCTURE
 from packer_cli.supervised.messages import ASSISTANT
 from packer_cli.supervised.probes import RESULT, THOUGHT
 
-_STRUCTURE = ("role", "type")  # of messages, calls and parts: no words
 _SPELLED = ("find", "rfind", "index", "rindex", "count", "startswith", "endswith", "split",
             "rsplit", "partition", "rpartition", "replace", "removeprefix",
             "removesuffix")  # fmt: skip
@@ -266,7 +266,7 @@ class _Analysis:
         return any([self._of(part) for part in parts])  # noqa: C419 each is to be visited
 
     def _item(self, value: nodes.Expr, key: str) -> bool:
-        if key in _STRUCTURE:
+        if key in STRUCTURE:
             return False
         if _name_of(value) == "loop":
             return key in ("previtem", "nextitem", "changed")
@@ -295,7 +295,7 @@ class _Analysis:
             return False
         if words and node.name in _DEEP_FILTERS:
             self.deep = True
-        if words and node.name in _CHOOSING and _constant(given[:1]) not in _STRUCTURE:
+        if words and node.name in _CHOOSING and _constant(given[:1]) not in STRUCTURE:
             if len(given) == 3 and _constant(given[1:2]) in _EQUAL:
                 self._look_for(given[2])
             elif len(given) > 1 and _constant(given[1:2]) not in _TESTS:
