@@ -29,6 +29,8 @@ from packer_cli._kernels.looking import ends_at
 from packer_cli.config.run_options import JINJA2
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.supervised.agreement import Samples, Talk, battery, differs_at_start
+from packer_cli.supervised.kinds import kinds_of, told_of
+from packer_cli.supervised.probes import PROBED
 from packer_cli.supervised.template_code import Mark, Root, compiled
 from packer_cli.supervised.word_looks import TwoLooks, is_constant_prompt, looks_of, mentions_in
 
@@ -376,6 +378,27 @@ class ChatTemplate:
             looks_of(self._tree, name, self._known) for name in ("messages", "tools")
         )
         return TwoLooks(messages, tools)
+
+    def structure_of(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> tuple[bool, Any]:
+        """(whether the words of a conversation may matter, all that the rendering of its probe
+        depends on). None for the second where that may be what only this record has.
+        """
+        words = self.looks.messages.find(messages)
+        if words and not all(map(PROBED.issuperset, messages)):
+            return True, None
+        known = self.mentions
+        others = [
+            (number, key, told_of(value, known, key))
+            for number, message in enumerate(messages)
+            if len(message) > 2 or type(message.get("content")) is list
+            for key, value in message.items()
+            if key in known and (key not in PROBED or type(value) is list)
+        ]
+        asked = self.looks.tools
+        told = repr(tools) if tools and (asked.deep or asked.literals) else told_of(tools, known)
+        return words, (words, told, kinds_of(messages), tuple(others))
 
     @cached_property
     def mentions(self) -> frozenset[str]:

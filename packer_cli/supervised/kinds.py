@@ -8,13 +8,16 @@ of the same kind, so that conversations are compared by their tuples of kinds.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from packer_cli._kernels import looking
-from packer_cli.supervised.messages import ASSISTANT, REASONING
-from packer_cli.supervised.probes import RESULT, THOUGHT, thought_in
+from packer_cli.supervised.messages import REASONING
+from packer_cli.supervised.probes import look_of
 
 _Message = dict[str, Any]
+STRUCTURE = ("role", "type")  # of messages, calls and parts: no words
+_DICT = "{}"
 _MOST_KNOWN = 1 << 12  # kinds: names of fields are the record's own
 
 
@@ -38,71 +41,24 @@ def kinds_of(messages: list[_Message]) -> tuple[Kind, ...]:
 def _made(message: _Message, key: Any) -> Kind:
     """The kind of a message of that `looking.key_of`."""
     if key is None:
-        content = message.get("content")
-        looks = _shown(message), _look(message), _calls(message)
-        key = None, tuple(message), type(content), content == "", *looks
+        reasoning = tuple(_look(message.get(name), None) for name in REASONING)
+        looks = _look(message.get("content"), message.get("role")), reasoning
+        key = None, message.get("role"), tuple(message), looks, _calls(message.get("tool_calls"))
     return _kinds.setdefault(key, Kind())
 
 
-def _calls(message: _Message) -> tuple[Any, ...]:
-    """Of what type each call is, or its arguments are."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list | tuple):
-        return (type(calls),)
-    functions = [call.get("function") if isinstance(call, dict) else None for call in calls]
-    return tuple(
-        type(function.get("arguments")) if isinstance(function, dict) else type(call)
-        for call, function in zip(calls, functions, strict=True)
-    )
+def _look(content: Any, role: Any) -> Any:
+    """What a probe keeps of content, or of reasoning: it may decide how that and others look."""
+    if isinstance(content, list):
+        return tuple(_look(p if isinstance(p, str) else p.get("text"), role) for p in content)
+    return (look_of(content, role),) if isinstance(content, str) else type(content)
 
 
-def _look(message: _Message) -> tuple[Any, ...]:
-    """(role, how the content looks, whether there is reasoning, how many calls, two for more)."""
-    content, role = message.get("content"), message.get("role")
-    look: Any = type(content)
-    if look is str:
-        if not content or content.isspace():
-            look = "blank"
-        elif role == ASSISTANT and THOUGHT in content:
-            look = thought_in(content)
-        elif role == "user" and RESULT in content and content.lstrip().startswith(RESULT):
-            look = "result"
-    if role != ASSISTANT:
-        return role, look, None, None
-    tool_calls = message.get("tool_calls")
-    calls = None if tool_calls is None else min(len(tool_calls), 2)
-    for key in REASONING:
-        if key in message:
-            return role, look, bool(message[key]), calls
-    return role, look, None, calls
+def _calls(calls: Any) -> Any:
+    return tuple(map(_call, calls)) if isinstance(calls, list | tuple) else type(calls)
 
 
-def _shown(message: _Message) -> Any:
-    """What of a message may decide what a template shows of it and of others."""
-    content, role = message.get("content"), message.get("role")
-    if type(content) is str:
-        if not content or content.isspace():
-            look: Any = "blank"
-        elif THOUGHT in content and role == ASSISTANT:
-            look = thought_in(content)
-        elif content.startswith(RESULT):
-            look = "result"
-        elif len(message) == 2:
-            return role
-        else:
-            look = "words"
-    elif type(content) is list:
-        look = tuple(_has_words(part if isinstance(part, str) else part.get("text"))
-                     for part in content)  # fmt: skip
-    else:
-        look = None
-    calls = message.get("tool_calls")
-    kinds = tuple(map(_shown_call, calls)) if calls else calls is None
-    reasoning = message.get("reasoning_content")
-    return role, look, reasoning is not None and _has_words(reasoning), kinds
-
-
-def _shown_call(call: Any) -> Any:
+def _call(call: Any) -> Any:
     if not isinstance(call, dict):
         return type(call)
     function = call.get("function")
@@ -112,5 +68,16 @@ def _shown_call(call: Any) -> Any:
     return function is call, "name" in call, type(arguments), not arguments
 
 
-def _has_words(text: Any) -> bool:
-    return isinstance(text, str) and bool(text) and not text.isspace()
+def told_of(value: Any, known: Collection[str], key: str = "") -> Any:
+    """What of a value that a probe keeps as it is may decide how a conversation is rendered, for a
+    template that knows some fields: all but words, and these of `type`.
+    """
+    if isinstance(value, str):
+        return value if key in STRUCTURE else bool(value)
+    if isinstance(value, list | tuple):
+        return tuple(told_of(one, known, key) for one in value)
+    if isinstance(value, dict):
+        inner = ((name, told_of(one, known, name)) for name, one in value.items()
+                 if name in known or isinstance(one, dict))  # fmt: skip
+        return _DICT, *((name, told) for name, told in inner if told != (_DICT,) or name in known)
+    return repr(value)

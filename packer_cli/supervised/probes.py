@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from packer_cli.supervised.messages import REASONING
+from packer_cli.supervised.messages import ASSISTANT, REASONING
 
 _Message = dict[str, Any]
 # Two things that templates look for in the words themselves: reasoning, and results of tools
 # that a user's message holds.
 THOUGHT, RESULT = "</think>", "<tool_response>"
+PROBED = frozenset(("role", "content", *REASONING))  # fields with no words but marks in a probe
 
 
 @dataclass(frozen=True)
@@ -47,22 +48,24 @@ def _digits(messages: list[_Message]) -> int:
 
 def _marked(message: _Message, number: str, marks: list[list[str]]) -> _Message:
     content, reasoning, call = (f"7{number}{part}4951" for part in range(3))
-    used, marked = set[str](), dict(message)
+    used, marked, role = set[str](), dict(message), message.get("role")
 
     def words(text: str, mark: str) -> str:
-        if not text.strip():
+        look = look_of(text, role)
+        if look == text:
             return text
-        if THOUGHT in text:
-            lead, opened, thought, answer = thought_in(text)
+        if type(look) is tuple:
+            lead, opened, thought, answer = look
             used.update([mark] * (lead or answer) + [reasoning] * thought)
             opening = f"{mark}\n" * lead + "<think>" * opened
             return f"{opening}\n{reasoning * thought}\n{THOUGHT}\n\n{mark * answer}"
         used.add(mark)
-        return f"{RESULT}{mark}</tool_response>" if text.lstrip().startswith(RESULT) else mark
+        return f"{RESULT}{mark}</tool_response>" if look == RESULT else mark
 
     for key in REASONING:
-        if isinstance(message.get(key), str):
-            marked[key] = words(message[key].replace(THOUGHT, ""), reasoning)
+        if isinstance(text := message.get(key), str) and text.strip():
+            marked[key] = reasoning
+            used.add(reasoning)
     value = message.get("content")
     if isinstance(value, str):
         marked["content"] = words(value, content)
@@ -72,6 +75,17 @@ def _marked(message: _Message, number: str, marks: list[list[str]]) -> _Message:
         marked["tool_calls"] = [_call(item, call, used) for item in calls]
     marks.append(sorted(used))
     return marked
+
+
+def look_of(text: str, role: Any) -> Any:
+    """What of a text a probe keeps: itself, where it is blank; how its thought looks, if it is the
+    assistant's; RESULT where it is that of a tool; None for words alone.
+    """
+    if not _has_words(text):
+        return text
+    if role == ASSISTANT and THOUGHT in text:
+        return thought_in(text)
+    return RESULT if text.lstrip().startswith(RESULT) else None
 
 
 def thought_in(content: str) -> tuple[bool, bool, bool, bool]:

@@ -19,7 +19,6 @@ import msgspec
 
 from packer_cli.records import LeftOut
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError
-from packer_cli.supervised.kinds import Kind, kinds_of
 from packer_cli.supervised.messages import ASSISTANT, REASONING, joined_content
 from packer_cli.supervised.probes import RESULT, THOUGHT, thought_in
 
@@ -57,18 +56,19 @@ class Shown:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         # of structures, None where the template refuses their probe
-        self._known: dict[tuple[int, tuple[Kind, ...]], Missing | None] = {}
+        self._known: dict[Any, Missing | None] = {}
 
     def missing(self, text: str, messages: list[_Message], tools: list[Any] | None) -> Missing:
         """What `text` does not show of the conversation that it is rendered from."""
-        structure = len(tools) if tools else 0, kinds_of(messages)
+        _, structure = self._template.structure_of(messages, tools)
         found = self._known.get(structure, _UNKNOWN)
         if found is _UNKNOWN:
             if len(self._known) >= _MOST_KEPT:
                 self._known.clear()
             pieces = self._probed(messages, tools)
             found = None if pieces is None else Missing(pieces, _empty(pieces, messages))
-            self._known[structure] = found
+            if structure is not None:
+                self._known[structure] = found
         return _guessed(text, messages, tools) if found is None else found
 
     def _probed(

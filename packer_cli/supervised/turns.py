@@ -28,9 +28,8 @@ from packer_cli.supervised.edges import (
     common_prefix,
     shared,
 )
-from packer_cli.supervised.kinds import kinds_of
-from packer_cli.supervised.messages import ASSISTANT, KNOWN_KEYS, REASONING
-from packer_cli.supervised.probes import probe_of
+from packer_cli.supervised.messages import ASSISTANT
+from packer_cli.supervised.probes import PROBED, probe_of
 
 PROBE = "\ue000probe\ue001"
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}},
@@ -40,7 +39,6 @@ _TOOLS = [{"type": "function", "function": _FUNCTION}]  # for templates that tak
 _Message = dict[str, Any]
 _Turns = dict[int, Turn]  # by the numbers of their messages
 _Told = dict[int, Edges | str]  # of turns: their edges, or why they have none
-_PROBED = frozenset(("role", "content", *REASONING))  # fields with no words but marks in a probe
 _MOST_KEPT = 1 << 12  # structures; what is learned begins anew beyond
 
 
@@ -135,33 +133,13 @@ class AssistantSpans:
         spans = [span for part in parts for span in part]
         return spans, turns, speakers
 
-    def _structure(self, messages: list[_Message], tools: list[Any] | None) -> tuple[bool, Any]:
-        """(whether words may matter, all that the turns of its probe depend on).
-
-        None for the second where they may depend on what only this record has.
-        """
-        looks = self._template.looks
-        words = looks.messages.find(messages)
-        if words and not all(map(_PROBED.issuperset, messages)):
-            return True, None
-        known = self._template.mentions - KNOWN_KEYS
-        others = [
-            (number, key, bool(value) if isinstance(value, str) else repr(value))
-            for number, message in enumerate(messages)
-            if len(message) > 2 and not known.isdisjoint(message)
-            for key, value in message.items()
-            if key in known
-        ]
-        told = repr(tools) if tools and (looks.tools.deep or looks.tools.literals) else bool(tools)
-        return words, (words, told, kinds_of(messages), tuple(others))
-
     def _by_turns(
         self, rendering: Rendering, turns: _Turns, messages: list[_Message],
         tools: list[Any] | None,
     ) -> list[list[Span]]:  # fmt: skip
         """The spans of each turn."""
         text = rendering.text
-        words, structure = self._structure(messages, tools)
+        words, structure = self._template.structure_of(messages, tools)
         inner = _inner(rendering.turns, turns)
         learned = self._learned.get(structure)
         if learned is None:
@@ -198,6 +176,10 @@ class AssistantSpans:
         """
         if not self._prompted:
             return spans
+        if spans is not None and self._template.prompt_is_constant:
+            asks = self._prompt
+            start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
+            return _from_prompt(spans, text, turn, start, exact=start == turn.start + len(asks))
         before = messages[:number]
         try:
             prompt = self._template.render(before, tools, add_generation_prompt=True).text
@@ -208,13 +190,9 @@ class AssistantSpans:
                 start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
         except RefusedError:
             return spans
-        if not text[turn.start : start].strip():
-            return spans
         if spans is not None:
-            first, *others = spans
-            exact = start == len(prompt)
-            return [(start if exact else max(first[0], start), max(start, first[1])), *others]
-        if holds_others:
+            return _from_prompt(spans, text, turn, start, exact=start == len(prompt))
+        if holds_others or not text[turn.start : start].strip():
             return None
         try:
             after = self._template.render(messages[: number + 1], tools).text
@@ -252,7 +230,7 @@ class AssistantSpans:
         """The assistant's turns that the text has, and no loop: many templates leave turns out,
         and some write the last one after the loop over all others.
         """
-        _, structure = self._structure(messages, tools)
+        _, structure = self._template.structure_of(messages, tools)
         numbers = self._outside.get(structure)
         if numbers is None:
             probe = probe_of(messages)
@@ -300,7 +278,7 @@ class AssistantSpans:
 
     def _check_tags(self, messages: list[_Message], tools: list[Any] | None) -> None:
         """Raises UndecidableError when the template's tags hold words of others."""
-        _, structure = self._structure(messages, tools)
+        _, structure = self._template.structure_of(messages, tools)
         why = self._tagged.get(structure)
         if why is None:
             why = self._wrongly_tagged(messages, tools) or ""
@@ -323,6 +301,16 @@ class AssistantSpans:
         return None
 
 
+def _from_prompt(
+    spans: list[Span], text: str, turn: Turn, start: int, *, exact: bool
+) -> list[Span]:
+    """The spans of a turn whose prompt ends at `start`; `exact`: as far as it goes."""
+    if not text[turn.start : start].strip():
+        return spans
+    first, *others = spans
+    return [(start if exact else max(first[0], start), max(start, first[1])), *others]
+
+
 def _keep(known: dict[Any, Any], structure: Any, told: Any) -> None:
     if len(known) >= _MOST_KEPT:
         known.clear()
@@ -338,7 +326,7 @@ def _is_of_all(told: _Told, messages: list[_Message]) -> bool:
             if any(
                 isinstance(value, str) and value and value in around
                 for key, value in message.items()
-                if key not in _PROBED
+                if key not in PROBED
             ):
                 return False
     return True

@@ -146,8 +146,13 @@ class Tokenizer:
         self, texts: list[str], spans: Spans | None = None,
         controls: dict[int, list[Span]] | None = None,
     ) -> Tokens:  # fmt: skip
-        """As `encode_bare`, with the special tokens around the documents."""
-        return self.surrounded(*self.encode_bare(texts, spans, controls))
+        """As `encode_bare`, with the special tokens around the documents; all that is trained is 1,
+        wherever it begins.
+        """
+        ids, offsets, trained = self.encode_bare(texts, spans, controls)
+        if trained is not None:
+            np.minimum(trained, 1, out=trained)
+        return self.surrounded(ids, offsets, trained)
 
     def count_special(self, ids: UInt32, texts: Iterable[str]) -> int:
         """How many special tokens `texts` spell out, whose tokens are `ids`."""

@@ -21,7 +21,7 @@ from chats import (
     pack_marked,
     user,
 )
-from support import recover_documents
+from support import packer, recover_documents
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 # Which tokens
@@ -51,15 +51,20 @@ def glued(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", ["auto", "tokenizers"])
-def test_a_token_with_one_byte_in_a_span_is_trained(folder: Path, backend: str) -> None:
+@pytest.mark.parametrize("earlier", [[], [user("too long"), assistant("for a row")]])
+def test_a_token_with_one_byte_in_a_span_is_trained(
+    folder: Path, earlier: list[dict[str, Any]], backend: str
+) -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}A:"
         "{% generation %}{{ m.content }}{% endgeneration %};{% else %}Q:{{ m.content }};"
         "{% endif %}{% endfor %}"
     )
     tokenizer = chat_tokenizer(folder / "t", template, glued(tiny_tokenizers.byte_level()))
-    record = chat(user("x"), assistant("Hi zoo"))
-    pack_marked([record], "--tokenizer-backend", backend, template=None, tokenizer=tokenizer)
+    record = chat(*earlier, user("x"), assistant("Hi zoo"))
+    options = ["--tokenizer-backend", backend, "-l", 14, "--overlong", "truncate-turns"]
+    pack_chat([record], *options, template=None, tokenizer=tokenizer)
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
     tokens = pieces(tokenizer)
     assert (":Hi", True) in tokens  # one of its bytes is the template's
     assert ("oo;", True) in tokens
