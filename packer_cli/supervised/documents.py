@@ -354,7 +354,7 @@ class Composer:
         return parse_messages(fields[own], name, keep_parts=keep_parts)
 
     def _tools(self, fields: dict[str, Any]) -> list[Any] | None:
-        return parse_tools(fields.get("tools"), self.shape.columns["tools"])
+        return parse_tools(fields.get("tools"), self.shape.columns.get("tools", ""))
 
     def _text(self, fields: dict[str, Any], own: str) -> str:
         return _text(fields, own, self.shape)

@@ -155,14 +155,19 @@ def sides_of(fields: dict[str, Any], shape: Shape) -> list[Side]:
 
 def _prompt(fields: dict[str, Any], shape: Shape, answers: list[Any]) -> tuple[Any, str]:
     """The prompt of a pair and its field; None where both sides begin with it."""
-    prompt, name = fields.get("prompt"), shape.columns["prompt"]
+    prompt, name = fields.get("prompt"), shape.columns.get("prompt", "")
     more = fields.get("input")
     if prompt is None:  # an input alone is what is asked
-        prompt, name, more = more or None, shape.columns["input"], None
+        prompt, name, more = more or None, shape.columns.get("input", ""), None
     if prompt is None:
+        if fields.get(CONTEXT) and isinstance(answers[0], str):
+            raise MalformedError(
+                f"there is a '{shape.columns[CONTEXT]}' and no prompt that it is put after; if it "
+                f"is the prompt, give --field prompt={shape.columns[CONTEXT]}"
+            )
         return None, name
     if isinstance(prompt, str) and isinstance(answers[0], str):
-        return with_more(prompt, more), name
+        return with_more(with_more(prompt, more), fields.get(CONTEXT)), name
     if isinstance(prompt, list) and isinstance(answers[0], list):
         return prompt, name
     # many files repeat a question of both conversations, the first or the last one, as text

@@ -104,6 +104,23 @@ WELL_KNOWN = {
         {"prompt": "Say hi.", "context": "In French.", "completion": "Salut"}, AS_ALPACA,
         WITH_INPUT,
     ),
+    "a context that --field maps": (
+        {"context": "Say hi.", "response": "Hello"}, ("--field", "prompt=context"), PAIR,
+    ),
+    "an answer under the name of a prompt": (
+        {"prompt": "Say hi.", "question": "Hello", "answer": "other"},
+        ("--field", "completion=question"), PAIR,
+    ),
+    "reasoning as the answer": (
+        {"prompt": "Say hi.", "thinking": "Hello"}, ("--field", "completion=thinking"), PAIR,
+    ),
+    "a system prompt as the text": (
+        {"system_prompt": "Hello"}, ("--field", "text=system_prompt"), "H⟦ello<eos>⟧",
+    ),
+    "a context as the system prompt": (
+        ASKED | {"context": "Be kind.", "system_prompt": "other"}, ("--field", "system=context"),
+        "Be kind.\n\nSay hi.⟦Hello<eos>⟧",
+    ),
     "system_prompt of OpenOrca": (ASKED | {"system_prompt": "Be kind."}, (),
                                   "Be kind.\n\nSay hi.⟦Hello<eos>⟧"),
     "system_prompt, as a chat": (ASKED | {"system_prompt": "Be kind."}, AS_CHAT,
@@ -123,6 +140,11 @@ WELL_KNOWN = {
 def test_columns_of_well_known_sets_are_used(folder: Path, name: str) -> None:
     record, options, expected = WELL_KNOWN[name]
     assert pack_marked([record], *options) == [expected]
+    if all(isinstance(value, str) for value in record.values()):
+        template = TAGS if options == AS_CHAT else None
+        Path("data.csv").write_text(f"{','.join(record)}\n{','.join(record.values())}\n")
+        for path in (parquet({key: [value] for key, value in record.items()}), Path("data.csv")):
+            assert pack_marked(path, *options, template=template) == [expected]
 
 
 THINKS = (
@@ -281,6 +303,8 @@ def test_a_field_that_is_not_there(folder: Path) -> None:
     [
         (["--shape", "chat"], ("--shape", "'chat' is not one of messages, ")),
         (["--field", "message=chosen"], ("--field", "'message' is not one of ")),
+        (["--field", "system=a", "--field", "tools=a"],
+         ("--field: maps 'a' to 'system' and to 'tools'",)),
         (["--train-on", "completion"], ("--train-on: completion", "messages")),
         (["--prompt-template", "alpaca"], ("--prompt-template: alpaca", "messages")),
         (["--chat-template", "nowhere"], ("--chat-template", "'nowhere' is not a file")),
