@@ -163,12 +163,34 @@ def test_reasoning_beside_an_answer(folder: Path, name: str, kind: str) -> None:
     assert texts == ["<user>Say hi.</user><assistant>⟦<think>Politely.</think>Hello</assistant>⟧"]
 
 
+@pytest.mark.parametrize("value", [{"title": "A"}, ["A"], True, 3])
 @pytest.mark.parametrize("options", [(), AS_CHAT])
 @pytest.mark.parametrize("name", ["system", "context"])
-def test_known_columns_that_hold_no_text(folder: Path, name: str, options: tuple[str]) -> None:
-    wrong = f"data.jsonl, line 1 (byte 0): field '{name}' is an object, expected a string"
+def test_known_columns_that_hold_no_text(
+    folder: Path, name: str, options: tuple[str], value: Any
+) -> None:
     how: dict[str, Any] = {} if options else {"template": None}
-    refused([ASKED | {name: {"title": "A"}}], 1, wrong, options=options, **how)
+    record = ASKED | {name: value}
+    expected = f"<user>Say hi.</user>{ANSWER}" if options else PAIR
+    assert pack_marked([record], *options, **how) == [expected]
+    mapped = ("--field", f"{name}={name}", *options)
+    assert pack_marked([record | {name: type(value)()}], *mapped, **how) == [expected]
+    wrong = f"data.jsonl, line 1 (byte 0): field '{name}' is {KINDS_OF[type(value)]}, expected a "
+    assert_error(run([record], *mapped, **how), 1, wrong + "string")
+
+
+KINDS_OF = {dict: "an object", list: "a list", bool: "true or false", int: "an integer"}
+HI_TOOLS = [{"name": "rain"}]
+
+
+def test_tools_beside_an_answer(folder: Path) -> None:
+    shown = '<tools>[{"name": "rain"}]</tools><user>Say hi.</user>'
+    template = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}" + TAGS
+    for tools in (HI_TOOLS, json.dumps(HI_TOOLS)):
+        texts = pack_marked([ASKED | {"tools": tools}], *AS_CHAT, template=template)
+        assert texts == [shown + ANSWER]
+    pairs = {"prompt": "Say hi.", "chosen": "Hello", "rejected": "No", "tools": HI_TOOLS}
+    assert pack_marked([pairs], *AS_CHAT, template=template)[0].startswith(shown + ANSWER)
 
 
 def test_ids_with_labels(folder: Path) -> None:
@@ -303,8 +325,10 @@ def test_a_field_that_is_not_there(folder: Path) -> None:
     [
         (["--shape", "chat"], ("--shape", "'chat' is not one of messages, ")),
         (["--field", "message=chosen"], ("--field", "'message' is not one of ")),
-        (["--field", "system=a", "--field", "tools=a"],
-         ("--field: maps 'a' to 'system' and to 'tools'",)),
+        (
+            ["--field", "system=a", "--field", "tools=a"],
+            ("--field: maps 'a' to 'system' and to 'tools'",),
+        ),
         (["--train-on", "completion"], ("--train-on: completion", "messages")),
         (["--prompt-template", "alpaca"], ("--prompt-template: alpaca", "messages")),
         (["--chat-template", "nowhere"], ("--chat-template", "'nowhere' is not a file")),
