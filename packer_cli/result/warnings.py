@@ -113,7 +113,8 @@ def _dropped(manifest: Manifest) -> Iterator[Warned]:
 def _longer(manifest: Manifest) -> list[str]:
     """What would keep documents that are longer than a row."""
     ways = []
-    if any(one.is_chat for one in _shapes(manifest)):
+    is_given = manifest.config.overlong == "truncate-turns"
+    if not is_given and any(one.is_chat for one in _shapes(manifest)):
         ways.append("--overlong truncate-turns keeps their last turns")
     left = 0
     for exponent in reversed(range(len(manifest.dropped_length))):
@@ -229,12 +230,17 @@ def _raw_prompts(manifest: Result) -> Iterator[Warned]:
 def _edges(manifest: Result) -> Iterator[Warned]:
     documents = manifest.documents + getattr(manifest, "dropped_documents", 0)
     if manifest.edge_tokens > _SHARE * documents:
+        share = manifest.edge_tokens / documents  # above 1 for pairs, which have two answers
         text = (
             f"{plural(manifest.edge_tokens, 'token')} in {plural(documents, 'document')} "
-            f"({percent(manifest.edge_tokens / documents)}) hold the end of a prompt and the "
+            f"({percent(min(share, 1.0))}) hold the end of a prompt and the "
             "beginning of its answer: no prompt ends there when the model is asked"
         )
-        yield Warned("edges", text, "--prompt-template chat or alpaca parts them")
+        chat = "chat" if TEMPLATE in manifest.side_files else "chat, with a --chat-template,"
+        is_alpaca = "alpaca" in _prompts(manifest).values()
+        yield Warned(
+            "edges", text, f"--prompt-template {chat}{'' if is_alpaca else ' or alpaca'} parts them"
+        )
 
 
 def _shapes(manifest: Result) -> Iterable[Shape]:

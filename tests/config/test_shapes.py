@@ -418,7 +418,29 @@ def test_a_tip_for_files_of_other_formats(folder: Path, form: str) -> None:
     assert tip.endswith("tip: add --field prompt=problem --field completion=solution\n")
 
 
-@pytest.mark.parametrize("record", [{"a": 1}, {"a": "x", "b": "y", "c": "z"}, {"a": [1], "b": [2]}])
+TELLS_NOTHING = [
+    {"a": 1},
+    {"a": "x", "b": "y", "c": "z"},
+    {"a": [1], "b": [2]},
+    {"title": "A", "question": LONG},
+    {"context": LONG, "question": LONG, "answers": {"text": ["x"]}},  # SQuAD
+]
+
+
+@pytest.mark.parametrize("key", ["role", "from"])
+def test_speakers_that_no_role_is_known_of(folder: Path, key: str) -> None:
+    names = ("human", "bot") if key == "role" else ("User", "Assistant")
+    text = "content" if key == "role" else "value"
+    said = zip(names, ("Hi", "Hello"), strict=True)
+    record = {"messages": [{key: name, text: words} for name, words in said]}
+    result = run([record])
+    assert_error(result, 1, "nothing to pack", "1 of those dropped have nothing to train on")
+    tip = f"add --role {names[0]}=user --role {names[1]}=assistant"
+    assert result.stderr.splitlines()[-1] == f"tip: {tip}"
+    assert pack_marked([record], *tip.split()[1:]) == [HI_MARKED]
+
+
+@pytest.mark.parametrize("record", TELLS_NOTHING)
 def test_a_record_that_tells_nothing_has_the_general_tip(folder: Path, record: Any) -> None:
     assert "tip: name the text with --text-field, or map" in run([record], template=None).stderr
 

@@ -65,6 +65,10 @@ WARNINGS: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
         (),
         ["longer than --max-length 1024; --max-length 4096 keeps all, --max-loss 1% makes"],
     ),
+    "a dropped conversation, though only its last turns are needed": (
+        [*CHATS, LARGE], (*TEMPLATE, "--overlong", "truncate-turns"),
+        ["longer than --max-length 1024; --max-length 4096 keeps all, --max-loss 1% makes"],
+    ),
     "less than 1% dropped": (
         [*CHATS * 80, chat(user("Hi"), assistant("b" * 1100))], TEMPLATE, [],
     ),
@@ -132,7 +136,13 @@ WARNINGS: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
     ),
     "a token across the edge": (
         [{"prompt": "The quick brown f", "completion": "ox jumps."}], ("-t", "merging"),
-        ["1 token in 1 document (100.00%) hold the end of a prompt and the beginning of its"],
+        ["1 token in 1 document (100.00%) hold the end of a prompt and the beginning of its "
+         "answer: no prompt ends there when the model is asked; --prompt-template chat, with a "
+         "--chat-template, or alpaca parts them"],
+    ),
+    "tokens across both edges of a pair": (
+        [{"prompt": "The quick brown f", "chosen": "ox jumps.", "rejected": "ox runs."}],
+        ("-t", "merging"), ["2 tokens in 1 document (100.00%) hold the end of a prompt and the "],
     ),
 }  # fmt: skip
 
