@@ -33,6 +33,11 @@ _KNOWN_ROLES = frozenset(
 )  # fmt: skip
 _OPENAI_ROLES = frozenset(("user", "assistant", "system", "tool", "developer", "function"))
 _NO_TEXTS = frozenset(("id", "name", "type", "tool_call_id"))
+_ASKED = _PROMPTS[:5]
+# what stands beside a prompt or a text
+_BESIDE = frozenset(
+    ("title", "context", "system", "system_prompt", "reasoning", "reasoning_content", "thinking")
+)
 _NAME = 40  # characters of a speaker's name at most
 _LONG = 20  # of a text at least, if it is to be more than a name or a number
 
@@ -107,16 +112,34 @@ def _parsed(value: Any) -> Any:
 def _of_messages(messages: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """The options for keys of messages and roles of speakers, where they have other names."""
     role, _ = _keys(messages) or ("role", "content")
-    known = _OPENAI_ROLES if role == "role" else _KNOWN_ROLES
-    speakers = [one for one in dict.fromkeys(message.get(role) for message in messages)
-                if isinstance(one, str) and one not in known]  # fmt: skip
     roles = dict[str, str]()
-    for speaker in speakers:
-        named = (own for own, names in _ROLES.items() if speaker.lower() in names)
-        by_place = "assistant" if "user" in roles.values() else "user"
-        roles[speaker] = next(named, by_place)
+    for speaker, own in _speakers(messages, role).items():
+        roles[speaker] = own or ("assistant" if "user" in roles.values() else "user")
     fields = key_options(messages[0]).get("--field", {})
     return {"--field": fields} | ({"--role": roles} if roles else {})
+
+
+def _speakers(messages: list[dict[str, Any]], role: str) -> dict[str, str]:
+    """Speakers that are not known -> the roles that their names tell, or ""."""
+    known = _OPENAI_ROLES if role == "role" else _KNOWN_ROLES
+    names = [one for one in (message.get(role) for message in messages) if isinstance(one, str)]
+    return {
+        name: next((own for own, others in _ROLES.items() if name.lower() in others), "")
+        for name in names
+        if name not in known
+    }
+
+
+def role_options(value: Any, role: str | None) -> dict[str, dict[str, str]]:
+    """`--role` for the speakers of messages whose names tell their roles; {} where there are none.
+    `role`: the key that --field names.
+    """
+    messages = _parsed(value)
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        return {}
+    key = role or ("role" if any("role" in one for one in messages) else "from")
+    roles = {name: own for name, own in _speakers(messages, key).items() if own}
+    return {"--role": roles} if roles else {}
 
 
 def _keys(messages: list[dict[str, Any]]) -> tuple[str, str] | None:
@@ -147,9 +170,13 @@ def _named(values: Mapping[str, Any], **known: tuple[str, ...]) -> dict[str, str
 
 
 def _by_position(texts: Mapping[str, str], own: tuple[str, ...]) -> dict[str, str]:
-    """The columns of long texts, if there are as many; or else of all texts."""
+    """The columns of long texts, if there are as many; or else of all texts. What is known to be
+    asked is asked, and what stands beside a prompt is neither.
+    """
+    texts = {name: text for name, text in texts.items() if name.lower() not in _BESIDE}
+    asked = [name for name in texts if name.lower() in _ASKED]
     long = [name for name, text in texts.items() if len(text) >= _LONG and " " in text.strip()]
     for names in (long, list(texts)):
-        if len(names) == len(own):
+        if len(names) == len(own) and asked in ([], names[:-1]):
             return dict(zip(own, names, strict=True))
     return {}

@@ -10,7 +10,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
 from packer_cli.config.pair_rules import overlong_of_pairs, refuse_pairs_among, with_pair_columns
-from packer_cli.config.shapes import CONTEXT, REASONING, Shape
+from packer_cli.config.shapes import CONTEXT, REASONING, SYSTEM, Shape
 from packer_cli.errors import UsageError
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
@@ -121,11 +121,22 @@ def used_columns(shape: Shape, config: DocumentConfig) -> frozenset[str]:
     """The input's names of the fields that are read and have a place in documents; `config` as
     `for_shape` gives it.
     """
-    of_messages = shape.is_chat or shape.of_messages
-    idle = {CONTEXT, REASONING} if of_messages else {"tools"}
-    if config.prompt_template != "chat":  # raw text has no place for it
-        idle.add(REASONING)
+    idle = set[str]()
+    if shape.is_chat or shape.of_messages:
+        idle = {CONTEXT, REASONING}
+    elif config.prompt_template != "chat":  # raw text has no place for it
+        idle = {"tools", REASONING}
     return frozenset(name for own, name in shape.columns.items() if own not in idle)
+
+
+def known_texts(shape: Shape, config: DocumentConfig) -> frozenset[str]:
+    """The own names of optional fields of text that were found by a well-known name. A value that
+    is none may mean something else there, as in HotpotQA: the record is as one without it.
+    """
+    names = {CONTEXT, SYSTEM, REASONING}
+    if not shape.of_messages:  # a prompt of messages, too
+        names.add("input")
+    return frozenset(names.intersection(shape.optional).difference(config.renamed))
 
 
 def trained_on(config: DocumentConfig, shape: Shape) -> str:

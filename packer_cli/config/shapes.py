@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from packer_cli.errors import DataError, named, one_of
+from packer_cli.errors import DataError, UsageError, named, one_of
 
 CHAT = ("messages", "conversations")
 PREFERENCE = "preference"
@@ -24,6 +24,7 @@ MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "train")
 _OF_MESSAGES = " of messages"
 ABSENT = object()  # what `value_at` finds where there is nothing
 _Names = dict[str, tuple[str, ...]]
+INSIDE = ".*"  # after the name of a field: texts within its value, which is an object or a list
 CONTEXT, SYSTEM, REASONING = "context", "system", "reasoning"  # fields beside prompt and answer
 
 
@@ -208,8 +209,8 @@ KINDS = {
     "text": _Kind((("text",),)),
     PREFERENCE: _Kind(
         (("chosen",), ("rejected",)),
-        ("prompt", "input", "tools", SYSTEM, ARGUMENTS),
-        {"prompt": ("question", "query", "instruction")} | _INPUT | _SYSTEM,
+        ("prompt", "input", CONTEXT, "tools", SYSTEM, ARGUMENTS),
+        {"prompt": ("question", "query", "instruction")} | _SYSTEM,
     ),
     "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
 }
@@ -302,16 +303,21 @@ def fits_a_shape(fields: list[str], wanted: str | None, renamed: dict[str, str])
 
 def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[str, str] | None:
     columns = {}
+    mapped = {*renamed.values()}
+    free = {*fields} - mapped
     for names in kind.required:
         own = names[0]
-        column = renamed.get(own) or next((name for name in names if name in fields), None)
+        column = renamed.get(own) or next((name for name in names if name in free), None)
         if column is None or not may_hold(fields, column):
             return None
         columns[own] = column
-    # other records may have fields that the first one lacks
+    free.difference_update(columns.values())
     for own in kind.optional:
-        other = next((name for name in kind.others.get(own, ()) if name in fields), own)
-        columns[own] = renamed.get(own) or (own if own in fields else other)
+        names = (own, *kind.others.get(own, ()))
+        column = renamed.get(own) or next((name for name in names if name in free), None)
+        # other records may have fields that the first one lacks
+        if column or own not in mapped.union(fields):
+            columns[own] = column or own
     return columns
 
 
@@ -340,7 +346,15 @@ def value_at(record: Any, column: str) -> Any:
 
 
 def check_fields(renamed: Iterable[tuple[str, str]]) -> None:
-    """UsageError for a field's own name that neither a shape nor a message has."""
-    for own, _ in renamed:
+    """UsageError for a field's own name that neither a shape nor a message has, and for a column of
+    several fields.
+    """
+    first = dict[tuple[bool, str], str]()
+    for own, column in renamed:
         if own not in FIELDS:
             raise one_of("--field", own, FIELDS)
+        other = first.setdefault((own in MESSAGE_KEYS, column), own)
+        if other != own:
+            raise UsageError(
+                f"--field: maps '{column}' to '{other}' and to '{own}'", "leave one of them out"
+            )

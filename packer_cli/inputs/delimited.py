@@ -87,9 +87,9 @@ class _Batch:
 
     def add(self, position: int, row: list[str]) -> None:
         self._positions.append(position)
-        one = self._sample.of(1, lambda _: dict(zip(self._header, row, strict=True)))
-        if one.records:
-            self._looked_at.append(one)
+        if not self._sample.passes():
+            record = dict(zip(self._header, row, strict=True))
+            self._looked_at.append(self._sample.of(1, lambda _: record))
         self._cells.append([row[column] for column in self._columns.values()])
         self.size += sum(map(len, self._cells[-1])) + _PER_RECORD
 

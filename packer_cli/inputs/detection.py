@@ -10,7 +10,7 @@ from functools import partial
 
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.field_tips import options_for, written
+from packer_cli.config.field_tips import options_for, role_options, written
 from packer_cli.config.pair_rules import refuse_labels_among_pairs
 from packer_cli.config.shapes import MESSAGE_KEYS, PREFERENCE, Shape, find_shape, joined, may_hold
 from packer_cli.errors import DamagedInputError, DataError, PackerError
@@ -184,6 +184,19 @@ def _first_record(file: InputFile, fields: list[str], config: DocumentConfig) ->
     except PackerError:  # such as for a name that cannot be read, or a cell that is too long
         pass
     return {}
+
+
+def speakers_tip(file: InputFile, shape: Shape, config: DocumentConfig) -> str:
+    """Which --role options the speakers of a file's first record need; "" where they are known."""
+    if not shape.is_chat or config.roles:
+        return ""
+    part, role = beginning(file, _BEGINNING), config.message_keys.get("role")
+    with suppress(PackerError):
+        for records in reader_for(file.format).read(file, part, shape, config, peek=True):
+            for fields in records.fields or []:
+                options = role_options(fields[shape.required[0]], role)
+                return f"add {written(options)}" if options else ""
+    return ""
 
 
 def _nothing_in(files: list[InputFile], config: DocumentConfig) -> DataError:

@@ -28,7 +28,7 @@ from packer_cli.packing.mixedness import (
 from packer_cli.records import Int32, Int64, LeftOut, LookedAt
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
-_MOST_UNREAD, _OTHERS = 50, "…"
+_MOST_UNREAD, OTHERS = 50, "…"
 _POWER_BUCKETS = 32  # bucket i: 2**i <= value < 2**(i+1)
 
 
@@ -90,7 +90,7 @@ def _unpacked(text: str) -> Int64:
 def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
     """Of many different names, the rest is counted as one. INOUT totals."""
     for name, number in sorted(more.items()):
-        one = name if name in totals or len(totals) < _MOST_UNREAD else _OTHERS
+        one = name if name in totals or len(totals) < _MOST_UNREAD else OTHERS
         totals[one] = totals.get(one, 0) + number
 
 

@@ -52,6 +52,7 @@ class Config(DocumentsConfig, frozen=True, kw_only=True):
     max_length: _Length
     columns: list[str]
     strategy: str
+    overlong: str | None = None
     segment_multiple: _Length = 1
     label_shift: str = "none"
     max_segments_per_row: _Length | None = None

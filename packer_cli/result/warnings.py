@@ -11,7 +11,15 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
-from packer_cli.config.shapes import CHAT, CONTEXT, ONLY_IN_CHATS, Shape, prompt_templates
+from packer_cli.config.shapes import (
+    CONTEXT,
+    INSIDE,
+    ONLY_IN_CHATS,
+    SYSTEM,
+    Shape,
+    prompt_templates,
+)
+from packer_cli.result.counts import OTHERS
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import DOCUMENT_TOTALS, Input, Manifest, Result
 from packer_cli.result.manifest_check import shape_of
@@ -20,7 +28,13 @@ from packer_cli.result.wording import percent, plural, unshown
 
 _SHARE = 0.01  # of tokens, characters or documents: what is less is no cause for alarm
 _MOST_NAMED = 12
-RAW = "raw"
+RAW, UNUSED = "raw", "unused"
+# words in names of fields that a prompt must not hold
+_ANSWERS = (
+    "answer", "solution", "rationale", "explanation", "output", "response", "completion", "target",
+    "reasoning", "thinking", "thought", "chosen", "rejected", "correct", "reference", "gold",
+)  # fmt: skip
+_ONLY_IN_CHATS = {*ONLY_IN_CHATS, "tools" + INSIDE}
 
 
 class Warned(NamedTuple):
@@ -99,7 +113,8 @@ def _dropped(manifest: Manifest) -> Iterator[Warned]:
 def _longer(manifest: Manifest) -> list[str]:
     """What would keep documents that are longer than a row."""
     ways = []
-    if any(one.is_chat for one in _shapes(manifest)):
+    is_given = manifest.config.overlong == "truncate-turns"
+    if not is_given and any(one.is_chat for one in _shapes(manifest)):
         ways.append("--overlong truncate-turns keeps their last turns")
     left = 0
     for exponent in reversed(range(len(manifest.dropped_length))):
@@ -153,23 +168,35 @@ def _unused(manifest: Result) -> Iterator[Warned]:
     looked_at = f"of {plural(manifest.looked_at_records, 'record')} looked at"
     names = [f"{name} ({percent(number / whole)})" for name, number in large.items()]
     text = f"nothing uses the text in {named(names)}, {looked_at}"
-    if large.keys() <= ONLY_IN_CHATS and "chat" not in _prompts(manifest).values():
+    if large.keys() <= _ONLY_IN_CHATS and "chat" not in _prompts(manifest).values():
         way_out = "--prompt-template chat uses it"
     else:
         way_out = _place_for(next(iter(large)), manifest)
-    yield Warned("unused", text, f"{way_out}, --max-unused 1% makes it an error")
+    yield Warned(UNUSED, text, f"{way_out}, --max-unused 1% makes it an error")
 
 
 def _place_for(name: str, manifest: Result) -> str:
-    """The option that makes something of a field."""
-    kinds = {one.kind for one in _shapes(manifest)}
+    """The option that makes something of a field; of an answer, or of more than text, none surely
+    does.
+    """
+    own = {_own_of_more(one) for one in _shapes(manifest)}
+    is_text = not name.endswith((INSIDE, OTHERS))
+    if len(own) > 1 or not is_text or any(word in name.lower() for word in _ANSWERS):
+        return "see --field"
     column = shlex.quote(name)
-    if kinds == {"text"}:
+    if own == {"text"}:
         return f"--text-field {column} packs it instead"
-    if kinds <= {*CHAT}:
-        return f"--field system={column} makes it the system message"
-    own = CONTEXT if kinds == {"prompt-completion"} else "input"
-    return f"--field {own}={column} puts it below the prompt"
+    what = "makes it the system message" if own == {SYSTEM} else "puts it below the prompt"
+    return f"--field {own.pop()}={column} {what}"
+
+
+def _own_of_more(shape: Shape) -> str:
+    """The field of a shape that has a place for more text."""
+    if shape.kind == "text":
+        return "text"
+    if shape.is_chat or shape.of_messages:
+        return SYSTEM
+    return "input" if shape.kind == "alpaca" else CONTEXT
 
 
 def _unshown(manifest: Result) -> Iterator[Warned]:
@@ -203,12 +230,17 @@ def _raw_prompts(manifest: Result) -> Iterator[Warned]:
 def _edges(manifest: Result) -> Iterator[Warned]:
     documents = manifest.documents + getattr(manifest, "dropped_documents", 0)
     if manifest.edge_tokens > _SHARE * documents:
+        share = manifest.edge_tokens / documents  # above 1 for pairs, which have two answers
         text = (
             f"{plural(manifest.edge_tokens, 'token')} in {plural(documents, 'document')} "
-            f"({percent(manifest.edge_tokens / documents)}) hold the end of a prompt and the "
+            f"({percent(min(share, 1.0))}) hold the end of a prompt and the "
             "beginning of its answer: no prompt ends there when the model is asked"
         )
-        yield Warned("edges", text, "--prompt-template chat or alpaca parts them")
+        chat = "chat" if TEMPLATE in manifest.side_files else "chat, with a --chat-template,"
+        is_alpaca = "alpaca" in _prompts(manifest).values()
+        yield Warned(
+            "edges", text, f"--prompt-template {chat}{'' if is_alpaca else ' or alpaca'} parts them"
+        )
 
 
 def _shapes(manifest: Result) -> Iterable[Shape]:

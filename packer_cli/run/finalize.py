@@ -18,6 +18,8 @@ import packer_cli
 from packer_cli.config.options import PackConfig
 from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.detection import speakers_tip
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.choice import Choice
@@ -157,7 +159,10 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) ->
         problem = _nothing(total, run, rejected, claim)
         output.forget(claim)  # no other run would find more
         unshown = "--on-unshown, " if run.config.on_unshown == "error" else ""
-        raise DataError(problem, f"check --shape, --field, {unshown}--overlong and the input")
+        tip = _speakers_tip(run) if total.untrained_documents else ""
+        raise DataError(
+            problem, tip or f"check --shape, --field, {unshown}--overlong and the input"
+        )
 
 
 def _refuse_bad(bad: int, read: int, limit: float | None, claim: Claim) -> None:
@@ -170,6 +175,12 @@ def _refuse_bad(bad: int, read: int, limit: float | None, claim: Claim) -> None:
             f"see {claim.work}/rejected-*.jsonl; everything is packed, and with a larger "
             "--max-errors the run finishes at once",
         )
+
+
+def _speakers_tip(run: Run) -> str:
+    tips = (speakers_tip(one, run.shape.of(one.shape), run.config)
+            for one in run.files if one.format and one.path != STDIN)  # fmt: skip
+    return next(tips, "")
 
 
 def _nothing(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) -> str:

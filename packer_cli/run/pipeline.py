@@ -93,13 +93,13 @@ def pack(
     _refuse_shared_stdin(inputs, options)
     files = find_inputs(inputs, config, notify)
     known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, options)
-    raw = config.prompt_template == "none"
+    given = config
     files, config, shape, chosen = settled(files, config, tokenizer_name, notify, warn, known)
     choice_of(files, config)  # what a recipe asks of its sources is there, or nothing is written
     job = _Job(config, shape, files, chosen, options, notify, stop, early, before_switch)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
     if done is not None:
-        warn_of_losses(str(destination), done, chosen, notify, warn, raw=raw)
+        warn_of_losses(str(destination), done, chosen, given, notify, warn)
     what = "done" if done else "this rank is done"
     notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
     return done

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import ARGUMENTS, LABEL
 from packer_cli.errors import nearest
 from packer_cli.records import Notify
 from packer_cli.result.manifest import Result
-from packer_cli.result.warnings import RAW, encoded_tokens, named, warnings_of
+from packer_cli.result.warnings import RAW, UNUSED, encoded_tokens, named, warnings_of
 from packer_cli.result.wording import count, percent, plural
 from packer_cli.run.chosen import Chosen
 
@@ -42,13 +43,19 @@ def name_columns(
 
 
 def warn_of_losses(
-    place: str, manifest: Result, chosen: Chosen, notify: Notify, warn: Notify, *, raw: bool
+    place: str,
+    manifest: Result,
+    chosen: Chosen,
+    config: DocumentConfig,
+    notify: Notify,
+    warn: Notify,
 ) -> None:
-    """Say what was lost or left out, and which fields of records nobody reads. `raw`: whether the
-    user asked for prompts as they are.
+    """Say what was lost or left out, and which fields of records nobody reads. `config`: as given,
+    which says what of it is meant.
     """
+    meant = {RAW: config.prompt_template == "none", UNUSED: config.max_unused is not None}
     for one in warnings_of(manifest):
-        if not (raw and one.about == RAW):
+        if not meant.get(one.about):
             warn(f"warning: {place}: {one}")
     if manifest.empty_turns:
         notify(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.run_options import JINJA2
+from packer_cli.config.shape_rules import known_texts
 from packer_cli.config.shapes import ARGUMENTS, CONTEXT, SYSTEM, Shape
 from packer_cli.config.shapes import REASONING as REASONING_FIELD
 from packer_cli.errors import DataError, UsageError
@@ -40,7 +41,6 @@ from packer_cli.supervised.messages import (
     MalformedError,
     Naming,
     joined_content,
-    kind_of,
     parse_messages,
     parse_tools,
     with_context,
@@ -49,7 +49,9 @@ from packer_cli.supervised.pairs import (
     Side,
     messages_of,
     once,
+    optional_text,
     parted,
+    text_of,
     with_more,
     without_bad,
 )
@@ -130,6 +132,9 @@ class Composer:
         naming = Naming(self.config.message_keys, dict(self.config.roles))
         if naming.keys or naming.roles:
             records = replace(records, fields=list(map(naming.applied, records.fields or [])))
+        names = known_texts(self.shape, self.config)
+        if names and records.fields:
+            records = replace(records, fields=[_without(one, names) for one in records.fields])
         if self.shape.has_pairs:
             records = parted(records, self.shape)
         documents: list[Document] = []
@@ -215,7 +220,7 @@ class Composer:
 
     def _of_fields(self, fields: dict[str, Any]) -> Document:
         """The document of a prompt and completion, without a template. Raises MalformedError."""
-        shape, system = self.shape, _optional(fields, SYSTEM, self.shape)
+        shape, system = self.shape, optional_text(fields, SYSTEM, self.shape)
         if shape.has_pairs:
             prompt, completion, *_ = fields["side"]
             more = ""
@@ -319,14 +324,14 @@ class Composer:
         """The conversation of a prompt, with what belongs to it, and its answer."""
         asked, answer = _exchanged(self.shape)
         question = with_more(self._text(fields, asked), _more(fields, self.shape))
-        exchange = _exchange(question, self._text(fields, answer), arguments)
-        if reasoning := _optional(fields, REASONING_FIELD, self.shape):
+        exchange = _exchange(question, self._text(fields, answer), self._tools(fields), arguments)
+        if reasoning := optional_text(fields, REASONING_FIELD, self.shape):
             exchange.messages[-1] |= dict.fromkeys(REASONING[:2], reasoning)
         return self._with_system(exchange, fields)
 
     def _with_system(self, conversation: Conversation, fields: dict[str, Any]) -> Conversation:
         """With the record's system field as the first message, unless it begins with another."""
-        messages, system = conversation.messages, _optional(fields, SYSTEM, self.shape)
+        messages, system = conversation.messages, optional_text(fields, SYSTEM, self.shape)
         if system and messages[0].get("role") != "system":
             messages.insert(0, {"role": "system", "content": system})
         return conversation
@@ -341,7 +346,7 @@ class Composer:
             keep_parts = self._renderer(tools, arguments).keep_parts
             return Conversation(messages_of(side, keep_parts=keep_parts), tools, arguments)
         if self.config.prompt_template == "chat":
-            return _exchange(side.prompt, side.answer, arguments)
+            return _exchange(side.prompt, side.answer, self._tools(fields), arguments)
         return None
 
     def _side(
@@ -354,10 +359,10 @@ class Composer:
         return parse_messages(fields[own], name, keep_parts=keep_parts)
 
     def _tools(self, fields: dict[str, Any]) -> list[Any] | None:
-        return parse_tools(fields.get("tools"), self.shape.columns["tools"])
+        return parse_tools(fields.get("tools"), self.shape.columns.get("tools", ""))
 
     def _text(self, fields: dict[str, Any], own: str) -> str:
-        return _text(fields, own, self.shape)
+        return text_of(fields, own, self.shape)
 
 
 def placed(error: UndecidableError, file: InputFile) -> DataError:
@@ -460,18 +465,22 @@ def _with_ranges_moved(message: _Message) -> _Message:
     return message | {DETAIL: moved}
 
 
-def _exchange(question: str, answer: str, arguments: dict[str, Any] | None) -> Conversation:
+def _exchange(
+    question: str, answer: str, tools: list[Any] | None, arguments: dict[str, Any] | None
+) -> Conversation:
     messages: list[_Message] = [
         {"role": "user", "content": question}, {"role": ASSISTANT, "content": answer},
     ]  # fmt: skip
-    return Conversation(messages, None, arguments)
+    return Conversation(messages, tools, arguments)
 
 
-def _text(fields: dict[str, Any], own: str, shape: Shape) -> str:
-    value = fields.get(own)
-    if not isinstance(value, str):
-        raise MalformedError(f"field '{shape.columns[own]}' is {kind_of(value)}, expected a string")
-    return value
+def _without(fields: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """A record whose fields of these names have texts or nothing."""
+    for name in names:
+        value = fields.get(name)
+        if value is not None and type(value) is not str:
+            fields = {**fields, name: None}
+    return fields
 
 
 def _exchanged(shape: Shape) -> tuple[str, str]:
@@ -479,14 +488,9 @@ def _exchanged(shape: Shape) -> tuple[str, str]:
     return ("instruction", "output") if shape.kind == "alpaca" else ("prompt", "completion")
 
 
-def _optional(fields: dict[str, Any], own: str, shape: Shape) -> str:
-    """The text of a field that a record may have; "" for none."""
-    return "" if fields.get(own) is None else _text(fields, own, shape)
-
-
 def _more(fields: dict[str, Any], shape: Shape) -> str:
     """What an instruction or a prompt is about."""
-    return _optional(fields, "input" if shape.kind == "alpaca" else CONTEXT, shape)
+    return optional_text(fields, "input" if shape.kind == "alpaca" else CONTEXT, shape)
 
 
 def _alpaca(instruction: str, more: str, system: str) -> str:

@@ -155,14 +155,20 @@ def sides_of(fields: dict[str, Any], shape: Shape) -> list[Side]:
 
 def _prompt(fields: dict[str, Any], shape: Shape, answers: list[Any]) -> tuple[Any, str]:
     """The prompt of a pair and its field; None where both sides begin with it."""
-    prompt, name = fields.get("prompt"), shape.columns["prompt"]
+    prompt, name = fields.get("prompt"), shape.columns.get("prompt", "")
     more = fields.get("input")
     if prompt is None:  # an input alone is what is asked
-        prompt, name, more = more or None, shape.columns["input"], None
+        prompt, name, more = more or None, shape.columns.get("input", ""), None
     if prompt is None:
+        if fields.get(CONTEXT) and isinstance(answers[0], str):
+            raise MalformedError(
+                f"there is a '{shape.columns[CONTEXT]}' and no prompt that it is put after; if it "
+                f"is the prompt, give --field prompt={shape.columns[CONTEXT]}"
+            )
         return None, name
     if isinstance(prompt, str) and isinstance(answers[0], str):
-        return with_more(prompt, more), name
+        more = more and text_of(fields, "input", shape)
+        return with_more(with_more(prompt, more), optional_text(fields, CONTEXT, shape)), name
     if isinstance(prompt, list) and isinstance(answers[0], list):
         return prompt, name
     # many files repeat a question of both conversations, the first or the last one, as text
@@ -177,9 +183,22 @@ def _prompt(fields: dict[str, Any], shape: Shape, answers: list[Any]) -> tuple[A
     )
 
 
-def with_more(prompt: str, more: Any) -> str:
+def with_more(prompt: str, more: str | None) -> str:
     """A prompt with what it is about, on a line of its own."""
-    return f"{prompt}\n{more}" if isinstance(more, str) and more else prompt
+    return f"{prompt}\n{more}" if more else prompt
+
+
+def text_of(fields: dict[str, Any], own: str, shape: Shape) -> str:
+    """The text of a field. Raises MalformedError."""
+    value = fields.get(own)
+    if not isinstance(value, str):
+        raise MalformedError(f"field '{shape.columns[own]}' is {kind_of(value)}, expected a string")
+    return value
+
+
+def optional_text(fields: dict[str, Any], own: str, shape: Shape) -> str:
+    """The text of a field that a record may have; "" for none. Raises MalformedError."""
+    return text_of(fields, own, shape) if fields.get(own) else ""
 
 
 def _labelled(fields: dict[str, Any], shape: Shape) -> Side:
@@ -205,7 +224,7 @@ def _labelled(fields: dict[str, Any], shape: Shape) -> Side:
     if not answer or (isinstance(answer, str) and not answer.strip()):
         raise MalformedError(f"field '{names[1]}' is an empty answer, expected one with text")
     if isinstance(prompt, str):
-        prompt = with_more(prompt, fields.get(CONTEXT))
+        prompt = with_more(prompt, optional_text(fields, CONTEXT, shape))
     return Side(prompt, answer, names[0], names[1], label)
 
 

@@ -276,7 +276,9 @@ def test_role_and_value(folder: Path) -> None:
 
 def test_a_system_field_that_is_no_text(folder: Path) -> None:
     record = {"conversations": HI_SHAREGPT, "system": ["Be brief."]}
-    refused([record], 1, "line 1 (byte 0): field 'system' is a list, expected a string")
+    assert pack_marked([record]) == [HI_MARKED]
+    wrong = "line 1 (byte 0): field 'system' is a list, expected a string"
+    assert_error(run([record], "--field", "system=system"), 1, wrong)
 
 
 @pytest.mark.parametrize("shown", ["{{ m.content[0].text }}", "{{ m.content }}"])

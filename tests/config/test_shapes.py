@@ -104,6 +104,23 @@ WELL_KNOWN = {
         {"prompt": "Say hi.", "context": "In French.", "completion": "Salut"}, AS_ALPACA,
         WITH_INPUT,
     ),
+    "a context that --field maps": (
+        {"context": "Say hi.", "response": "Hello"}, ("--field", "prompt=context"), PAIR,
+    ),
+    "an answer under the name of a prompt": (
+        {"prompt": "Say hi.", "question": "Hello", "answer": "other"},
+        ("--field", "completion=question"), PAIR,
+    ),
+    "reasoning as the answer": (
+        {"prompt": "Say hi.", "thinking": "Hello"}, ("--field", "completion=thinking"), PAIR,
+    ),
+    "a system prompt as the text": (
+        {"system_prompt": "Hello"}, ("--field", "text=system_prompt"), "H⟦ello<eos>⟧",
+    ),
+    "a context as the system prompt": (
+        ASKED | {"context": "Be kind.", "system_prompt": "other"}, ("--field", "system=context"),
+        "Be kind.\n\nSay hi.⟦Hello<eos>⟧",
+    ),
     "system_prompt of OpenOrca": (ASKED | {"system_prompt": "Be kind."}, (),
                                   "Be kind.\n\nSay hi.⟦Hello<eos>⟧"),
     "system_prompt, as a chat": (ASKED | {"system_prompt": "Be kind."}, AS_CHAT,
@@ -123,6 +140,11 @@ WELL_KNOWN = {
 def test_columns_of_well_known_sets_are_used(folder: Path, name: str) -> None:
     record, options, expected = WELL_KNOWN[name]
     assert pack_marked([record], *options) == [expected]
+    if all(isinstance(value, str) for value in record.values()):
+        template = TAGS if options == AS_CHAT else None
+        Path("data.csv").write_text(f"{','.join(record)}\n{','.join(record.values())}\n")
+        for path in (parquet({key: [value] for key, value in record.items()}), Path("data.csv")):
+            assert pack_marked(path, *options, template=template) == [expected]
 
 
 THINKS = (
@@ -141,12 +163,34 @@ def test_reasoning_beside_an_answer(folder: Path, name: str, kind: str) -> None:
     assert texts == ["<user>Say hi.</user><assistant>⟦<think>Politely.</think>Hello</assistant>⟧"]
 
 
+@pytest.mark.parametrize("value", [{"title": "A"}, ["A"], True, 3])
 @pytest.mark.parametrize("options", [(), AS_CHAT])
 @pytest.mark.parametrize("name", ["system", "context"])
-def test_known_columns_that_hold_no_text(folder: Path, name: str, options: tuple[str]) -> None:
-    wrong = f"data.jsonl, line 1 (byte 0): field '{name}' is an object, expected a string"
+def test_known_columns_that_hold_no_text(
+    folder: Path, name: str, options: tuple[str], value: Any
+) -> None:
     how: dict[str, Any] = {} if options else {"template": None}
-    refused([ASKED | {name: {"title": "A"}}], 1, wrong, options=options, **how)
+    record = ASKED | {name: value}
+    expected = f"<user>Say hi.</user>{ANSWER}" if options else PAIR
+    assert pack_marked([record], *options, **how) == [expected]
+    mapped = ("--field", f"{name}={name}", *options)
+    assert pack_marked([record | {name: type(value)()}], *mapped, **how) == [expected]
+    wrong = f"data.jsonl, line 1 (byte 0): field '{name}' is {KINDS_OF[type(value)]}, expected a "
+    assert_error(run([record], *mapped, **how), 1, wrong + "string")
+
+
+KINDS_OF = {dict: "an object", list: "a list", bool: "true or false", int: "an integer"}
+HI_TOOLS = [{"name": "rain"}]
+
+
+def test_tools_beside_an_answer(folder: Path) -> None:
+    shown = '<tools>[{"name": "rain"}]</tools><user>Say hi.</user>'
+    template = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}" + TAGS
+    for tools in (HI_TOOLS, json.dumps(HI_TOOLS)):
+        texts = pack_marked([ASKED | {"tools": tools}], *AS_CHAT, template=template)
+        assert texts == [shown + ANSWER]
+    pairs = {"prompt": "Say hi.", "chosen": "Hello", "rejected": "No", "tools": HI_TOOLS}
+    assert pack_marked([pairs], *AS_CHAT, template=template)[0].startswith(shown + ANSWER)
 
 
 def test_ids_with_labels(folder: Path) -> None:
@@ -281,6 +325,10 @@ def test_a_field_that_is_not_there(folder: Path) -> None:
     [
         (["--shape", "chat"], ("--shape", "'chat' is not one of messages, ")),
         (["--field", "message=chosen"], ("--field", "'message' is not one of ")),
+        (
+            ["--field", "system=a", "--field", "tools=a"],
+            ("--field: maps 'a' to 'system' and to 'tools'",),
+        ),
         (["--train-on", "completion"], ("--train-on: completion", "messages")),
         (["--prompt-template", "alpaca"], ("--prompt-template: alpaca", "messages")),
         (["--chat-template", "nowhere"], ("--chat-template", "'nowhere' is not a file")),
@@ -370,7 +418,29 @@ def test_a_tip_for_files_of_other_formats(folder: Path, form: str) -> None:
     assert tip.endswith("tip: add --field prompt=problem --field completion=solution\n")
 
 
-@pytest.mark.parametrize("record", [{"a": 1}, {"a": "x", "b": "y", "c": "z"}, {"a": [1], "b": [2]}])
+TELLS_NOTHING = [
+    {"a": 1},
+    {"a": "x", "b": "y", "c": "z"},
+    {"a": [1], "b": [2]},
+    {"title": "A", "question": LONG},
+    {"context": LONG, "question": LONG, "answers": {"text": ["x"]}},  # SQuAD
+]
+
+
+@pytest.mark.parametrize("key", ["role", "from"])
+def test_speakers_that_no_role_is_known_of(folder: Path, key: str) -> None:
+    names = ("human", "bot") if key == "role" else ("User", "Assistant")
+    text = "content" if key == "role" else "value"
+    said = zip(names, ("Hi", "Hello"), strict=True)
+    record = {"messages": [{key: name, text: words} for name, words in said]}
+    result = run([record])
+    assert_error(result, 1, "nothing to pack", "1 of those dropped have nothing to train on")
+    tip = f"add --role {names[0]}=user --role {names[1]}=assistant"
+    assert result.stderr.splitlines()[-1] == f"tip: {tip}"
+    assert pack_marked([record], *tip.split()[1:]) == [HI_MARKED]
+
+
+@pytest.mark.parametrize("record", TELLS_NOTHING)
 def test_a_record_that_tells_nothing_has_the_general_tip(folder: Path, record: Any) -> None:
     assert "tip: name the text with --text-field, or map" in run([record], template=None).stderr
 

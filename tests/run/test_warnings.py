@@ -65,6 +65,10 @@ WARNINGS: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
         (),
         ["longer than --max-length 1024; --max-length 4096 keeps all, --max-loss 1% makes"],
     ),
+    "a dropped conversation, though only its last turns are needed": (
+        [*CHATS, LARGE], (*TEMPLATE, "--overlong", "truncate-turns"),
+        ["longer than --max-length 1024; --max-length 4096 keeps all, --max-loss 1% makes"],
+    ),
     "less than 1% dropped": (
         [*CHATS * 80, chat(user("Hi"), assistant("b" * 1100))], TEMPLATE, [],
     ),
@@ -82,7 +86,40 @@ WARNINGS: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
     "texts within a field": (
         [one | {"more": {"notes": [LONG, LONG]}} for one in TEXTS],
         (),
-        ["nothing uses the text in more (75.00%), of 9 records looked at; --text-field more"],
+        ["nothing uses the text in more.* (75.00%), of 9 records looked at; see --field"],
+    ),
+    "JSON text": (
+        [one | {"meta": json.dumps({"notes": LONG})} for one in TEXTS], (),
+        ["nothing uses the text in meta.* (61.01%), of 9 records looked at; see --field, "],
+    ),
+    "a summary": (
+        [one | {"summary": LONG} for one in TEXTS], (),
+        ["nothing uses the text in summary (60.00%), of 9 records looked at; --text-field summary"],
+    ),
+    "a solution": (
+        [one | {"solution": f"{i} {LONG}"} for i, one in enumerate(PAIRS)], (),
+        ["nothing uses the text in solution (59.33%), of 9 records looked at; see --field, "],
+    ),
+    "notes beside pairs of messages": (
+        [{"prompt": [user("Hi")], "chosen": [assistant(WORDS)], "rejected": [assistant("No")],
+          "notes": f"{i} {LONG}"} for i in range(9)], TEMPLATE,
+        ["; --field system=notes makes it the system message, "],
+    ),
+    "a context that is an object": (
+        [one | {"context": {"sentences": [f"{i} {LONG}"]}} for i, one in enumerate(PAIRS)], (),
+        ["nothing uses the text in context.* (59.33%), of 9 records looked at; see --field, "],
+    ),
+    "messages within an object": (
+        [{"data": {"messages": one["messages"]}} for one in CHATS],
+        (*TEMPLATE, "--field", "messages=data.messages"), [],
+    ),
+    "tools beside prompts": (
+        [one | {"tools": [{"name": "f", "description": LONG}]} for one in PAIRS], (),
+        ["nothing uses the text in tools.* (59.06%), of 9 records looked at; --prompt-template "],
+    ),
+    "what is rendered without blanks at its ends": (
+        [chat(user(f"{LONG}{i}\n"), assistant(f"{WORDS}\n"))
+         | {"text": f"U: {LONG}{i}A: {WORDS.strip()}"} for i in range(9)], TEMPLATE, [],
     ),
     "short values, URLs and pictures": (
         [one | {"id": i, "lang": "en", "url": "https://" + "a" * 200} for i, one in
@@ -99,7 +136,13 @@ WARNINGS: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
     ),
     "a token across the edge": (
         [{"prompt": "The quick brown f", "completion": "ox jumps."}], ("-t", "merging"),
-        ["1 token in 1 document (100.00%) hold the end of a prompt and the beginning of its"],
+        ["1 token in 1 document (100.00%) hold the end of a prompt and the beginning of its "
+         "answer: no prompt ends there when the model is asked; --prompt-template chat, with a "
+         "--chat-template, or alpaca parts them"],
+    ),
+    "tokens across both edges of a pair": (
+        [{"prompt": "The quick brown f", "chosen": "ox jumps.", "rejected": "ox runs."}],
+        ("-t", "merging"), ["2 tokens in 1 document (100.00%) hold the end of a prompt and the "],
     ),
 }  # fmt: skip
 
@@ -190,7 +233,8 @@ def test_max_unused(folder: Path, command: tuple[Any, ...]) -> None:
         "--max-unused is 0.1",
     )  # fmt: skip
     assert not Path("out").exists() or not Path("out/manifest.json").exists()
-    assert packer(*arguments, "--max-unused", "60%").exit_code == 0
+    met = packer(*arguments, "--max-unused", "60%")
+    assert (met.exit_code, met.stderr) == (0, "")
     if name != "plan":
         assert json.loads(Path("out/manifest.json").read_text())["unused"] == {"notes": 2718}
         assert packer("verify", "out").exit_code == 0

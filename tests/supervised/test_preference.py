@@ -81,6 +81,13 @@ FORMS = {
     ),
     "messages": ({"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]}, CHAT_MARKED),
     "conversations": ({"chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, CHAT_MARKED),
+    "messages beside a context": (
+        {"context": "In a shop.", "prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]},
+        CHAT_MARKED,
+    ),
+    "conversations beside a context": (
+        {"context": "In a shop.", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, CHAT_MARKED,
+    ),
     "conversations and the question once more": (
         {"prompt": "2+2=", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, CHAT_MARKED,
     ),
