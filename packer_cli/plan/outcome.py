@@ -109,27 +109,50 @@ def outcome_of(
     bytes. `place`: of the configuration in the plans.
     """
     planned = [plan.planned[place] for plan in plans]
-    total = Planned(Counts(piece_length=np.zeros(config.max_length + 1, np.int64)))
-    for one in planned:
-        total.add(one)
-    totals = totals_of_rows(config, total.counts)
     counted = len({plan.unit for plan in plans}), len(units)
     if share == 1:
-        return Outcome(config, totals, total, counted)
-    weights = [plan.weight for plan in plans]
-    whole = sum(weight_of(unit.slices) for unit in units)
-    factor = whole / sum(weights)
-    bound = round(totals["lower_bound_rows"] * factor)
-    estimated = _scaled(total, factor)
-    rows = [float(one.counts.rows) for one in planned]
-    tokens = [float(one.counts.tokens) for one in planned]
+        total = _sum(config, planned)
+        return Outcome(config, totals_of_rows(config, total.counts), total, counted)
+    factors = _factors_of(plans, units)
+    # in thousandths: none of many small counts is rounded off
+    fine = _sum(config, [_scaled(one, f * 1000) for one, f in zip(planned, factors, strict=True)])
+    bound = round(totals_of_rows(config, fine.counts)["lower_bound_rows"] / 1000)
+    estimated = _scaled(fine, 1 / 1000)
+    rows, tokens, weights = (
+        [factor * figure for factor, figure in zip(factors, figures, strict=True)]
+        for figures in (
+            [one.counts.rows for one in planned],
+            [one.counts.tokens for one in planned],
+            [plan.weight for plan in plans],
+        )
+    )
     of = [plan.unit for plan in plans]
     errors = {
-        "rows": _error_of_ratio(rows, weights, of, share) * whole,
+        "rows": _error_of_ratio(rows, weights, of, share) * sum(weights),
         "utilization": _error_of_ratio(tokens, rows, of, share) / config.max_length,
     }
     totals = totals_of_rows(config, estimated.counts) | {"lower_bound_rows": bound}
     return Outcome(config, totals, estimated, counted, share, errors)
+
+
+def _factors_of(plans: Sequence[UnitPlan], units: Sequence[WorkUnit]) -> list[float]:
+    """What makes of the figures of each plan a part of those of all `units`. Those of a unit
+    together stand for it, however many they are, and the units for those that were not read.
+    """
+    weights = {unit.index: weight_of(unit.slices) for unit in units}
+    of_plans = dict.fromkeys((plan.unit for plan in plans), 0.0)
+    for plan in plans:
+        of_plans[plan.unit] += plan.weight
+    more = sum(weights.values()) / (sum(weights[unit] for unit in of_plans) or 1)
+    of_each = {unit: more * weights[unit] / (weight or 1) for unit, weight in of_plans.items()}
+    return [of_each[plan.unit] for plan in plans]
+
+
+def _sum(config: PackConfig, planned: Sequence[Planned]) -> Planned:
+    total = Planned(Counts(piece_length=np.zeros(config.max_length + 1, np.int64)))
+    for one in planned:
+        total.add(one)
+    return total
 
 
 def with_sources(outcome: Outcome, choice: Choice) -> Outcome:
@@ -204,13 +227,15 @@ def lengths_of(outcomes: Sequence[Outcome]) -> str:
 
 def documents_in(plans: Sequence[UnitPlan], units: Sequence[WorkUnit]) -> Documents:
     """Those of all `units`, from the plans of some, or of parts of some."""
-    total = Documents(
-        sum(plan.documents.count for plan in plans),
-        sum(plan.documents.tokens for plan in plans),
-        np.sum([plan.documents.length for plan in plans], axis=0),
+    of_all = [
+        plan.documents.times(factor)
+        for plan, factor in zip(plans, _factors_of(plans, units), strict=True)
+    ]
+    return Documents(
+        sum(one.count for one in of_all),
+        sum(one.tokens for one in of_all),
+        np.sum([one.length for one in of_all], axis=0),
     )
-    whole = sum(weight_of(unit.slices) for unit in units)
-    return total.times(whole / max(sum(plan.weight for plan in plans), 1))
 
 
 def _scaled(planned: Planned, factor: float) -> Planned:

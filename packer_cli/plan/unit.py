@@ -120,9 +120,9 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Par
     if job.tokenizer is not None:
         job.tokenizer.finish()  # the fast engine's tokens are confirmed
     weight, copies = float(part.unit_weight), 1
-    if not part.is_whole:
+    if not part.is_whole and reader.weight:  # none where all is damaged
         enough = min(weight, max(unit_bytes_of(config, 0) for config in configs))
-        weight = max(reader.weight, 1)
+        weight = reader.weight
         copies = max(round(enough / weight), 1)
     for batch in repeated(kept, copies):
         for one in rows:

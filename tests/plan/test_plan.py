@@ -265,6 +265,41 @@ def test_a_file_that_cannot_be_entered_is_sampled_from_its_beginning(
     assert estimated["rows"] == pytest.approx(exact["rows"], rel=0.05)
 
 
+@pytest.mark.parametrize("kind", ["json", "jsonl.gz"])
+def test_a_file_that_cannot_be_entered_stands_for_itself_alone(folder: Path, kind: str) -> None:
+    """Of a file of as many bytes beside it, several parts are read."""
+    draw = random.Random(0)
+    few = [draw.randbytes(2000).hex() for _ in range(3_000)]
+    many = [draw.randbytes(50).hex() for _ in range(90_000)]
+    odd = folder / f"odd.{kind}"
+    if kind == "json":
+        odd.write_text(json.dumps([{"text": text} for text in few]))
+    else:
+        odd.write_bytes(gzip.compress(jsonl(*few), 1))
+    (folder / "even.jsonl").write_bytes(jsonl(*many))
+    options = [odd, "even.jsonl", "-l", "512", "-t", "bytes"]
+    exact, sample = planned(*options), planned(*options, "--sample", "20%")
+    for name in ("documents", "tokens"):
+        assert sample[name] == pytest.approx(exact[name], rel=0.05)
+    estimated, one = sample["outcomes"][0], exact["outcomes"][0]
+    assert 0.1 < estimated["share_read"] < 0.6
+    assert estimated["rows"] == pytest.approx(one["rows"], rel=0.05)
+    assert estimated["utilization"] == pytest.approx(one["utilization"], abs=0.01)
+    assert abs(estimated["rows"] - one["rows"]) < 3 * estimated["standard_errors"]["rows"]
+
+
+def test_a_damaged_file_in_a_sample_is_one_bad_record(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(*[600] * 8_000))
+    whole = gzip.compress(jsonl(random.Random(0).randbytes(2_000_000).hex()), 1)
+    (folder / "b.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    options = ["-l", "512", "-t", "bytes", "--on-error", "skip", "--unit-bytes", "1M"]
+    exact = planned("a.jsonl", "b.jsonl.gz", *options)["outcomes"][0]
+    sample = planned("a.jsonl", "b.jsonl.gz", *options, "--sample", "50%")["outcomes"][0]
+    assert sample["standard_errors"]
+    assert sample["rejected_records"] == exact["rejected_records"] == 1
+    assert sample["rows"] == pytest.approx(exact["rows"], rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
