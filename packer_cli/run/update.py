@@ -10,7 +10,6 @@ the same documents, each once.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -28,8 +27,17 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.detection import shapes_of
 from packer_cli.inputs.pairs import is_pair
 from packer_cli.mixing.units import work_units
+from packer_cli.ownership import Folder, Listed, unchanged
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.result.layout import INFO, REJECTED, SQUARED_LENGTHS, STATE, UNITS
+from packer_cli.result.layout import (
+    INCOMPLETE,
+    INFO,
+    MANIFEST,
+    REJECTED,
+    SQUARED_LENGTHS,
+    STATE,
+    UNITS,
+)
 from packer_cli.result.manifest import Input, Manifest, Result
 from packer_cli.result.manifest_check import document_config_of, shape_of
 from packer_cli.result.shards import digest
@@ -43,6 +51,7 @@ from packer_cli.run.identity import (
     differing_tokenizers,
 )
 from packer_cli.run.input_times import load_identities
+from packer_cli.run.replacing import listed
 from packer_cli.run.unnamed import (
     Unnamed,
     find_contents,
@@ -122,7 +131,7 @@ def plan_update(
     """
     if isinstance(manifest, Manifest) and manifest.sources:
         settled = replace(config, shape=shape.kind)
-        return _of_mixture(manifest, current, shape, settled)
+        return _of_mixture(directory, manifest, current, shape, settled, tokenizer, side_files)
     _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
     same = _same_inputs(directory, manifest, current, checksum)
     moved, copies = find_contents(manifest, current, config, same, adding=unnamed == "kept")
@@ -139,7 +148,8 @@ def plan_update(
     if unnamed == "refused":
         refuse_loss(directory, others)
     kept, dropped = (others, Unnamed()) if unnamed == "kept" else (Unnamed(), others)
-    records = _reusable(_records(directory, manifest), directory, same | kept.keys())
+    lost = _lost(directory, manifest)
+    records = _reusable(_records(directory, manifest), {*lost}, same | kept.keys())
     standing = {index for record in records for index in _inputs(record)}
     kept_files, shape = _kept_files(directory, manifest, kept, standing, shape, config, checksum)
     files = _numbered(manifest, [*current, *kept_files])
@@ -156,22 +166,33 @@ def plan_update(
         index: (manifest.inputs[index].size, manifest.inputs[index].sha256)
         for index in standing - {index for record in records for index, *_ in record.inputs}
     }
-    changed = bool(new or dropped or moved)
+    changed = bool(new or dropped or moved or lost)
     return Update(files, units, records, digests, changed, shape, kept, dropped, names, copies)
 
 
 def _of_mixture(
-    manifest: Manifest, current: list[InputFile], shape: Shape, config: DocumentConfig
+    directory: Path,
+    manifest: Manifest,
+    current: list[InputFile],
+    shape: Shape,
+    config: DocumentConfig,
+    tokenizer: str | None,
+    side_files: dict[str, str],
 ) -> Update:
     """Everything anew, or nothing: a change of one source changes what is taken of the others."""
-    changed = not is_same_mixture(manifest, current, config)
     units = work_units(current, config)
+    run = Run(config, shape, tuple(current), tuple(units), tokenizer, side_files)
+    try:
+        refuse_other_result(directory, manifest, run)
+        changed = False
+    except UsageError:
+        changed = True
     return Update(current, units, [], {}, changed, shape, Unnamed(), Unnamed())
 
 
 def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
     """UsageError for a finished result, in a directory or at a URL, that is not what `run` makes:
-    of the same inputs and options, with all its shards.
+    of the same inputs and options, with all its files.
     """
     try:
         earlier = document_config_of(manifest)
@@ -187,7 +208,8 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
     if not run.resumable:
         raise finished(place, "stdin cannot be compared with what it was made of")
     is_remote = storage.is_url(str(place))
-    if text := _differing_inputs(place, manifest, run, by_content=is_remote):
+    # of a tokenized directory its manifest is read, which is small
+    if text := _differing_inputs(place, manifest, run, by_content=is_remote or run.is_tokenized):
         raise finished(place, text, may_update=not is_remote)
 
 
@@ -210,34 +232,34 @@ def _differing_inputs(place: Path | str, manifest: Result, run: Run, *, by_conte
     units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
     if paths != now or [(one.unit, one.slices) for one in manifest.units] != units:
         return "its inputs were packed one after another, or in another order"
-    sizes = storage.sizes(str(place)) if by_content else _sizes(Path(place))
-    lost = [shard.file for shard in manifest.shards if sizes.get(shard.file) != shard.bytes]
-    return f"{lost[0]} is missing or damaged" if lost else ""
+    return next((f"{name} is missing or damaged" for name in _lost(place, manifest)), "")
 
 
-def _sizes(folder: Path) -> dict[str, int | None]:
-    with os.scandir(folder) as entries:
-        return {entry.name: entry.stat().st_size for entry in entries}
+def _lost(place: Path | str, manifest: Result) -> list[str]:
+    """The files of a result that are not there any more as its manifest lists them. Only those that
+    were written after the manifest are read.
+    """
+    files = listed(manifest)
+    if storage.is_url(str(place)):
+        sizes = storage.sizes(str(place))
+        return [n for n, one in files.items() if n not in sizes or one.size not in (None, sizes[n])]
+    with Folder(Path(place)) as folder:
+        manifests = filter(None, map(folder.status, (MANIFEST, INCOMPLETE)))
+        written_ns = max((one.st_mtime_ns for one in manifests), default=0)
+
+        def is_there(name: str, file: Listed) -> bool:
+            status = folder.status(name)
+            if status and status.st_size == file.size and status.st_mtime_ns <= written_ns:
+                return folder.is_file(name)
+            return unchanged(folder, name, file)
+
+        return [name for name, file in files.items() if not is_there(name, file)]
 
 
 def _tokenizer_of(manifest: Result) -> tuple[str | None, dict[str, str]]:
     """The tokenizer's name, and the digests of the files that a result keeps of it."""
     files = {n: s for n, s in manifest.side_files.items() if n not in _NOT_OF_TOKENIZER}
     return manifest.tokenizer.source if manifest.tokenizer else None, files
-
-
-def is_same_mixture(manifest: Manifest, current: list[InputFile], config: DocumentConfig) -> bool:
-    """Whether a recipe's result is what these tokenized directories and options give."""
-    try:
-        earlier = document_config_of(manifest)
-    except ValueError:
-        return False
-    return (
-        not differing_packers(manifest.packer_version, str(packer_cli.__version__))
-        and not differing_options(earlier, config)
-        and [(one.path, one.sha256) for one in manifest.inputs]
-        == [(file.path, digest(file.path)[1]) for file in current]
-    )
 
 
 def _kept_files(
@@ -393,12 +415,13 @@ def _records(directory: Path, manifest: Result) -> Iterator[UnitRecord]:
         raise DataError(f"{directory / UNITS}: damaged: {error}", _ANEW) from error
 
 
-def _reusable(records: Iterable[UnitRecord], directory: Path, same: set[int]) -> list[UnitRecord]:
-    """Those whose files are there and that only read inputs all of whose units stay."""
+def _reusable(records: Iterable[UnitRecord], missing: set[str], same: set[int]) -> list[UnitRecord]:
+    """Those none of whose files is missing and that only read inputs all of whose units stay."""
     usable, left, stale = set(same), list[UnitRecord](), set[int]()
     units_of = defaultdict[int, list[int]](list)  # input -> places in `left` of those that read it
     for record in records:
-        if commits.files_are_there(record, directory):
+        files = {shard.file for shard in record.shards} | ({REJECTED} if record.rejected else set())
+        if missing.isdisjoint(files):
             for index in _inputs(record):
                 units_of[index].append(len(left))
             left.append(record)

@@ -371,6 +371,28 @@ def test_a_lost_shard_is_packed_again(result: Path) -> None:
     assert sorted(recover_texts("out")) == sorted(texts(0) + texts(1))
 
 
+@pytest.mark.parametrize("name", ["dataset_info.json", "state.json"])
+def test_a_lost_side_file_is_written_again(result: Path, name: str) -> None:
+    before = contents("out")
+    Path("out", name).unlink()
+    done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out")
+    assert_error(done, 2, f"differs: {name} is missing or damaged")
+    assert "up to date" not in update("a.jsonl", "b.jsonl")
+    assert contents("out") == before
+
+
+def test_what_has_changed_in_its_place_is_not_up_to_date(result: Path) -> None:
+    """A shard of the size that the manifest says."""
+    shard = shard_of(result, 1)
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-100] + bytes(100))
+    for how, said in ((), f"{shard.name} is missing or damaged"), (("--update",), shard.name):
+        done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, *how, "-o", "out")
+        assert_error(done, 2, said)
+    shard.write_bytes(content)
+    assert "up to date" in update("a.jsonl", "b.jsonl")
+
+
 @pytest.mark.parametrize("how", ["--prune", "--add"])
 def test_killed_during_an_update(result: Path, how: str) -> None:
     if how == "--prune":
