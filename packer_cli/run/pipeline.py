@@ -40,9 +40,10 @@ from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.manifest import Result
 from packer_cli.result.manifest_file import load_any
+from packer_cli.result.wording import plural
 from packer_cli.run import directory as output
 from packer_cli.run.chosen import Chosen, choose_encoding
-from packer_cli.run.commits import UNIT_RECORDS
+from packer_cli.run.commits import UNIT_RECORDS, counts_of
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import Run
 from packer_cli.run.known_shapes import known_shapes
@@ -229,6 +230,10 @@ class _Job:
             self.notify(f"{destination}: has these inputs already: {left_out(update.copies)}")
         if update.kept:
             self.notify(f"{destination}: keeps {described(update.kept)}")
+        if self.config.on_error == "fail":
+            skipped = (counts_of(one).rejected_records for one in update.reused if one.rejected)
+            if bad := sum(skipped):
+                self.notify(f"{destination}: {plural(bad, 'bad record')} skipped by an earlier run")
         if not update.changed:
             self.notify(f"{destination}: {'already finished' if rank else 'up to date'}")
         return update

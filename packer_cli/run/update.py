@@ -39,7 +39,7 @@ from packer_cli.result.layout import (
     UNITS,
 )
 from packer_cli.result.manifest import Input, Manifest, Result
-from packer_cli.result.manifest_check import document_config_of, shape_of
+from packer_cli.result.manifest_check import LIMITS, document_config_of, shape_of
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord
@@ -67,6 +67,7 @@ from packer_cli.run.unnamed import (
 )
 
 _NOT_OF_TOKENIZER = {STATE, INFO, REJECTED, UNITS, SQUARED_LENGTHS}
+_OF_WHOLE = {*LIMITS} - {"on_error"}  # a result is looked at by them, when nothing is packed, too
 _ANEW = "to pack everything again, use --overwrite"
 
 
@@ -166,7 +167,9 @@ def plan_update(
         index: (manifest.inputs[index].size, manifest.inputs[index].sha256)
         for index in standing - {index for record in records for index, *_ in record.inputs}
     }
-    changed = bool(new or dropped or moved or lost)
+    then = document_config_of(manifest)
+    is_limited = any(getattr(then, one, None) != getattr(config, one, None) for one in _OF_WHOLE)
+    changed = bool(new or dropped or moved or lost or is_limited)
     return Update(files, units, records, digests, changed, shape, kept, dropped, names, copies)
 
 

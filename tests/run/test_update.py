@@ -343,7 +343,8 @@ def test_how_bad_records_are_dealt_with_may_differ_from_night_to_night(folder: P
     update("b.jsonl", *skipping, "--max-errors", 3, "--add")
     assert len(Path("out/rejected.jsonl").read_bytes().splitlines()) == 6
     Path("c.jsonl").write_bytes(jsonl(*texts(2)))
-    update("c.jsonl", "--add")  # with --on-error fail
+    told = update("c.jsonl", "--add")  # with --on-error fail
+    assert "out: 6 bad records skipped by an earlier run\n" in told
     result = Path("out/manifest.json")
     assert json.loads(result.read_bytes())["rejected_records"] == 6
     Path("d.jsonl").write_bytes(b"{\n")
