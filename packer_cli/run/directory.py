@@ -330,7 +330,8 @@ def _refuse_foreign(folder: Folder, may_replace: bool) -> None:
     # looked at first: a rank that ends meanwhile puts the manifest in its place before its own
     # folder goes
     is_foreign = identity_of(folder, WORK) is None and not all(
-        is_leftover(n, WORK) for n in folder.names()
+        n == WORK or is_leftover(n, WORK)
+        for n in folder.names()  # a rank that begins meanwhile
     )
     if holds_result(folder.path):
         if not may_replace:

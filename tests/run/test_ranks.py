@@ -21,6 +21,9 @@ from support import (
     work_folder,
 )
 
+from packer_cli.ownership import Folder, claim
+from packer_cli.run import directory
+
 OPTIONS = ["-l", "64", "-t", "bytes", "--unit-bytes", "5k"]
 
 
@@ -50,6 +53,20 @@ def test_one_after_the_other(order: tuple[int, ...]) -> None:
         if number != order[-1]:
             assert "units are still to be packed by other ranks" in done.stderr
             assert done.stdout == ""
+    assert contents("out") == contents("whole")
+
+
+def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = directory.identity_of
+
+    def looked(folder: Folder, name: str) -> str | None:
+        before = find(folder, name)
+        claim(folder, name).close()
+        return before
+
+    monkeypatch.setattr(directory, "identity_of", looked)
+    done = packer(*rank(0, 1))
+    assert done.exit_code == 0, done.stderr
     assert contents("out") == contents("whole")
 
 
