@@ -46,6 +46,7 @@ from packer_cli.run.chosen import Chosen, choose_encoding
 from packer_cli.run.commits import UNIT_RECORDS, counts_of
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import Run
+from packer_cli.run.input_times import write_lost
 from packer_cli.run.known_shapes import known_shapes
 from packer_cli.run.ranks import finalize_if_last
 from packer_cli.run.replacing import holds_result
@@ -187,6 +188,7 @@ class _Job:
                 if not update.changed:
                     if not rank:
                         output.forget(claim)
+                        write_lost(destination, earlier.inputs, update.files)
                     return earlier
                 if rank:
                     raise output.finished(destination)
@@ -201,6 +203,7 @@ class _Job:
                 earlier = load_any(destination, incomplete_too=True, half_too=True)
                 refuse_other_result(destination, earlier, run)
                 self.notify(f"{destination}: up to date")
+                write_lost(destination, earlier.inputs, self.files)
                 return earlier
             manifest = self._pack_claimed(claim, run, update, self.before_switch)
             if manifest is not None:

@@ -38,7 +38,7 @@ from packer_cli.result.layout import (
     STATE,
     UNITS,
 )
-from packer_cli.result.manifest import Input, Manifest, Result
+from packer_cli.result.manifest import Manifest, Result
 from packer_cli.result.manifest_check import LIMITS, document_config_of, shape_of
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
@@ -214,6 +214,17 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
     # of a tokenized directory its manifest is read, which is small
     if text := _differing_inputs(place, manifest, run, by_content=is_remote or run.is_tokenized):
         raise finished(place, text, may_update=not is_remote)
+    units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
+    paths = [one.path for one in manifest.inputs_now.values()]
+    if paths != [one.path for one in run.files] or units != [
+        (one.unit, one.slices) for one in manifest.units
+    ]:
+        raise UsageError(
+            f"{place}: holds a finished result of these inputs, which were packed one after "
+            "another, or in another order",
+            "nothing need be done to have their documents; for the rows that this command gives, "
+            "choose another --output, or replace it with --overwrite",
+        )
 
 
 def _differing_inputs(place: Path | str, manifest: Result, run: Run, *, by_content: bool) -> str:
@@ -230,11 +241,10 @@ def _differing_inputs(place: Path | str, manifest: Result, run: Run, *, by_conte
         same = _same_inputs(Path(place), manifest, list(run.files), by_content)
     except DataError as error:
         return error.message
+    paired = {file.path for file in run.files if is_pair(file)}
     if changed := [one.path for i, one in manifest.inputs_now.items() if i not in same]:
-        return f"{changed[0]} has changed"
-    units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
-    if paths != now or [(one.unit, one.slices) for one in manifest.units] != units:
-        return "its inputs were packed one after another, or in another order"
+        # where nothing is known of its times, a pair counts as changed
+        return f"{changed[0]} {'may have' if changed[0] in paired else 'has'} changed"
     return next((f"{name} is missing or damaged" for name in _lost(place, manifest)), "")
 
 
@@ -282,7 +292,7 @@ def _kept_files(
     anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
     if anew:
         refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
-    times = {one.index: one.mtime_ns for one in usable_identities(directory, manifest.inputs)}
+    times = {one.index: one.mtime_ns for one in load_identities(directory, manifest.inputs)}
     names = _names(manifest, kept, shape)
     if shape.members:
         found = shapes_of(anew, config)
@@ -306,14 +316,6 @@ def _names(manifest: Result, unnamed: Unnamed, shape: Shape) -> dict[int, str]:
     if then.name not in shape.members:
         then = replace(then, of_messages=False)
     return {index: one.shape or then.name for index, one in unnamed.items()}
-
-
-def usable_identities(directory: Path, inputs: list[Input]) -> list[InputFile]:
-    """As `load_identities`; none where these cannot be used."""
-    try:
-        return load_identities(directory, inputs)
-    except DataError:
-        return []
 
 
 def _refuse_other_options(
@@ -370,18 +372,20 @@ def _same_inputs(
     directory: Path, manifest: Result, current: list[InputFile], checksum: bool
 ) -> set[int]:
     """The indices of the earlier inputs that have not changed."""
-    inputs = manifest.inputs
+    inputs, now = manifest.inputs, {file.path: file for file in current}
     # a digest is of one file: whether an index beside it is another, only times tell
     paired = {file.path for file in current if is_pair(file)}
-    then = [] if checksum and not paired else load_identities(directory, inputs)
-    now = {file.path: file for file in current}
+    identities = [] if checksum and not paired else load_identities(directory, inputs)
+    then = {one.index: one for one in identities}
 
     def is_same(index: int, file: InputFile) -> bool:
         if file.size != inputs[index].size:
             return False
-        by_times = not checksum or file.path in paired
-        if by_times and (then[index].has_changed(file) or then[index].is_surely(file)):
-            return not then[index].has_changed(file)
+        before = then.get(index) if not checksum or file.path in paired else None
+        if before and (before.has_changed(file) or before.is_surely(file)):
+            return not before.has_changed(file)
+        if not before and file.path in paired:
+            return False
         return digest(file.path)[1] == inputs[index].sha256
 
     named = {i: now[one.path] for i, one in enumerate(inputs) if one.path in now}

@@ -467,14 +467,38 @@ def test_records_that_are_missing_are_noticed(result: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "times", ["", "[]", '{"mtime_ns": 5}', '{"mtime_ns": []}', '{"mtime_ns": {}}', "[" * 100_000]
+    "times",
+    [None, "", "[]", '{"mtime_ns": 5}', '{"mtime_ns": []}', '{"mtime_ns": {}}', "[" * 100_000],
 )
-def test_damaged_times_are_an_error(result: Path, times: str) -> None:
-    Path("out/input_times.json").write_text(times)
-    done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "out")
-    assert_error(done, 1, "out/input_times.json: cannot be used: ")
-    assert "--checksum" in done.stderr
-    assert "up to date" in update("a.jsonl", "b.jsonl", "--checksum")
+@pytest.mark.parametrize("how", [[], ["--update"]])
+def test_without_times_contents_are_compared(
+    result: Path, times: str | None, how: list[str]
+) -> None:
+    path = Path("out/input_times.json")
+    before = path.read_bytes()
+    path.unlink()
+    if times is not None:
+        path.write_text(times)
+    run = ["pack", "a.jsonl", "b.jsonl", *OPTIONS[:-3], *OPTIONS[-2:], *how, "-o", "out"]
+    done = packer(*run)
+    assert "out: up to date" in done.stderr
+    again = json.loads(path.read_text()) if times is None else None
+    assert again is None or again["inputs"] == json.loads(before)["inputs"]
+    Path("a.jsonl").write_bytes(Path("a.jsonl").read_bytes().replace(b"0 xx", b"0 yy"))
+    if times is None:
+        done = packer(*run)
+        assert done.exit_code == (0 if how else 2), done.stderr
+        assert how or "a.jsonl has changed" in done.stderr
+        assert "up to date" not in done.stderr
+
+
+def test_the_plain_command_after_an_update_has_nothing_to_do(result: Path) -> None:
+    Path("aa.jsonl").write_bytes(jsonl(*texts(2)))
+    names = ["a.jsonl", "aa.jsonl", "b.jsonl"]
+    update(*names)
+    done = packer("pack", *names, *OPTIONS, "-o", "out")
+    assert_error(done, 2, "out: holds a finished result of these inputs")
+    assert "tip: nothing need be done to have their documents" in done.stderr
 
 
 def test_another_tokenizer_without_files_is_refused(folder: Path) -> None:
