@@ -49,6 +49,7 @@ from packer_cli.run.identity import (
     differing_options,
     differing_packers,
     differing_tokenizers,
+    refuse_other_packer,
 )
 from packer_cli.run.input_times import load_identities
 from packer_cli.run.replacing import listed
@@ -326,7 +327,8 @@ def _refuse_other_options(
     tokenizer: str | None,
     side_files: dict[str, str],
 ) -> None:
-    refuse_other_packer(directory, manifest)
+    then = manifest.packer_version
+    refuse_other_packer(directory, then, f"{_ANEW}, or go on with packer {then}")
     try:
         differ = _differing_options(manifest, shape, config)
     except ValueError as error:
@@ -336,17 +338,6 @@ def _refuse_other_options(
         raise UsageError(
             f"{directory}: was packed with other options: {'; '.join(differ)}",
             f"give those options again; {_ANEW}",
-        )
-
-
-def refuse_other_packer(directory: Path, manifest: Result) -> None:
-    """UsageError for a result of another version, which may make other bytes of the same inputs."""
-    then, now = manifest.packer_version, str(packer_cli.__version__)
-    if then != now:
-        raise UsageError(
-            f"{directory}: was packed by packer {then}, and this is packer {now}, which may make "
-            "other documents and rows of the same inputs",
-            f"{_ANEW}, or go on with packer {then}",
         )
 
 
