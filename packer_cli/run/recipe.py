@@ -302,8 +302,8 @@ class _Job:
             raise UsageError(f"was tokenized otherwise: {error.message}", tip) from error
         if update.changed:
             raise UsageError(
-                f"{to}: its inputs have changed since they were tokenized",
-                f"run {again} --update, which tokenizes what is new or has changed",
+                f"{to}: its inputs, its files or the limits have changed since they were tokenized",
+                f"run {again} --update, which tokenizes what is new, has changed or is lost",
             )
 
 
