@@ -40,9 +40,9 @@ from packer_cli.result.layout import (
     TOKENIZER_FILES,
     WORK,
 )
-from packer_cli.run.commits import UNIT_RECORDS
+from packer_cli.run.commits import UNIT_RECORDS, read_unit_record
 from packer_cli.run.contents import as_packed_in
-from packer_cli.run.identity import RUN, Run, differences, load_run
+from packer_cli.run.identity import RUN, Run, differences, differing_options, load_run
 from packer_cli.run.replacing import (
     REPLACING,
     earlier_result,
@@ -200,7 +200,7 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bo
         differ = (
             ["it is damaged, or of another packer"]
             if earlier is None
-            else differences(earlier, run, as_packed_in(work))
+            else differences(earlier, run, as_packed_in(work)) or _skipped(earlier, run, work)
         )
         if not differ:
             put_file(work / RUN, run.to_bytes())  # its limits may be others
@@ -225,6 +225,15 @@ def _begin(claim: Claim, run: Run, side_files: dict[str, bytes], may_replace: bo
     sync(work.parent)
     claim.folder.sync()
     return True
+
+
+def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
+    """How the runs differ if units are there without bad records on which `run` is to fail."""
+    if (earlier.config.on_error, run.config.on_error) != ("skip", "fail"):
+        return []
+    records = filter(None, map(read_unit_record, work.glob(UNIT_RECORDS)))
+    is_skipped = any(one.rejected and not one.reused for one in records)
+    return differing_options(earlier.config, run.config, limits=True) if is_skipped else []
 
 
 def _refuse_in_the_way(folder: Folder, run: Run) -> None:
@@ -321,7 +330,8 @@ def _refuse_foreign(folder: Folder, may_replace: bool) -> None:
     # looked at first: a rank that ends meanwhile puts the manifest in its place before its own
     # folder goes
     is_foreign = identity_of(folder, WORK) is None and not all(
-        is_leftover(n, WORK) for n in folder.names()
+        n == WORK or is_leftover(n, WORK)
+        for n in folder.names()  # a rank that begins meanwhile
     )
     if holds_result(folder.path):
         if not may_replace:

@@ -133,6 +133,17 @@ def differing_packers(old: str, new: str) -> list[str]:
     return [f"packer was {old}, is now {new}"] if old != new else []
 
 
+def refuse_other_packer(directory: Path, then: str, tip: str) -> None:
+    """UsageError for a result of another version, which may make other bytes of the same inputs."""
+    now = str(packer_cli.__version__)
+    if then != now:
+        raise UsageError(
+            f"{directory}: was packed by packer {then}, and this is packer {now}, which may make "
+            "other documents and rows of the same inputs",
+            tip,
+        )
+
+
 def differing_options(
     old: DocumentConfig, new: DocumentConfig, *, limits: bool = False
 ) -> list[str]:

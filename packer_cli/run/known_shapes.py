@@ -16,9 +16,9 @@ from packer_cli.result.manifest import Manifest, Result
 from packer_cli.result.manifest_check import shape_of
 from packer_cli.result.manifest_file import load_any
 from packer_cli.result.tokenized import open_tokenized
+from packer_cli.run.input_times import load_identities
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.unnamed import find_unnamed
-from packer_cli.run.update import usable_identities
 
 
 def known_shapes(
@@ -65,7 +65,7 @@ def _unchanged_shapes(
     if dict(config.fields) != dict(manifest.config.fields):
         return {}
     again = cache(partial(shape_again, renamed=config.renamed))
-    then = {one.path: one for one in usable_identities(directory, manifest.inputs)}
+    then = {one.path: one for one in load_identities(directory, manifest.inputs)}
     shapes = {}
     for file in current:
         before = then.get(file.path)

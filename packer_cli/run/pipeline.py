@@ -40,11 +40,13 @@ from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.manifest import Result
 from packer_cli.result.manifest_file import load_any
+from packer_cli.result.wording import plural
 from packer_cli.run import directory as output
 from packer_cli.run.chosen import Chosen, choose_encoding
-from packer_cli.run.commits import UNIT_RECORDS
+from packer_cli.run.commits import UNIT_RECORDS, counts_of
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import Run
+from packer_cli.run.input_times import write_lost
 from packer_cli.run.known_shapes import known_shapes
 from packer_cli.run.ranks import finalize_if_last
 from packer_cli.run.replacing import holds_result
@@ -186,6 +188,7 @@ class _Job:
                 if not update.changed:
                     if not rank:
                         output.forget(claim)
+                        write_lost(destination, earlier.inputs, update.files)
                     return earlier
                 if rank:
                     raise output.finished(destination)
@@ -200,6 +203,7 @@ class _Job:
                 earlier = load_any(destination, incomplete_too=True, half_too=True)
                 refuse_other_result(destination, earlier, run)
                 self.notify(f"{destination}: up to date")
+                write_lost(destination, earlier.inputs, self.files)
                 return earlier
             manifest = self._pack_claimed(claim, run, update, self.before_switch)
             if manifest is not None:
@@ -229,6 +233,10 @@ class _Job:
             self.notify(f"{destination}: has these inputs already: {left_out(update.copies)}")
         if update.kept:
             self.notify(f"{destination}: keeps {described(update.kept)}")
+        if self.config.on_error == "fail":
+            skipped = (counts_of(one).rejected_records for one in update.reused if one.rejected)
+            if bad := sum(skipped):
+                self.notify(f"{destination}: {plural(bad, 'bad record')} skipped by an earlier run")
         if not update.changed:
             self.notify(f"{destination}: {'already finished' if rank else 'up to date'}")
         return update

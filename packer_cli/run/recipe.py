@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
@@ -33,16 +33,17 @@ from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.locks import InUseError
 from packer_cli.mixing.shares import refuse_missed, told
-from packer_cli.mixing.units import choice_of
+from packer_cli.mixing.units import choice_of, work_units
 from packer_cli.ownership import Folder
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
 from packer_cli.result.manifest import Manifest, TokenizedManifest
 from packer_cli.result.manifest_file import as_named, load, load_any, load_tokenized
-from packer_cli.run.directory import clean, is_begun, work_of
+from packer_cli.run.directory import clean, is_begun, is_replacing, work_of
+from packer_cli.run.identity import Run
 from packer_cli.run.pipeline import pack, settled
 from packer_cli.run.replacing import holds_result
-from packer_cli.run.update import is_same_mixture, plan_update
+from packer_cli.run.update import plan_update, refuse_other_result
 
 _SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
 Raw = tuple[Source, list[InputFile], Path]  # a source, and where its tokens are to be
@@ -82,6 +83,12 @@ def pack_recipe(
     is_whole = all(map(_is_finished, places)) and (
         not is_local_split or _joined(destination).exists()
     )
+    # without traces of an interrupted run, whose finished sides stay, all are to be replaced
+    goes_on = not is_whole and (
+        not (options.overwrite and is_local_split)
+        or all(map(_is_finished, places))
+        or any(map(_is_unfinished, places))
+    )
     results: dict[int, Manifest | None] = {}
 
     def pack_side(number: int) -> None:
@@ -100,7 +107,7 @@ def pack_recipe(
         config = _of_rows(recipe.config, replace(mixture, part=part or TRAIN))
         own_staging = staging / part if staging and part else staging
         results[number] = job.packed(
-            directories, place, config, own_staging, before_switch, goes_on=not is_whole
+            directories, place, config, own_staging, before_switch, goes_on=goes_on
         )
         if results[number] is not None:
             pack_side(number + 1)
@@ -201,10 +208,12 @@ class _Job:
             looks_done = goes_on and not (may_replace and work and is_begun(work))
             if looks_done:
                 clean(Path(to), no_lock=options.no_lock)
-            if (is_rank or looks_done) and (done := self._finished(inputs, to, config)):
-                return done
-            if is_rank or (goes_on and not may_replace):
-                _refuse_other(to)
+            if is_rank or looks_done:
+                try:
+                    return self._finished(inputs, to, config)
+                except UsageError:
+                    if is_rank or not may_replace:
+                        raise
         options = replace(options, rank=None, world_size=None)
         try:
             packed = pack(
@@ -213,7 +222,7 @@ class _Job:
             )  # fmt: skip
         except (InUseError, UsageError) as error:
             if is_rank and _is_finished(to):
-                return self._finished(inputs, to, config) or _refuse_other(to)
+                return self._finished(inputs, to, config)
             if is_rank and isinstance(error, InUseError):
                 self.notify(f"{to}: another rank packs the rows")
                 return None
@@ -222,13 +231,13 @@ class _Job:
             raise InternalError(f"{to}: rows were to be packed")
         return packed
 
-    def _finished(self, inputs: list[str], to: Path | str, config: PackConfig) -> Manifest | None:
-        """What is there, if that is what the recipe gives."""
+    def _finished(self, inputs: list[str], to: Path | str, config: PackConfig) -> Manifest:
+        """What is there. UsageError if that is not what the recipe gives."""
         files = find_inputs(inputs, config, self.notify)
-        files, config, shape, _ = settled(files, config, None, lambda _: None, self.warn)
-        manifest = load(to, incomplete_too=True, half_too=True)
-        if not is_same_mixture(manifest, files, replace(config, shape=shape.kind)):
-            return None
+        files, config, shape, chosen = settled(files, config, None, lambda _: None, self.warn)
+        manifest, units = load(to, incomplete_too=True, half_too=True), work_units(files, config)
+        run = Run(config, shape, tuple(files), tuple(units), chosen.name, chosen.hashes)
+        refuse_other_result(to, manifest, run)
         self.notify(f"{to}: is finished already")
         return manifest
 
@@ -293,8 +302,8 @@ class _Job:
             raise UsageError(f"was tokenized otherwise: {error.message}", tip) from error
         if update.changed:
             raise UsageError(
-                f"{to}: its inputs have changed since they were tokenized",
-                f"run {again} --update, which tokenizes what is new or has changed",
+                f"{to}: its inputs, its files or the limits have changed since they were tokenized",
+                f"run {again} --update, which tokenizes what is new, has changed or is lost",
             )
 
 
@@ -323,13 +332,6 @@ def tokenized_before(
     job = _Job(recipe, destinations[0], RunOptions(), notify, warn)
     root = next((one for one in roots if one.exists()), roots[0])
     return job.directories(root, job.refuse_stale)
-
-
-def _refuse_other(to: Path | str) -> NoReturn:
-    raise UsageError(
-        f"{to}: is a result of other options, amounts or documents",
-        "to pack everything again, use --overwrite",
-    )
 
 
 def untokenized(
@@ -419,6 +421,12 @@ def _is_finished(place: Path | str) -> bool:
     if isinstance(place, str) and storage.is_url(place):
         return storage.is_file(storage.join(place, MANIFEST))
     return holds_result(Path(place))
+
+
+def _is_unfinished(place: Path | str) -> bool:
+    """Whether an interrupted run has left units there that it has not put in their place."""
+    work = work_of(Path(place))
+    return work is not None and (is_begun(work) or is_replacing(Path(place)))
 
 
 def _refuse_in_the_way(destination: Path | str) -> None:

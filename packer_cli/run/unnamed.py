@@ -6,6 +6,7 @@ Usually the user forgot them, or packs only one night's new files. So no documen
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable
 from itertools import islice
 from pathlib import Path
@@ -44,23 +45,26 @@ def find_contents(
     """Inputs by new names whose content the result holds, so that no document is there twice.
 
     (moved, copies): the new names of inputs, by index, that are not named any more; and, if
-    `adding`, the files that are left out, with the name of their content in the result. `same`:
-    the inputs that are named and have not changed. Only files of a size that the result knows are
-    read.
+    `adding`, the files that are left out, with the name of their content in the result, or of the
+    file that is added. `same`: the inputs that are named and have not changed. Only files of a size
+    that the result, or another of them, has are read.
     """
     now = manifest.inputs_now
-    names, sizes = {one.path for one in now.values()}, {one.size for one in now.values()}
-    new = [file for file in current if file.path not in names and file.path != STDIN]
-    new = [file for file in new if file.size in sizes and not is_pair(file)]
+    names = {one.path for one in now.values()}
+    new = [file for file in current if file.path not in names | {STDIN} and not is_pair(file)]
+    sizes = Counter(one.size for one in new) if adding else Counter[int]()
+    sizes.update({one.size: 2 for one in now.values()})
+    new = [file for file in new if sizes[file.size] > 1]
     if not new:
         return {}, {}
     unnamed, held = find_unnamed(manifest, current), dict[tuple[object, ...], list[int]]()
     for index, one in now.items():
         if index in unnamed or index in same:
             held.setdefault((one.sha256, *_read_as(one.path, config)), []).append(index)
-    moved, copies = dict[int, str](), dict[str, str]()
+    moved, copies, added = dict[int, str](), dict[str, str](), dict[tuple[object, ...], str]()
     for file in new:
-        places = held.get((digest(file.path)[1], *_read_as(file.path, config)), [])
+        content = digest(file.path)[1], *_read_as(file.path, config)
+        places = held.get(content, [])
         free = [i for i in places if i in unnamed and i not in moved]
         if adding:
             free = [i for i in free if not may_exist(now[i].path)]
@@ -70,6 +74,8 @@ def find_contents(
             moved[index] = file.path
         elif adding and places:
             copies[file.path] = now[places[0]].path
+        elif adding and (first := added.setdefault(content, file.path)) != file.path:
+            copies[file.path] = first
     return moved, copies
 
 

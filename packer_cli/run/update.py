@@ -10,7 +10,6 @@ the same documents, each once.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -28,10 +27,19 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.detection import shapes_of
 from packer_cli.inputs.pairs import is_pair
 from packer_cli.mixing.units import work_units
+from packer_cli.ownership import Folder, Listed, unchanged
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.result.layout import INFO, REJECTED, SQUARED_LENGTHS, STATE, UNITS
-from packer_cli.result.manifest import Input, Manifest, Result
-from packer_cli.result.manifest_check import document_config_of, shape_of
+from packer_cli.result.layout import (
+    INCOMPLETE,
+    INFO,
+    MANIFEST,
+    REJECTED,
+    SQUARED_LENGTHS,
+    STATE,
+    UNITS,
+)
+from packer_cli.result.manifest import Manifest, Result
+from packer_cli.result.manifest_check import LIMITS, document_config_of, shape_of
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord
@@ -41,8 +49,10 @@ from packer_cli.run.identity import (
     differing_options,
     differing_packers,
     differing_tokenizers,
+    refuse_other_packer,
 )
 from packer_cli.run.input_times import load_identities
+from packer_cli.run.replacing import listed
 from packer_cli.run.unnamed import (
     Unnamed,
     find_contents,
@@ -58,6 +68,7 @@ from packer_cli.run.unnamed import (
 )
 
 _NOT_OF_TOKENIZER = {STATE, INFO, REJECTED, UNITS, SQUARED_LENGTHS}
+_OF_WHOLE = {*LIMITS} - {"on_error"}  # a result is looked at by them, when nothing is packed, too
 _ANEW = "to pack everything again, use --overwrite"
 
 
@@ -122,7 +133,7 @@ def plan_update(
     """
     if isinstance(manifest, Manifest) and manifest.sources:
         settled = replace(config, shape=shape.kind)
-        return _of_mixture(manifest, current, shape, settled)
+        return _of_mixture(directory, manifest, current, shape, settled, tokenizer, side_files)
     _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
     same = _same_inputs(directory, manifest, current, checksum)
     moved, copies = find_contents(manifest, current, config, same, adding=unnamed == "kept")
@@ -139,7 +150,8 @@ def plan_update(
     if unnamed == "refused":
         refuse_loss(directory, others)
     kept, dropped = (others, Unnamed()) if unnamed == "kept" else (Unnamed(), others)
-    records = _reusable(_records(directory, manifest), directory, same | kept.keys())
+    lost = _lost(directory, manifest)
+    records = _reusable(_records(directory, manifest), {*lost}, same | kept.keys())
     standing = {index for record in records for index in _inputs(record)}
     kept_files, shape = _kept_files(directory, manifest, kept, standing, shape, config, checksum)
     files = _numbered(manifest, [*current, *kept_files])
@@ -156,22 +168,35 @@ def plan_update(
         index: (manifest.inputs[index].size, manifest.inputs[index].sha256)
         for index in standing - {index for record in records for index, *_ in record.inputs}
     }
-    changed = bool(new or dropped or moved)
+    then = document_config_of(manifest)
+    is_limited = any(getattr(then, one, None) != getattr(config, one, None) for one in _OF_WHOLE)
+    changed = bool(new or dropped or moved or lost or is_limited)
     return Update(files, units, records, digests, changed, shape, kept, dropped, names, copies)
 
 
 def _of_mixture(
-    manifest: Manifest, current: list[InputFile], shape: Shape, config: DocumentConfig
+    directory: Path,
+    manifest: Manifest,
+    current: list[InputFile],
+    shape: Shape,
+    config: DocumentConfig,
+    tokenizer: str | None,
+    side_files: dict[str, str],
 ) -> Update:
     """Everything anew, or nothing: a change of one source changes what is taken of the others."""
-    changed = not is_same_mixture(manifest, current, config)
     units = work_units(current, config)
+    run = Run(config, shape, tuple(current), tuple(units), tokenizer, side_files)
+    try:
+        refuse_other_result(directory, manifest, run)
+        changed = False
+    except UsageError:
+        changed = True
     return Update(current, units, [], {}, changed, shape, Unnamed(), Unnamed())
 
 
 def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
     """UsageError for a finished result, in a directory or at a URL, that is not what `run` makes:
-    of the same inputs and options, with all its shards.
+    of the same inputs and options, with all its files.
     """
     try:
         earlier = document_config_of(manifest)
@@ -187,8 +212,20 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
     if not run.resumable:
         raise finished(place, "stdin cannot be compared with what it was made of")
     is_remote = storage.is_url(str(place))
-    if text := _differing_inputs(place, manifest, run, by_content=is_remote):
+    # of a tokenized directory its manifest is read, which is small
+    if text := _differing_inputs(place, manifest, run, by_content=is_remote or run.is_tokenized):
         raise finished(place, text, may_update=not is_remote)
+    units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
+    paths = [one.path for one in manifest.inputs_now.values()]
+    if paths != [one.path for one in run.files] or units != [
+        (one.unit, one.slices) for one in manifest.units
+    ]:
+        raise UsageError(
+            f"{place}: holds a finished result of these inputs, which were packed one after "
+            "another, or in another order",
+            "nothing need be done to have their documents; for the rows that this command gives, "
+            "choose another --output, or replace it with --overwrite",
+        )
 
 
 def _differing_inputs(place: Path | str, manifest: Result, run: Run, *, by_content: bool) -> str:
@@ -205,39 +242,38 @@ def _differing_inputs(place: Path | str, manifest: Result, run: Run, *, by_conte
         same = _same_inputs(Path(place), manifest, list(run.files), by_content)
     except DataError as error:
         return error.message
+    paired = {file.path for file in run.files if is_pair(file)}
     if changed := [one.path for i, one in manifest.inputs_now.items() if i not in same]:
-        return f"{changed[0]} has changed"
-    units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
-    if paths != now or [(one.unit, one.slices) for one in manifest.units] != units:
-        return "its inputs were packed one after another, or in another order"
-    sizes = storage.sizes(str(place)) if by_content else _sizes(Path(place))
-    lost = [shard.file for shard in manifest.shards if sizes.get(shard.file) != shard.bytes]
-    return f"{lost[0]} is missing or damaged" if lost else ""
+        # where nothing is known of its times, a pair counts as changed
+        return f"{changed[0]} {'may have' if changed[0] in paired else 'has'} changed"
+    return next((f"{name} is missing or damaged" for name in _lost(place, manifest)), "")
 
 
-def _sizes(folder: Path) -> dict[str, int | None]:
-    with os.scandir(folder) as entries:
-        return {entry.name: entry.stat().st_size for entry in entries}
+def _lost(place: Path | str, manifest: Result) -> list[str]:
+    """The files of a result that are not there any more as its manifest lists them. Only those that
+    were written after the manifest are read.
+    """
+    files = listed(manifest)
+    if storage.is_url(str(place)):
+        sizes = storage.sizes(str(place))
+        return [n for n, one in files.items() if n not in sizes or one.size not in (None, sizes[n])]
+    with Folder(Path(place)) as folder:
+        manifests = filter(None, map(folder.status, (MANIFEST, INCOMPLETE)))
+        written_ns = max((one.st_mtime_ns for one in manifests), default=0)
+
+        def is_there(name: str, file: Listed) -> bool:
+            status = folder.status(name)
+            if status and status.st_size == file.size and status.st_mtime_ns <= written_ns:
+                return folder.is_file(name)
+            return unchanged(folder, name, file)
+
+        return [name for name, file in files.items() if not is_there(name, file)]
 
 
 def _tokenizer_of(manifest: Result) -> tuple[str | None, dict[str, str]]:
     """The tokenizer's name, and the digests of the files that a result keeps of it."""
     files = {n: s for n, s in manifest.side_files.items() if n not in _NOT_OF_TOKENIZER}
     return manifest.tokenizer.source if manifest.tokenizer else None, files
-
-
-def is_same_mixture(manifest: Manifest, current: list[InputFile], config: DocumentConfig) -> bool:
-    """Whether a recipe's result is what these tokenized directories and options give."""
-    try:
-        earlier = document_config_of(manifest)
-    except ValueError:
-        return False
-    return (
-        not differing_packers(manifest.packer_version, str(packer_cli.__version__))
-        and not differing_options(earlier, config)
-        and [(one.path, one.sha256) for one in manifest.inputs]
-        == [(file.path, digest(file.path)[1]) for file in current]
-    )
 
 
 def _kept_files(
@@ -257,7 +293,7 @@ def _kept_files(
     anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
     if anew:
         refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
-    times = {one.index: one.mtime_ns for one in usable_identities(directory, manifest.inputs)}
+    times = {one.index: one.mtime_ns for one in load_identities(directory, manifest.inputs)}
     names = _names(manifest, kept, shape)
     if shape.members:
         found = shapes_of(anew, config)
@@ -283,14 +319,6 @@ def _names(manifest: Result, unnamed: Unnamed, shape: Shape) -> dict[int, str]:
     return {index: one.shape or then.name for index, one in unnamed.items()}
 
 
-def usable_identities(directory: Path, inputs: list[Input]) -> list[InputFile]:
-    """As `load_identities`; none where these cannot be used."""
-    try:
-        return load_identities(directory, inputs)
-    except DataError:
-        return []
-
-
 def _refuse_other_options(
     directory: Path,
     manifest: Result,
@@ -299,7 +327,8 @@ def _refuse_other_options(
     tokenizer: str | None,
     side_files: dict[str, str],
 ) -> None:
-    refuse_other_packer(directory, manifest)
+    then = manifest.packer_version
+    refuse_other_packer(directory, then, f"{_ANEW}, or go on with packer {then}")
     try:
         differ = _differing_options(manifest, shape, config)
     except ValueError as error:
@@ -309,17 +338,6 @@ def _refuse_other_options(
         raise UsageError(
             f"{directory}: was packed with other options: {'; '.join(differ)}",
             f"give those options again; {_ANEW}",
-        )
-
-
-def refuse_other_packer(directory: Path, manifest: Result) -> None:
-    """UsageError for a result of another version, which may make other bytes of the same inputs."""
-    then, now = manifest.packer_version, str(packer_cli.__version__)
-    if then != now:
-        raise UsageError(
-            f"{directory}: was packed by packer {then}, and this is packer {now}, which may make "
-            "other documents and rows of the same inputs",
-            f"{_ANEW}, or go on with packer {then}",
         )
 
 
@@ -345,18 +363,20 @@ def _same_inputs(
     directory: Path, manifest: Result, current: list[InputFile], checksum: bool
 ) -> set[int]:
     """The indices of the earlier inputs that have not changed."""
-    inputs = manifest.inputs
+    inputs, now = manifest.inputs, {file.path: file for file in current}
     # a digest is of one file: whether an index beside it is another, only times tell
     paired = {file.path for file in current if is_pair(file)}
-    then = [] if checksum and not paired else load_identities(directory, inputs)
-    now = {file.path: file for file in current}
+    identities = [] if checksum and not paired else load_identities(directory, inputs)
+    then = {one.index: one for one in identities}
 
     def is_same(index: int, file: InputFile) -> bool:
         if file.size != inputs[index].size:
             return False
-        by_times = not checksum or file.path in paired
-        if by_times and (then[index].has_changed(file) or then[index].is_surely(file)):
-            return not then[index].has_changed(file)
+        before = then.get(index) if not checksum or file.path in paired else None
+        if before and (before.has_changed(file) or before.is_surely(file)):
+            return not before.has_changed(file)
+        if not before and file.path in paired:
+            return False
         return digest(file.path)[1] == inputs[index].sha256
 
     named = {i: now[one.path] for i, one in enumerate(inputs) if one.path in now}
@@ -393,12 +413,13 @@ def _records(directory: Path, manifest: Result) -> Iterator[UnitRecord]:
         raise DataError(f"{directory / UNITS}: damaged: {error}", _ANEW) from error
 
 
-def _reusable(records: Iterable[UnitRecord], directory: Path, same: set[int]) -> list[UnitRecord]:
-    """Those whose files are there and that only read inputs all of whose units stay."""
+def _reusable(records: Iterable[UnitRecord], missing: set[str], same: set[int]) -> list[UnitRecord]:
+    """Those none of whose files is missing and that only read inputs all of whose units stay."""
     usable, left, stale = set(same), list[UnitRecord](), set[int]()
     units_of = defaultdict[int, list[int]](list)  # input -> places in `left` of those that read it
     for record in records:
-        if commits.files_are_there(record, directory):
+        files = {shard.file for shard in record.shards} | ({REJECTED} if record.rejected else set())
+        if missing.isdisjoint(files):
             for index in _inputs(record):
                 units_of[index].append(len(left))
             left.append(record)

@@ -16,9 +16,8 @@ import threading
 from functools import partial
 from pathlib import Path
 
-import packer_cli
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError
 from packer_cli.progress import Progress
 from packer_cli.records import Notify
 from packer_cli.result.layout import MANIFEST
@@ -29,6 +28,7 @@ from packer_cli.result.opening import Paths, opened
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.directory import is_replacing
+from packer_cli.run.identity import refuse_other_packer
 from packer_cli.threads import run_all
 from packer_cli.verify.document_shards import DocumentChecks
 from packer_cli.verify.files import check_contents, check_files
@@ -67,7 +67,9 @@ def verify(
     )
     config = _config_of(directory, manifest)
     if against_inputs:
-        refuse_other_packer(directory, manifest)
+        then = manifest.packer_version
+        tip = f"verify it without --against-inputs, or with packer {then}; packer pack --overwrite "
+        refuse_other_packer(directory, then, f"{tip}packs it again")
     findings, stop = Findings(), threading.Event()
     if not isinstance(manifest, Manifest):
         findings.command = "tokenize"
@@ -100,18 +102,6 @@ def verify(
     if findings.problems:
         _raise_if_replaced(stored, findings.command)
     return findings
-
-
-def refuse_other_packer(directory: Path, manifest: Result) -> None:
-    """UsageError for a result of another version, which may make others of the same inputs."""
-    then, now = manifest.packer_version, str(packer_cli.__version__)
-    if then != now:
-        raise UsageError(
-            f"{directory}: was packed by packer {then}, and packer {now} may make other documents "
-            "and rows of the same inputs",
-            f"verify it without --against-inputs, or with packer {then}; packer pack --overwrite "
-            "packs it again",
-        )
 
 
 def _config_of(directory: Path, manifest: Result) -> DocumentConfig:

@@ -295,8 +295,7 @@ def _check_units(
         ]
         if expected == [(unit.unit, unit.slices) for unit in manifest.units]:
             tables = tables_of(list(files.values()), config, manifest.shards)
-            wrong = [name for name, table in tables.items()  # earlier packers have fewer
-                     if name in manifest.document and getattr(manifest, name) != table]  # fmt: skip
+            wrong = [name for name, table in tables.items() if getattr(manifest, name) != table]
             if not wrong:
                 return
             text = f"{' and '.join(wrong)}: are not those of what the recipe takes"

@@ -28,7 +28,7 @@ from packer_cli.records import (
 )
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import REJECTED, UNITS
-from packer_cli.result.manifest import OF_INPUTS, TOTALS, Unit
+from packer_cli.result.manifest import OF_INPUTS, Unit
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import UnitRecord, counts_of
 from packer_cli.run.documents import tokenize_unit
@@ -179,17 +179,12 @@ def compare_packed(
         if difference:
             findings.add(f"unit {number}", difference, remedy=DIFFERENT)
             return
-        left_out = (
-            set(TOTALS) - stored.facts.document.keys()
-        )  # what an earlier packer did not count
-        if "unshown_documents" in left_out:  # `unshown_tools` counted calls, too
-            left_out |= {"unshown_tools", "unread"}
         recorded = counts_of(record)
         for file in {*recorded.files, *result.counts.files}:
             for name in set(OF_INPUTS) - set(stored.facts.counted_by_input):
                 setattr(recorded.file(file), name, 0)
                 setattr(result.counts.file(file), name, 0)
-        texts = _other_counts(recorded, result.counts, left_out)
+        texts = _other_counts(recorded, result.counts)
         findings.add(UNITS, *(f"unit {number}: {text}" for text in texts), remedy=DIFFERENT)
         _compare_rejected(result, record, rejected_from, stored, findings)
     findings.count("units_packed_again", 1)
@@ -204,11 +199,11 @@ def _compare_tokenized(
             documents.compare(batch, job.files[part.file])
 
 
-def _other_counts(recorded: Counts, repacked: Counts, left_out: set[str]) -> list[str]:
+def _other_counts(recorded: Counts, repacked: Counts) -> list[str]:
     """The counts that differ."""
     theirs, ours = recorded.as_json(), repacked.as_json()
     texts = []
-    for name in sorted((theirs.keys() | ours.keys()) - left_out):
+    for name in sorted(theirs.keys() | ours.keys()):
         a, b = theirs.get(name, 0), ours.get(name, 0)
         if a != b:
             shown = isinstance(a, int) and isinstance(b, int)

@@ -249,6 +249,14 @@ def test_content_that_the_result_holds_is_not_added_again(nights: list[str]) -> 
     assert packed() == sorted(["changed", *of_nights(0, 1, 2)])
 
 
+def test_of_new_files_with_the_same_content_one_is_added(nights: list[str]) -> None:
+    assert packed() == of_nights(0, 1)
+    Path("copy.jsonl").write_bytes(Path(nights[2]).read_bytes())
+    stderr = add(nights[2], "copy.jsonl")
+    assert f"out: has these inputs already: copy.jsonl (as {nights[2]})" in stderr
+    assert packed() == of_nights(0, 1, 2)
+
+
 def test_content_that_is_named_twice_is_warned_of(nights: list[str]) -> None:
     Path("copy.jsonl").write_bytes(Path(nights[0]).read_bytes())
     for command in (["pack", nights[0], "copy.jsonl", *OPTIONS, "--overwrite"],

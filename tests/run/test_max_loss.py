@@ -47,6 +47,19 @@ def test_the_next_run_replaces_it_only_with_overwrite(data: Path) -> None:
     assert not Path("out/manifest.incomplete.json").exists()
 
 
+def test_an_update_looks_at_it_when_nothing_is_new(data: Path) -> None:
+    assert packer("pack", "a.jsonl", *OPTIONS).exit_code == 0
+    shard = next(Path("out").glob("shard-*")).stat()
+    update = ("pack", "a.jsonl", *OPTIONS, "--update")
+    assert_error(packer(*update, "--max-loss", "0.09"), 1, "out: 0.1000 of the tokens were lost")
+    assert packer(*update, "--max-loss", "0.1").exit_code == 0
+    assert check_directory("out")["config"]["max_loss"] == 0.1
+    before = Path("out/manifest.json").stat()
+    assert packer(*update, "--max-loss", "0.1").exit_code == 0
+    assert Path("out/manifest.json").stat() == before
+    assert next(Path("out").glob("shard-*")).stat() == shard
+
+
 @pytest.mark.parametrize("value", ["-0.1", "1.5"])
 def test_a_share_is_between_0_and_1(data: Path, value: str) -> None:
     result = packer("pack", "a.jsonl", *OPTIONS, "--max-loss", value)

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ from support import (
     packer,
     work_folder,
 )
+
+from packer_cli.ownership import Folder, claim
+from packer_cli.run import directory
 
 OPTIONS = ["-l", "64", "-t", "bytes", "--unit-bytes", "5k"]
 
@@ -50,6 +54,21 @@ def test_one_after_the_other(order: tuple[int, ...]) -> None:
         if number != order[-1]:
             assert "units are still to be packed by other ranks" in done.stderr
             assert done.stdout == ""
+    assert contents("out") == contents("whole")
+
+
+def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    find, looks = directory.identity_of, count()
+
+    def looked(folder: Folder, name: str) -> str | None:
+        before = find(folder, name)
+        if next(looks) == 1:  # after that for a result that is being put in place
+            claim(folder, name).close()
+        return before
+
+    monkeypatch.setattr(directory, "identity_of", looked)
+    done = packer(*rank(0, 1))
+    assert done.exit_code == 0, done.stderr
     assert contents("out") == contents("whole")
 
 

@@ -265,6 +265,35 @@ def test_an_update_packs_again_what_changed_and_nothing_else() -> None:
 
 
 @pytest.mark.usefixtures("recipe")
+@pytest.mark.parametrize(
+    ("how", "lost", "replaced"),
+    [
+        ("--overwrite", ("validation/*", "train/shard-00000*"), True),
+        ("--overwrite", ("validation/*",), True),
+        ("--update", ("train/shard-00000*",), True),
+        ("--update", ("validation/*", "train/dataset_info.json"), True),
+        ("--update", ("validation/*",), False),
+    ],
+)
+def test_what_is_lost_of_a_side_is_packed_again(
+    how: str, lost: tuple[str, ...], *, replaced: bool
+) -> None:
+    pack()
+    whole, manifest = files_of("out"), Path("out/train/manifest.json")
+    before = manifest.stat()
+    for path in (path for names in lost for path in Path("out").glob(names)):
+        path.unlink()
+    told = pack(how)
+    assert ("train: is finished already" in told) == (not replaced)
+    assert os.path.samestat(manifest.stat(), before) == (not replaced)
+    assert files_of("out") == whole
+    Path("out/dataset_dict.json").unlink()  # as a killed run leaves it
+    next(Path("out/train").glob("shard-*")).unlink()
+    done = packer("pack", "mix.toml", "--unit-bytes", "20k", "-q", "-o", "out")
+    assert_error(done, 2, "out/train: holds a finished result that differs: shard-", "is missing")
+
+
+@pytest.mark.usefixtures("recipe")
 def test_other_options_of_a_source_are_told_before_its_tokens_go() -> None:
     pack()
     write_recipe(top="eos = false")

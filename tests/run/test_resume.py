@@ -375,6 +375,20 @@ def test_limits_may_be_others(inputs: Path) -> None:
     assert contents("out") == contents("fresh")
 
 
+@pytest.mark.parametrize("bad", ["a.jsonl", "b.jsonl"])
+def test_what_was_skipped_is_not_kept_by_a_run_that_fails(inputs: Path, bad: str) -> None:
+    Path(bad).write_bytes(Path(bad).read_bytes().replace(b"\n", b"\n{broken\n", 1))
+    code = CRASHING.format(step=60, failure="os.kill(os.getpid(), 9)")
+    killed = altered(code, *arguments("out", "--workers", "1", "--on-error", "skip"))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = packer(*arguments("out"))
+    if bad == "a.jsonl":  # its first unit is packed, and b.jsonl the last
+        assert_error(done, 2, "unfinished run that differs: --on-error was skip, is now fail")
+        done = packer(*arguments("out", "--overwrite"))
+    assert_error(done, 1, f"{bad}, line 2")
+    assert packer(*arguments("out", "--on-error", "skip")).exit_code == 0
+
+
 def test_a_result_that_stands_is_not_gone_on_with(interrupted: Path) -> None:
     assert packer(*arguments("out")).exit_code == 0
     before = contents("out")

@@ -343,7 +343,8 @@ def test_how_bad_records_are_dealt_with_may_differ_from_night_to_night(folder: P
     update("b.jsonl", *skipping, "--max-errors", 3, "--add")
     assert len(Path("out/rejected.jsonl").read_bytes().splitlines()) == 6
     Path("c.jsonl").write_bytes(jsonl(*texts(2)))
-    update("c.jsonl", "--add")  # with --on-error fail
+    told = update("c.jsonl", "--add")  # with --on-error fail
+    assert "out: 6 bad records skipped by an earlier run\n" in told
     result = Path("out/manifest.json")
     assert json.loads(result.read_bytes())["rejected_records"] == 6
     Path("d.jsonl").write_bytes(b"{\n")
@@ -369,6 +370,28 @@ def test_a_lost_shard_is_packed_again(result: Path) -> None:
     shard_of(result, 1).unlink()
     assert "up to date" not in update("a.jsonl", "b.jsonl")
     assert sorted(recover_texts("out")) == sorted(texts(0) + texts(1))
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "state.json"])
+def test_a_lost_side_file_is_written_again(result: Path, name: str) -> None:
+    before = contents("out")
+    Path("out", name).unlink()
+    done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out")
+    assert_error(done, 2, f"differs: {name} is missing or damaged")
+    assert "up to date" not in update("a.jsonl", "b.jsonl")
+    assert contents("out") == before
+
+
+def test_what_has_changed_in_its_place_is_not_up_to_date(result: Path) -> None:
+    """A shard of the size that the manifest says."""
+    shard = shard_of(result, 1)
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-100] + bytes(100))
+    for how, said in ((), f"{shard.name} is missing or damaged"), (("--update",), shard.name):
+        done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, *how, "-o", "out")
+        assert_error(done, 2, said)
+    shard.write_bytes(content)
+    assert "up to date" in update("a.jsonl", "b.jsonl")
 
 
 @pytest.mark.parametrize("how", ["--prune", "--add"])
@@ -444,14 +467,38 @@ def test_records_that_are_missing_are_noticed(result: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "times", ["", "[]", '{"mtime_ns": 5}', '{"mtime_ns": []}', '{"mtime_ns": {}}', "[" * 100_000]
+    "times",
+    [None, "", "[]", '{"mtime_ns": 5}', '{"mtime_ns": []}', '{"mtime_ns": {}}', "[" * 100_000],
 )
-def test_damaged_times_are_an_error(result: Path, times: str) -> None:
-    Path("out/input_times.json").write_text(times)
-    done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "out")
-    assert_error(done, 1, "out/input_times.json: cannot be used: ")
-    assert "--checksum" in done.stderr
-    assert "up to date" in update("a.jsonl", "b.jsonl", "--checksum")
+@pytest.mark.parametrize("how", [[], ["--update"]])
+def test_without_times_contents_are_compared(
+    result: Path, times: str | None, how: list[str]
+) -> None:
+    path = Path("out/input_times.json")
+    before = path.read_bytes()
+    path.unlink()
+    if times is not None:
+        path.write_text(times)
+    run = ["pack", "a.jsonl", "b.jsonl", *OPTIONS[:-3], *OPTIONS[-2:], *how, "-o", "out"]
+    done = packer(*run)
+    assert "out: up to date" in done.stderr
+    again = json.loads(path.read_text()) if times is None else None
+    assert again is None or again["inputs"] == json.loads(before)["inputs"]
+    Path("a.jsonl").write_bytes(Path("a.jsonl").read_bytes().replace(b"0 xx", b"0 yy"))
+    if times is None:
+        done = packer(*run)
+        assert done.exit_code == (0 if how else 2), done.stderr
+        assert how or "a.jsonl has changed" in done.stderr
+        assert "up to date" not in done.stderr
+
+
+def test_the_plain_command_after_an_update_has_nothing_to_do(result: Path) -> None:
+    Path("aa.jsonl").write_bytes(jsonl(*texts(2)))
+    names = ["a.jsonl", "aa.jsonl", "b.jsonl"]
+    update(*names)
+    done = packer("pack", *names, *OPTIONS, "-o", "out")
+    assert_error(done, 2, "out: holds a finished result of these inputs")
+    assert "tip: nothing need be done to have their documents" in done.stderr
 
 
 def test_another_tokenizer_without_files_is_refused(folder: Path) -> None:

@@ -236,5 +236,6 @@ def test_max_unused(folder: Path, command: tuple[Any, ...]) -> None:
     met = packer(*arguments, "--max-unused", "60%")
     assert (met.exit_code, met.stderr) == (0, "")
     if name != "plan":
+        assert_error(packer(*arguments, "--max-unused", "10%", "--update"), 1, "0.5933 of the text")
         assert json.loads(Path("out/manifest.json").read_text())["unused"] == {"notes": 2718}
         assert packer("verify", "out").exit_code == 0
