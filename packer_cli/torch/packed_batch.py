@@ -11,8 +11,9 @@ import torch
 from packer_cli.errors import DataError, UsageError, named
 from packer_cli.packing.plan import PackPlan, plan_packing
 from packer_cli.packing.sequences import PackedRows, fill_plan
+from packer_cli.result.mapped import Lists
 from packer_cli.torch.collate import varlen_collate
-from packer_cli.torch.rows import Lists, RowBatch, row_batch
+from packer_cli.torch.rows import RowBatch, row_batch
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,10 @@ import torch
 from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import IGNORED, Int64
+from packer_cli.result.mapped import Lists
 from packer_cli.result.reader import PACK_AGAIN
 from packer_cli.torch.collate import NOT_GIVEN, varlen_collate
-from packer_cli.torch.rows import Lists, RowBatch, row_batch
+from packer_cli.torch.rows import RowBatch, row_batch
 
 Collate = Callable[[RowBatch], dict[str, Any]]
 _LABELS = ("labels", "shift_labels")

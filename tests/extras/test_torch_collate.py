@@ -23,7 +23,8 @@ from packer_cli.torch import (
     separate_collate,
     varlen_collate,
 )
-from packer_cli.torch.rows import Lists, RowBatch
+from packer_cli.result.mapped import Lists
+from packer_cli.torch.rows import RowBatch
 
 IDS, LABELS = "input_ids", "labels"
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")

@@ -27,11 +27,11 @@ from torch.utils.data import DataLoader
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result import fetching
+from packer_cli.result import cached, fetching
 from packer_cli.result.ahead import Ahead
 from packer_cli.result.foresight import largest_window
 from packer_cli.steps.order import Order
-from packer_cli.torch import PackedDataset, PackedSampler, cached_rows, padded_collate
+from packer_cli.torch import PackedDataset, PackedSampler, padded_collate
 
 L = 64
 URL = "s3://bucket/some/out"
@@ -315,7 +315,7 @@ class TestRoom:
         self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Or the disk would not have its space back."""
-        monkeypatch.setattr(cached_rows, "_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(cached, "_LOOK_SECONDS", 0.0)
         dataset, local = (
             PackedDataset(URL, cache="cache", cache_bytes=100_000),
             PackedDataset(packed),
@@ -336,8 +336,8 @@ class TestRoom:
         self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """While one lets go of shards, others gather from them."""
-        monkeypatch.setattr(cached_rows, "_LOOK_SECONDS", 0.0)
-        monkeypatch.setattr(cached_rows, "_TURNS", 1000)  # each has an order of its own
+        monkeypatch.setattr(cached, "_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(cached, "_TURNS", 1000)  # each has an order of its own
         dataset = PackedDataset(URL, cache="cache", cache_bytes=200_000)
         local = PackedDataset(packed)
 
