@@ -21,17 +21,17 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import Int64
-from packer_cli.result.cache import Cache
-from packer_cli.result.cache_folder import MANIFEST as KEPT_MANIFEST
-from packer_cli.result.cache_folder import SHARD, SIDE
+from packer_cli.result.cache import MANIFEST as KEPT_MANIFEST
+from packer_cli.result.cache import SHARD, SIDE, Cache
 from packer_cli.result.fetching import UPLOAD_AGAIN, Wanted, patiently
-from packer_cli.result.layout import MANIFEST
+from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.manifest_bytes import checksum
 from packer_cli.result.manifest_file import load
 from packer_cli.result.mapped import Mapped
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import Shard
+from packer_cli.result.squared_lengths import HEADER_BYTES
 
 _TRIES = 100
 _WITHOUT_LISTINGS = ("http", "https")
@@ -54,6 +54,12 @@ class CachedDirectory(PackedDirectory):
 
     def place_of(self, name: str) -> str:
         return storage.join(self.url, name)
+
+    @cached_property
+    def beside_shards(self) -> int:
+        """Bytes of what else of the result may be in the cache."""
+        sums = HEADER_BYTES + 8 * len(self) if SQUARED_LENGTHS in self.facts.side_files else 0
+        return len(msgspec.json.encode(self.manifest)) + sums
 
     def wanted(self, shard: Shard) -> Wanted:
         return Wanted(self.place_of(shard.file), shard.bytes, shard.sha256)
@@ -184,9 +190,8 @@ def open_cached(url: str, cache: Cache, digest: str | None = None) -> CachedDire
     read, or is another one than `digest` says; UsageError for a view, a cache that is somebody
     else's, or too small.
     """
-    if digest is not None and (content := cache.read(KEPT_MANIFEST, digest)) is not None:
-        facts = Manifest.of(msgspec.json.decode(content))
-        return CachedDirectory(url, facts, cache)
+    if digest is not None and (kept := _kept(cache, digest)) is not None:
+        return CachedDirectory(url, kept, cache)
     packed = CachedDirectory(url, patiently(lambda: load(url)), cache)
     if packed.facts.config.view:
         raise UsageError(
@@ -200,6 +205,15 @@ def open_cached(url: str, cache: Cache, digest: str | None = None) -> CachedDire
         )
     _keep(packed)
     return packed
+
+
+def _kept(cache: Cache, digest: str) -> Manifest | None:
+    """A manifest in the cache."""
+    try:
+        document = msgspec.json.decode(cache.read(KEPT_MANIFEST, digest) or b"")
+        return Manifest.of(document) if checksum(document) == digest else None
+    except (ValueError, AttributeError, RecursionError):
+        return None
 
 
 def _keep(packed: CachedDirectory) -> None:

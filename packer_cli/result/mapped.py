@@ -17,7 +17,7 @@ from packer_cli.config.columns import SIDE
 from packer_cli.records import Int32, Int64
 
 PARTS = {"file": np.int32, "position": np.int64, "start": np.int32}  # of the column `segments`
-_FIRST, _END, _FIELDS = 0, 1, 2  # lines of a table
+_OF_SEGMENTS = 2 + len(PARTS)  # lines: of offsets and parts, and how many there are
 
 
 @dataclass(frozen=True)
@@ -57,40 +57,52 @@ class Lists:
 class Mapped:
     """Spans of rows, in ascending order. It never changes, so threads may share it.
 
+    firsts  int64[spans], the first row of each
     fixed   name -> type of the values of a column that has max_length of them in each row
     ragged  names of columns of lists; `segments` is there as its `PARTS`
     """
 
     def __init__(self, fixed: dict[str, Any], ragged: Sequence[str], max_length: int) -> None:
         self._max_length = max_length
-        self._fixed, self._ragged = fixed, ragged
-        self._at: dict[str, int] = {}  # the first line of each column in the table
-        lines = _FIELDS
-        for name in (*fixed, *ragged):
-            self._at[name] = lines
-            lines += 1 if name in fixed else 2 + len(PARTS) if name == "segments" else 2
-        self._table = np.empty((lines, 0), np.int64)
-        self._batches: list[Any] = []  # which own the memory
+        self._fixed = fixed
+        self._ragged = sorted(ragged, key="segments".__eq__)  # which come last
+        sizes = [_OF_SEGMENTS if name == "segments" else 2 for name in self._ragged]
+        self._hold(np.empty((2 + len(fixed) + sum(sizes), 0), np.int64), [])
+
+    def _hold(self, table: Int64, batches: list[Any]) -> None:
+        """`table` int64[lines, spans]: first rows, the first after them, then `_addresses`."""
+        self._table, self._batches = table, batches  # which own the memory
+        lines = iter(table)
+        self.firsts: Int64 = next(lines)
+        self._ends: Int64 = next(lines)
+        # name -> (type, addresses of offsets, or None, and of values)
+        self._columns: dict[str, tuple[Any, Any, Any]] = {}
+        for name, kind in self._fixed.items():
+            self._columns[name] = (np.dtype(kind), None, next(lines))
+        for name in self._ragged:
+            offsets = next(lines)
+            parts = PARTS if name == "segments" else {name: np.int8 if name == SIDE else np.int32}
+            for part, kind in parts.items():
+                self._columns[part] = (np.dtype(kind), offsets, next(lines))
 
     @property
-    def firsts(self) -> Int64:
-        """int64[spans], the first row of each."""
-        firsts: Int64 = self._table[_FIRST]
-        return firsts
+    def segments(self) -> Int64:
+        """int64[5, spans] of the column `segments`, see `gathering.find_pieces`."""
+        return self._table[-_OF_SEGMENTS:]
 
     def _of(self, table: Int64, batches: list[Any]) -> Mapped:
         other = Mapped(self._fixed, self._ragged, self._max_length)
-        other._table, other._batches = np.ascontiguousarray(table), batches
+        other._hold(np.ascontiguousarray(table), batches)
         return other
 
     def added(self, first: int, batches: Sequence[Any]) -> Mapped:
         """These spans and new ones: the rows of record batches, of which the first is `first`."""
         at, spans = int(np.searchsorted(self.firsts, first)), []
         for batch in batches:
-            columns = [
-                _addresses(batch.column(name), fixed=name in self._fixed) for name in self._at
-            ]
-            spans.append([first, first + batch.num_rows, *(a for one in columns for a in one)])
+            span = [first, first + batch.num_rows]
+            for name in (*self._fixed, *self._ragged):
+                span += _addresses(batch.column(name), fixed=name in self._fixed)
+            spans.append(span)
             first += batch.num_rows
         new = np.array(spans, np.int64).reshape(-1, len(self._table)).T
         table = np.concatenate([self._table[:, :at], new, self._table[:, at:]], axis=1)
@@ -104,37 +116,29 @@ class Mapped:
 
     def first_absent(self, rows: Int64) -> int:
         """The place in `rows` of the first that is in no span; -1 when all are here."""
-        absent: int = gathering.first_absent(rows, self.firsts, self._table[_END])
+        absent: int = gathering.first_absent(rows, self.firsts, self._ends)
         return absent
 
     def gather(self, rows: Int64, name: str) -> Any:
         """A column of rows that are all here, copied: an array [b, max_length], or `Lists`. Of
         `segments` a part, by its name.
         """
-        if name not in self._fixed:
-            return self._lists(rows, name)
-        kind = np.dtype(self._fixed[name])
-        out = np.empty((len(rows), self._max_length), kind)
-        to, row_bytes = out.view(np.uint8).reshape(-1), self._max_length * kind.itemsize
-        gathering.gather_rows(rows, self.firsts, self._table[self._at[name]], row_bytes, to)
-        return out
-
-    def _lists(self, rows: Int64, name: str) -> Lists:
-        at, part = self._at["segments" if name in PARTS else name], 1
-        if name in PARTS:
-            part += list(PARTS).index(name)
-        kind = np.int8 if name == SIDE else PARTS.get(name, np.int32)
-        offsets, values = self._table[at], self._table[at + part]
+        kind, offsets, values = self._columns[name]
+        if offsets is None:
+            out = np.empty((len(rows), self._max_length), kind)
+            to, row_bytes = out.view(np.uint8).reshape(-1), self._max_length * kind.itemsize
+            gathering.gather_rows(rows, self.firsts, values, row_bytes, to)
+            return out
         ends = np.empty(len(rows) + 1, np.int64)
         gathering.count_values(rows, self.firsts, offsets, ends)
         found = np.empty(ends[-1], kind)
         gathering.gather_values(rows, self.firsts, offsets, values, ends, found)
         return Lists(found, ends)
 
-    def segments(self) -> Int64:
-        """int64[5, spans] of the column `segments`, see `gathering.find_pieces`."""
-        at = self._at["segments"]
-        return self._table[at : at + 2 + len(PARTS)]
+
+def in_parts(columns: Sequence[str]) -> list[str]:
+    """Names of columns, with those of the parts in place of `segments`."""
+    return [part for name in columns for part in (PARTS if name == "segments" else [name])]
 
 
 def _addresses(column: Any, *, fixed: bool) -> list[int]:

@@ -36,7 +36,7 @@ from packer_cli.records import Int64
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.manifest_file import load
-from packer_cli.result.mapped import PARTS, Lists, Mapped
+from packer_cli.result.mapped import PARTS, Lists, Mapped, in_parts
 from packer_cli.result.shard_writer import PADDED, column_type, fixed, ragged, schema
 from packer_cli.result.shards import MISSING, Shard, problem_of
 
@@ -155,7 +155,7 @@ class PackedDirectory:
         The shards of these rows stay mapped. Threads may share it. Raises DataError for a shard
         that is missing or damaged, ValueError for a row that is damaged since it was mapped.
         """
-        names = [part for name in columns for part in (PARTS if name == "segments" else [name])]
+        names = in_parts(columns) if "segments" in columns else columns
         mapped = self._mapped  # the same to the end, whatever other threads map
         while (absent := mapped.first_absent(rows)) >= 0:
             mapped = self._mapped = self._with_shard_of(int(rows[absent]), mapped)
@@ -177,7 +177,7 @@ class PackedDirectory:
             self.max_length,
         )
 
-    @property
+    @cached_property
     def stored_columns(self) -> list[str]:
         """The columns that shards have."""
         config = self.facts.config

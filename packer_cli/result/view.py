@@ -23,7 +23,7 @@ from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.documents import segments_in
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.mapped import PARTS, Lists, Mapped
+from packer_cli.result.mapped import PARTS, Lists, Mapped, in_parts
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, as_batch
 from packer_cli.result.shard_writer import PADDED, rows_per_batch
 from packer_cli.result.shards import Shard, digest
@@ -96,9 +96,8 @@ class View(PackedDirectory):
         mapped = self._nothing_mapped().added(first_row, [stored])
         for begin in range(0, stored.num_rows, step):
             end = min(begin + step, stored.num_rows)
-            columns, trained = self._filled(
-                mapped, np.arange(first_row + begin, first_row + end), kinds.names
-            )
+            rows = np.arange(first_row + begin, first_row + end)
+            columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
             yield as_batch(columns, kinds), trained
 
     def segments(self, shard: Shard) -> Int64:
@@ -128,7 +127,7 @@ class View(PackedDirectory):
 
     def _gathered(self, mapped: Mapped, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
         """Columns that are stored alone are not filled, nor checked."""
-        if not {*columns} - {*self.stored_columns} - {*PARTS}:
+        if all(name in self.stored_columns or name in PARTS for name in columns):
             return super()._gathered(mapped, rows, columns)
         try:
             return self._filled(mapped, rows, columns)[0]
@@ -157,11 +156,10 @@ class View(PackedDirectory):
         out["cu_seqlens"] = found.boundaries
         if padded is not None:
             out[PADDED_BOUNDARIES] = Lists(padded, ends)
-        return {
-            name: out[name] if name in out else mapped.gather(rows, name)
-            for one in columns
-            for name in (PARTS if one == "segments" else [one])
-        }, trained
+        for name in columns:
+            if name not in out:
+                out[name] = mapped.gather(rows, name)
+        return out, trained
 
     def _pieces(self, mapped: Mapped, rows: Int64) -> Pieces:
         """What b rows that are mapped refer to. Raises ArrowInvalid for one that is not sound."""
@@ -171,7 +169,7 @@ class View(PackedDirectory):
         number, address = np.empty((2, count), np.int64)
         start, length = np.empty((2, count), np.int32)
         row, problem = gathering.find_pieces(
-            rows, mapped.firsts, mapped.segments(), boundaries.values, boundaries.ends,
+            rows, mapped.firsts, mapped.segments, boundaries.values, boundaries.ends,
             self._documents, self._tokens.spans.tokens, config.max_length,
             config.segment_multiple, row_offsets, number, start, length, address,
         )  # fmt: skip

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -25,10 +26,10 @@ from s3fs import S3FileSystem
 from support import packer
 from torch.utils.data import DataLoader
 
-from packer_cli import open_packed
+from packer_cli import open_packed, storage
 from packer_cli.errors import DataError, UsageError
 from packer_cli.result import cached, fetching
-from packer_cli.result.ahead import Ahead
+from packer_cli.result.cache import Ahead
 from packer_cli.result.foresight import largest_window
 from packer_cli.steps.order import Order
 from packer_cli.torch import PackedDataset, PackedSampler, padded_collate
@@ -279,6 +280,16 @@ class TestFaults:
             dataset[-1]
 
 
+def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request has a timeout, and there are only so many."""
+    monkeypatch.setattr(storage, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/out"
+        with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout.*tried 3 times"):
+            PackedDataset(url, cache="cache")
+
+
 def test_a_view_stays_local(proxy: s3_server.Proxy) -> None:
     Path("data.jsonl").write_text('{"input_ids": [1, 2, 3]}\n')
     assert packer("tokenize", "data.jsonl", "-o", "tokens", "-q").exit_code == 0
@@ -302,7 +313,9 @@ class TestRoom:
         self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch, workers: int
     ) -> None:
         """That is no waste: its sampler's order fits, whoever fetches the shards."""
-        monkeypatch.setattr(Ahead, "follow", lambda self, wanted: None)  # as if it were too slow
+        monkeypatch.setattr(
+            Ahead, "follow", lambda self, wanted, room: None
+        )  # as if it were too slow
         dataset = PackedDataset(URL, cache="cache", cache_bytes=150_000)
         both = dataset, PackedDataset(packed)
         share = {"rank": 0, "world_size": 64, "block_rows": 16, "window_blocks": 2}
@@ -327,7 +340,7 @@ class TestRoom:
         (kept,) = Path("cache").rglob("manifest-*")
         os.utime(kept, (0, 0))
         dataset[0]
-        assert kept.stat().st_mtime > 0  # what is read needs its manifest, however old that is
+        assert kept.stat().st_atime > 0  # what is read needs its manifest, however old that is
         maps, here = Path("/proc/self/maps").read_text().splitlines(), str(Path("cache").absolute())
         mapped = {line.split()[-2] for line in maps if "(deleted)" in line and here in line}
         assert len(mapped) <= 1  # the one that made room for the last
