@@ -134,7 +134,7 @@ class CachedDirectory(PackedDirectory):
         here = np.unique(np.searchsorted(self._ends, mapped.firsts, side="right")).tolist()
         gone = {*self.cache.gone(shards[index].sha256 for index in here)}
         if lost := [index for index in here if shards[index].sha256 in gone]:
-            ends = np.array(self._ends)[lost]
+            ends = self._ends[lost]
             self._mapped = mapped.without(ends - [shards[index].rows for index in lost], ends)
 
     def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:

@@ -9,11 +9,9 @@ whose result is replaced while it is read gives the rows of the result that was 
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from struct import error as struct_error
 from struct import unpack_from
@@ -59,7 +57,7 @@ class PackedDirectory:
         self.segment_multiple = facts.config.segment_multiple
         self.label_shift = facts.config.label_shift
         self.max_segments_per_row = facts.config.max_segments_per_row
-        self._ends = list(accumulate(shard.rows for shard in facts.shards))
+        self._ends = np.cumsum([shard.rows for shard in facts.shards], dtype=np.int64)
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -77,7 +75,7 @@ class PackedDirectory:
 
     def find(self, row: int) -> tuple[Shard, int]:
         """The shard that holds a row counted over all shards, and the row's number in it."""
-        index = bisect_right(self._ends, row)
+        index = int(np.searchsorted(self._ends, row, side="right"))
         if index == len(self._ends):
             raise DataError(
                 f"{self.path / MANIFEST}: its total is {len(self)} rows, its shards hold "
@@ -85,7 +83,7 @@ class PackedDirectory:
                 "pack the data again",
             )
         shard = self.facts.shards[index]
-        return shard, row - (self._ends[index] - shard.rows)
+        return shard, row - (int(self._ends[index]) - shard.rows)
 
     def check_size(self, shard: Shard) -> None:
         """Raise DataError when a shard is missing or not as long as the manifest says."""

@@ -25,19 +25,20 @@ from packer_cli.records import Int32, Int64
 from packer_cli.result.cache import Cache
 from packer_cli.result.cached import open_cached
 from packer_cli.result.foresight import Foresight
-from packer_cli.result.joined import (
+from packer_cli.result.layout import MANIFEST
+from packer_cli.result.manifest import Manifest, TrainingStage
+from packer_cli.result.mapped import Lists
+from packer_cli.result.opening import (
     WITH_THE_SAME,
+    Paths,
     check_alike,
     fingerprint_of,
     joined_fingerprint,
     joined_stages,
+    open_packed,
     stages_of,
     tokens_of_each,
 )
-from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import Manifest, TrainingStage
-from packer_cli.result.mapped import Lists
-from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
 from packer_cli.result.squared_lengths import squared_lengths
 from packer_cli.result.view import View

@@ -76,11 +76,11 @@ class PackedSampler:
         self._data: str | None = getattr(rows, "fingerprint", None)
         self.rank, self.world_size = share_of_ranks(rank, world_size)
         self._even = even
-        check_options(
+        _check_options(
             balance, batch_size, even=even, micro_batches=micro_batches, hidden_size=hidden_size,
             cost=cost, window=window,
         )  # fmt: skip
-        costs = costs_of(rows, hidden_size, cost) if balance else None
+        costs = _costs_of(rows, hidden_size, cost) if balance else None
         self._cost = (
             {} if costs is None else {"cost": int(hidden_size) if hidden_size else digest_of(costs)}
         )
@@ -101,14 +101,14 @@ class PackedSampler:
         self._begin = 0  # where the next iteration begins
         self._go_to(0)
         steps = self._schedule.window_rows if balance else 0
-        self._announcer = announcer_of(rows, seed, block_rows, window_blocks, steps)
+        self._announcer = _announcer_of(rows, seed, block_rows, window_blocks, steps)
 
     def __iter__(self) -> Iterator[int]:
         begin, end = self._begin, self._end()
         schedule, size = self._schedule, -(-_AT_ONCE // self.world_size) * self.world_size
         self._now, self._taken, self._restored = (begin, end), begin, False
         if self._announcer is not None:
-            self._announcer.begin(begin)
+            self._announcer.reached(begin, begins=True)
         for first in range(begin, end, size):
             if self._announcer is not None:
                 self._announcer.reached(first)
@@ -231,7 +231,7 @@ def _ranks_running() -> int:
     return int(started) if started.isdecimal() else 1
 
 
-def check_options(
+def _check_options(
     balance: Balance | None, batch_size: int | None, *, even: bool, **others: object
 ) -> None:
     """Raise UsageError for options of balance without it, and for what balance does not go with."""
@@ -260,7 +260,7 @@ def check_options(
         )
 
 
-def costs_of(rows: int | Sized, hidden_size: int | None, cost: Cost | None) -> Float64:
+def _costs_of(rows: int | Sized, hidden_size: int | None, cost: Cost | None) -> Float64:
     """float64[rows], what each row of a data set costs.
 
     Raises UsageError for what has no costs, such as a number of rows, and as `row_costs`.
@@ -274,12 +274,12 @@ def costs_of(rows: int | Sized, hidden_size: int | None, cost: Cost | None) -> F
     return row_costs(squared_lengths, rows.max_length, hidden_size, cost)  # type: ignore[union-attr]
 
 
-class Announcer:
-    """Says which rows come in the next two windows, of all ranks: those of a machine share what is
-    fetched. Dealing rows to ranks leaves them in their window, so the plain order is enough.
+class _Announcer:
+    """Tells a dataset at a URL which rows come in the next two windows, of all ranks: those of a
+    machine share what is fetched. Dealing rows to ranks leaves them in their window, so the plain
+    order is enough.
 
-    window   how many rows a window has; it is one of the shuffle, or of balanced steps if that is
-             longer
+    window  rows of a window of the shuffle, or of balanced steps if that is longer
     """
 
     def __init__(self, foresight: Foresight, order: Order, window: int) -> None:
@@ -287,42 +287,25 @@ class Announcer:
         self._window = min(window, order.rows)
         self._said = -1  # the place up to which nothing is to be said
 
-    def begin(self, place: int) -> None:
-        """An iteration begins."""
-        self._said = place
-        self.reached(place)
-
-    def reached(self, place: int) -> None:
-        """Rows from this place on are taken next."""
-        if place >= self._said:
+    def reached(self, place: int, *, begins: bool = False) -> None:
+        """Rows from this place on are taken next. `begins`: an iteration does."""
+        if begins or place >= self._said:
             self._foresight.coming(self._order.rows_at(place, place + 2 * self._window))
             self._said = place + self._window
 
 
-def announcer_of(
-    rows: object,
-    seed: int | None,
-    block_rows: int,
-    window_blocks: int,
-    steps: int = 0,
-) -> Announcer | None:
-    """That of a dataset; None for what is local, or no dataset.
-
-    steps   rows of a window of balanced steps, which are all read until it ends
-    Raises UsageError when the cache cannot hold what a window needs.
+def _announcer_of(
+    rows: Any, seed: int | None, block_rows: int, window_blocks: int, steps: int
+) -> _Announcer | None:
+    """None for what is local, or no dataset. `steps`: rows of a window of balanced steps, which are
+    all read until it ends. Raises UsageError when the cache cannot hold what a window needs.
     """
     foresight: Foresight | None = getattr(rows, "foresight", None)
     if foresight is None:
         return None
-    stages = [one.rows for one in rows.stages]  # type: ignore[attr-defined]
-    order = Order(len(rows), seed, block_rows, window_blocks, stages)  # type: ignore[arg-type]
-    window = block_rows * window_blocks
+    stages, window = [one.rows for one in rows.stages], block_rows * window_blocks
     together = 1 + -(-steps // window) if steps else 1  # windows of the shuffle, at most
-    foresight.check_order(
-        stages,
-        block_rows,
-        window_blocks,
-        windows=together,
-        shuffled=seed is not None or steps > 0,
-    )
-    return Announcer(foresight, order, max(window, steps))
+    shuffled = seed is not None or steps > 0
+    foresight.check_order(stages, block_rows, window_blocks, windows=together, shuffled=shuffled)
+    order = Order(len(rows), seed, block_rows, window_blocks, stages)
+    return _Announcer(foresight, order, max(window, steps))
