@@ -80,7 +80,10 @@ def _in_order(packed: PackedDirectory, order: Int64, read: Read) -> Iterator[Any
     size = sum(shard.bytes for shard in facts.shards)
     segments = tokens = 0
     for numbers in np.split(order, range(step, len(order), step)):
-        batch = packed.take(numbers)
+        try:
+            batch = packed.take(numbers)
+        except ValueError as error:
+            raise DataError(f"{packed.path}: {error}", PACK_AGAIN) from error
         if problem := damage(batch, packed):
             raise DataError(f"{packed.path}: {problem}", PACK_AGAIN)
         _, length, _ = segments_of(batch)

@@ -151,7 +151,7 @@ class PackedDirectory:
         or `Lists`. In place of `segments` there are its parts, each of which may also be named.
 
         The shards of these rows stay mapped. Threads may share it. Raises DataError for a shard
-        that is missing or damaged, ValueError for a row that is damaged since it was mapped.
+        that is missing or damaged, ValueError for a row that is damaged.
         """
         names = in_parts(columns) if "segments" in columns else columns
         mapped = self._mapped  # the same to the end, whatever other threads map

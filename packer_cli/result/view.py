@@ -24,7 +24,7 @@ from packer_cli.result.documents import segments_in
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.mapped import PARTS, Lists, Mapped, in_parts
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, as_batch
+from packer_cli.result.reader import PackedDirectory, as_batch
 from packer_cli.result.shard_writer import PADDED, rows_per_batch
 from packer_cli.result.shards import Shard, digest
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
@@ -129,10 +129,7 @@ class View(PackedDirectory):
         """Columns that are stored alone are not filled, nor checked."""
         if all(name in self.stored_columns or name in PARTS for name in columns):
             return super()._gathered(mapped, rows, columns)
-        try:
-            return self._filled(mapped, rows, columns)[0]
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{self.path}: {error}", PACK_AGAIN) from error
+        return self._filled(mapped, rows, columns)[0]
 
     def _filled(
         self, mapped: Mapped, rows: Int64, columns: Sequence[str]
@@ -156,10 +153,8 @@ class View(PackedDirectory):
         out["cu_seqlens"] = found.boundaries
         if padded is not None:
             out[PADDED_BOUNDARIES] = Lists(padded, ends)
-        for name in columns:
-            if name not in out:
-                out[name] = mapped.gather(rows, name)
-        return out, trained
+        of_rows = {n: out[n] if n in out else mapped.gather(rows, n) for n in columns}
+        return of_rows, trained
 
     def _pieces(self, mapped: Mapped, rows: Int64) -> Pieces:
         """What b rows that are mapped refer to. Raises ArrowInvalid for one that is not sound."""

@@ -318,16 +318,16 @@ class _Part:
 
     def gather(self, rows: Int64, columns: Sequence[str]) -> RowBatch:
         """Rows 0 <= row < len(self), copied into one tensor for each column."""
-        names = ["file" if name == SOURCE else name for name in columns]
+        if SOURCE in columns:
+            columns = ["file" if name == SOURCE else name for name in columns]
         try:
-            found = self.packed.gather(rows, names)
+            found = self.packed.gather(rows, columns)
         except ValueError as error:  # changed while it was mapped
-            raise DataError(f"{self.path}: is damaged: {error}", PACK_AGAIN) from error
+            raise DataError(f"{self.path}: {error}", PACK_AGAIN) from error
         fixed, ragged = {}, {}
-        for name, stored in zip(columns, names, strict=True):
-            values = found[stored]
-            if name == SOURCE:
-                ragged[name] = Lists(self._sources_of(values.values), values.ends)
+        for name, values in found.items():
+            if name == "file":
+                ragged[SOURCE] = Lists(self._sources_of(values.values), values.ends)
             elif isinstance(values, Lists):
                 ragged[name] = values
             else:
@@ -335,12 +335,18 @@ class _Part:
                 fixed[SHIFTED if shifted else name] = torch.from_numpy(values)
         return RowBatch(fixed, ragged)
 
+    @cached_property
+    def _source_of_input(self) -> Int32:
+        """int32[inputs + 1], the number of each input's source; -1: none."""
+        numbers = np.full(len(self.facts.inputs) + 1, -1, np.int32)
+        for number, one in enumerate(self.facts.sources):
+            numbers[slice(*one.inputs)] = number
+        return numbers
+
     def _sources_of(self, inputs: Int32) -> Int32:
         """The numbers of the sources of inputs. Raises DataError for one of no source."""
-        known = np.full(len(self.facts.inputs) + 1, -1, np.int32)
-        for number, one in enumerate(self.facts.sources):
-            known[slice(*one.inputs)] = number
-        sources = known[np.clip(inputs, -1, len(self.facts.inputs))]
+        known = self._source_of_input
+        sources = known[np.clip(inputs, -1, len(known) - 1)]
         if len(sources) and sources.min() < 0:
             raise DataError(
                 f"{self.path}: a segment is of input {inputs[sources < 0][0]}, which no source in "
