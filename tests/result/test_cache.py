@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -355,6 +356,21 @@ class TestTrust:
         for _ in range(2):
             content(opened(url), 0)
         assert not shards_fetched()
+
+    def test_where_times_have_no_nanoseconds_everything_is_compared(
+        self, packed: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        utime = os.utime
+
+        def coarse(path: Any, ns: tuple[int, int], **more: Any) -> None:
+            utime(path, ns=(ns[0], ns[1] // 10**9 * 10**9), **more)
+
+        monkeypatch.setattr(os, "utime", coarse)
+        for _ in range(2):
+            result = opened(url)
+            assert content(result, 0) == content(open_packed(packed), 0)
+        (fetched,) = Counter(shards_fetched()).values()
+        assert fetched == -(-result.facts.shards[0].bytes // 2000)  # once
 
     def test_a_kept_manifest_with_other_content(self, url: str) -> None:
         result = opened(url)
