@@ -103,6 +103,55 @@ def best_fit_decreasing(lengths, capacity, most_segments=0):
     return order, row_offsets, row_tokens, Counter(map(int, lengths))
 
 
+def mixed_best_fit(lengths, capacity, most_segments=0, look=64):
+    """(order, row_offsets, row_tokens, how many have each length)"""
+    size, rows = list(map(int, lengths)), []
+    left, enough = list(range(len(size))), 2 * sum(size) // max(len(size), 1)
+
+    def longest(space, without=None):
+        fitting = [size[i] for i in left if size[i] <= space and i != without]
+        return max(fitting, default=0)
+
+    def of_length(length):
+        return max(i for i in left if size[i] == length)
+
+    def two(space):
+        """What leaves least of the longest that fits, and pairs with one of the next in order."""
+        best = (space - longest(space), -1)
+        for i in left:
+            if i < left[0] + look and size[i] <= space:
+                second = longest(space - size[i], without=i)
+                if second and space - size[i] - second < best[0]:
+                    best = (space - size[i] - second, i)
+        return best
+
+    def taken(row, space):
+        """The documents that the row takes next, of which the longest that fits is `most`."""
+        most, more = longest(space), (most_segments or 1 << 31) - len(row)
+        if not row:
+            return [of_length(most) if most > capacity // 2 else left[0]]
+        if most == space or more == 1:
+            return [of_length(most)]
+        if space > enough and more != 2:
+            return [left[0] if size[left[0]] <= space else of_length(most)]
+        least, first = two(space)
+        if first < 0:
+            return [of_length(most)]
+        second = space - size[first] - least
+        return [first, max(i for i in left if size[i] == second and i != first)]
+
+    while left:
+        row, space = [], capacity
+        while longest(space) and len(row) < (most_segments or 1 << 31):
+            for document in taken(row, space):
+                left.remove(document)
+                row.append(document)
+                space -= size[document]
+        rows.append(row)
+    order, row_offsets = [i for row in rows for i in row], np.cumsum([0, *map(len, rows)]).tolist()
+    return order, row_offsets, sum_rows(size, order, row_offsets), Counter(size)
+
+
 def sum_rows(lengths, order, row_offsets):
     return [sum(int(lengths[i]) for i in order[a:b]) for a, b in pairwise(row_offsets)]
 
@@ -292,7 +341,8 @@ def find_pieces(boundaries, segments, directories, lengths, capacity, segment_mu
 
 
 def mark_trained(texts, kinds, spaces, spacing, spans):
-    """For each text: which of its tokens hold a byte of a span, or None where that is not certain.
+    """For each text: 1 for each of its tokens that holds a byte of a span, 2 where it begins before
+    that span, else 0; or None where that is not certain.
 
     texts: (the text's bytes, its tokens' (id, bytes)); kinds: id -> 0, 1 or 2.
     """
@@ -300,8 +350,13 @@ def mark_trained(texts, kinds, spaces, spacing, spans):
     for (text, tokens), wanted in zip(texts, spans, strict=True):
         places = _places(text, tokens, kinds, spaces, spacing)
         bytes_of_spans = {at for begin, end in wanted for at in range(begin, end)}
+        held = [sorted(bytes_of_spans & set(range(a, max(a + 1, b)))) for a, b in places or []]
         marked.append(
-            places and [bool(bytes_of_spans & set(range(a, max(a + 1, b)))) for a, b in places]
+            places
+            and [
+                bool(own) + bool(own and own[0] > a)
+                for own, (a, _) in zip(held, places, strict=True)
+            ]
         )
     return marked
 

@@ -125,7 +125,8 @@ def mark_trained(
                       only before the whole text
     IN  text          uint8[bytes], text_offsets int64[n + 1]: the texts in UTF-8
     IN  span_offsets  int64[n + 1], span_begin and span_end int64[spans]: bytes, in order
-    OUT trained       uint8[T]; what adds no byte goes with the byte that follows
+    OUT trained       uint8[T], 1 or, where the token begins before the span, 2; what adds no byte
+                      goes with the byte that follows
     OUT certain       uint8[n], 1 where the tokens are the text, from its first byte to its last;
                       else the flags of that document mean nothing
     """
@@ -167,8 +168,10 @@ def mark_trained(
                 end = begin + used
                 while span < last and span_end[span] <= begin:
                     span += 1
+                trained[t] = 0
                 # the space alone stands before the byte that follows
-                trained[t] = span < last and (end if used else begin + 1) > span_begin[span]
+                if span < last and (end if used else begin + 1) > span_begin[span]:
+                    trained[t] = 1 + (begin < span_begin[span])
                 begin = end
             else:
                 certain[i] = begin == stop

@@ -24,7 +24,7 @@ from typing import Any
 import settings
 
 QUESTIONS = (
-    "plan_speed", "plan_vs_peers", "fill_speed", "pack_vs_trl", "supervised_vs_trl",
+    "plan_speed", "mixed_rows", "plan_vs_peers", "fill_speed", "pack_vs_trl", "supervised_vs_trl",
     "pack_large", "tokenize_speed", "from_tokens", "recipe", "scaling", "stages",
     "memory", "again", "verify_speed", "many_files", "rows_bound", "loader", "from_url",
     "even_steps", "even_steps_gpu", "to_device", "startup", "checks_cost",

@@ -10,7 +10,6 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 
 # Control characters, line ends other than \n, and what changes the direction of writing or is
 # never seen. A zero-width joiner stays: scripts and emoji need it.
@@ -48,6 +47,10 @@ class NoSuchDirectoryError(DataError):
     exit_code = 2
 
 
+class DamagedInputError(DataError):
+    """An input that cannot be decoded, or not to its end: with --on-error skip it is left out."""
+
+
 class InputChangedError(DataError):
     """An input changed after the run began: what was packed of it is useless."""
 
@@ -82,6 +85,11 @@ class Interrupted(PackerError):
     exit_code = 130
 
 
+def damaged_input(message: str, tip: str) -> DamagedInputError:
+    """The error for an input that cannot be decoded. `tip`: how to mend it."""
+    return DamagedInputError(message, f"{tip}; or leave the file out, with --on-error skip")
+
+
 def needs_extra(name: str, extra: str) -> str:
     """The error when an extra is missing; pip adds it to the packer that is installed."""
     return f"{name} needs packages that are not installed: pip install 'llm-packer[{extra}]'"
@@ -95,9 +103,49 @@ def one_of(
     `aliases`: other names -> the one to suggest.
     """
     allowed, aliases = list(allowed), aliases or {}
-    near = get_close_matches(value.lower(), [*allowed, *aliases], 1)
-    tip = f"did you mean {aliases.get(near[0], near[0])}?" if near else ""
+    near = nearest(value, [*allowed, *aliases])
+    tip = f"did you mean {aliases.get(near, near)}?" if near else ""
     return UsageError(f"{option}: {value!r} is not one of {', '.join(allowed)}", tip)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name that somebody who wrote `name` meant, or "" where none is near.
+
+    Near are names with about one mistake of typing in four letters at most; where there are none,
+    names that have all words of the other, and those that begin like it.
+    Case does not matter, nor whether words are joined by - or _.
+    """
+    sought = _plain(name)
+    mistakes = {one: _mistakes(sought, _plain(one)) for one in names}
+    near = [one for one in mistakes if mistakes[one] <= (len(sought) + 1) // 4]
+    near = near or [one for one in mistakes if _is_part(sought, _plain(one))]
+    return min(near, key=mistakes.__getitem__, default="")
+
+
+def _is_part(one: str, other: str) -> bool:
+    """Whether all words of one name are in the other, or both begin with nearly all of one."""
+    words, others = set(one.split("-")), set(other.split("-"))
+    shorter = min(len(one), len(other))
+    most = -(-3 * shorter // 4)
+    begins_alike = one[:most] == other[:most]
+    return shorter > 2 and (words <= others or others <= words or begins_alike)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-").strip("-")
+
+
+def _mistakes(first: str, second: str) -> int:
+    """Letters left out, added, changed, or changed with their neighbour (Damerau 1964)."""
+    before, last = list[int](), list(range(len(second) + 1))
+    for i, one in enumerate(first):
+        row = [i + 1]
+        for j, other in enumerate(second):
+            row.append(min(last[j] + (one != other), last[j + 1] + 1, row[j] + 1))
+            if i and j and (one, first[i - 1]) == (second[j - 1], other):
+                row[-1] = min(row[-1], before[j - 1] + 1)
+        before, last = last, row
+    return last[-1]
 
 
 def named(fields: Iterable[str], most: int = 20) -> str:

@@ -199,6 +199,16 @@ class LeftOut(NamedTuple):
     text: str
 
 
+class LookedAt(NamedTuple):
+    """What a sample of records holds: how many they are, their characters, and those of texts that
+    nothing uses, by field.
+    """
+
+    records: int = 0
+    characters: int = 0
+    unused: dict[str, int] = {}  # noqa: RUF012 never changed
+
+
 @dataclass(frozen=True)
 class Records:
     """A batch of records of one file, before encoding: texts, tokens already, or fields.
@@ -219,6 +229,7 @@ class Records:
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
     bad        records that could not be read; they are not among the n
+    looked_at  what some of them hold beside what is used
     notices    what the user is told of how they were made, said once
     consumed   bytes of the file (as stored on disk) read so far, for progress
     stretches  what was read of the file, at the end of a slice
@@ -239,6 +250,7 @@ class Records:
     conversations: list[Any] | None = None
     fields: list[dict[str, Any]] | None = None
     bad: list[BadRecord] = field(default_factory=list)
+    looked_at: LookedAt = field(default_factory=LookedAt)
     notices: tuple[str, ...] = ()
     consumed: int = 0
     stretches: list[Stretch] = field(default_factory=list)

@@ -21,6 +21,7 @@ from packer_cli.cli.runs import (
 )
 from packer_cli.cli.shared import AsJson, Debug, Quiet, print_note
 from packer_cli.config.command_options import (
+    MaxShareError,
     PositionIds,
     Staging,
     TextField,
@@ -52,6 +53,7 @@ def pack(
     text_field: TextField = None,
     position_ids: PositionIds = False,
     staging: Staging = None,
+    max_share_error: MaxShareError = None,
     options: Partly[RunOptions],
     rank: Rank = None,
     world_size: WorldSize = None,
@@ -75,7 +77,7 @@ def pack(
 
     command = {
         "tokenizer": tokenizer, "output": output, "staging": staging,
-        "position_ids": position_ids or None,
+        "position_ids": position_ids or None, "max_share_error": max_share_error,
     }  # fmt: skip
     given = {name: value for name, value in command.items() if value is not None}
     order = order_of(
@@ -111,8 +113,9 @@ def _results(
         from packer_cli.run.recipe import pack_recipe
 
         made += pack_recipe(
-            order.recipe, place.destination, options, notify, print_note, early, place.staging
-        )
+            order.recipe, place.destination, options, notify, print_note, early, place.staging,
+            order.max_share_error,
+        )  # fmt: skip
     else:
         from packer_cli.run import pipeline
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
+from packer_cli.cli.shared import print_note
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import Option
-from packer_cli.errors import UsageError
+from packer_cli.errors import UsageError, one_line
 
 STDOUT = "-"
 Html = Annotated[
     str | None,
     Option(
-        "Also write a page with charts, one file for any browser; -: to stdout, without the table.",
+        "Write a page with charts, one file for any browser, and print no table; -: to stdout.",
         metavar="FILE",
     ),
 ]
@@ -30,8 +31,8 @@ def check_page(name: str | None, *, as_json: bool) -> None:
         check_place(name)
 
 
-def save_page(name: str, page: bytes) -> None:
-    """Write a page to the file of that name, or to stdout for `-`."""
+def save_page(name: str, page: bytes, *, as_json: bool) -> None:
+    """Write a page to the file of that name and say so, or to stdout for `-`."""
     if name == STDOUT:
         sys.stdout.buffer.write(page)
         sys.stdout.buffer.flush()
@@ -39,3 +40,7 @@ def save_page(name: str, page: bytes) -> None:
     from packer_cli.page.saving import save
 
     save(name, page)
+    if as_json:
+        print_note(f"wrote {name}")
+    else:
+        print(one_line(f"wrote {name}"))

@@ -10,10 +10,11 @@ import typer
 
 from packer_cli.cli import startup
 from packer_cli.cli.declared import Partly
+from packer_cli.cli.pages import Html, check_page, save_page
 from packer_cli.cli.runs import Inputs, default_output, notes, refuse_no_tokenizer
 from packer_cli.cli.shared import AsJson, Debug, Quiet, print_note
 from packer_cli.cli.values import refuse_name
-from packer_cli.config.command_options import TextField, TokenizerName
+from packer_cli.config.command_options import MaxShareError, TextField, TokenizerName
 from packer_cli.config.option import INPUT, OUTPUT, ROWS, RUNNING, Option, options_of, plain
 from packer_cli.config.options import PackConfig
 from packer_cli.config.run_options import EncodingOptions
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _OF_PACK = options_of(PackConfig)
 _LENGTHS = Option(
-    "Tokens in a packed row, one or several lengths: 2048,4096,8k.",
+    "Tokens in a packed row, one or several lengths: 2048,4096,8k (8k is 8,192).",
     ROWS,
     first=1,
     short="-l",
@@ -83,7 +84,7 @@ def plan(
     sample: Annotated[
         float | None,
         Option(
-            "Read this share of the work units, 5% or 0.05, and estimate the figures.",
+            "Read about this share of the inputs, 5% or 0.05, and estimate the figures.",
             RUNNING,
             first=3,
             value="share",
@@ -91,6 +92,7 @@ def plan(
             most=1,
         ),
     ] = None,
+    max_share_error: MaxShareError = None,
     tokenized: Annotated[
         str | None,
         Option(
@@ -101,14 +103,7 @@ def plan(
         ),
     ] = None,
     options: Partly[EncodingOptions],
-    html: Annotated[
-        str | None,
-        Option(
-            "Also write a page with charts, one file for any browser; -: to stdout, without the "
-            "table.",
-            metavar="FILE",
-        ),
-    ] = None,
+    html: Html = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -118,7 +113,7 @@ def plan(
     For each length of rows: how many there are and how full, what is cut, truncated or dropped,
     bytes on disk, and what attention costs. Takes what packer pack takes; directories of packer
     tokenize are planned at once, from their index, and so is a recipe once packer pack has
-    tokenized its sources.
+    tokenized its sources; before, it is planned from a sample of them.
 
     Example: packer plan data.jsonl --max-length 2048,4096,8k -t ./my-model
     """
@@ -131,13 +126,11 @@ def plan(
     _refuse_missing_length(max_length, inputs)
     if sample == 0:
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
-    if html is not None:
-        from packer_cli.cli.pages import check_page, save_page
-
-        check_page(html, as_json=as_json)
+    check_page(html, as_json=as_json)
     refuse_twice("--strategy", strategy or ())
     values = with_text(config.values, text_field)
-    command = {"tokenizer": tokenizer, "position_ids": position_ids or None}
+    command = {"tokenizer": tokenizer, "position_ids": position_ids or None,
+               "max_share_error": max_share_error}  # fmt: skip
     given = {name: value for name, value in command.items() if value is not None}
     orders = [
         order_of(inputs, Given(values | way, options.values, given), EncodingOptions)
@@ -155,16 +148,19 @@ def plan(
         side, first = plans[0]
         if len(plans) > 1:
             print_note(f"the page shows the rows of {side} only")
-        save_page(html, page_of(first, _title(inputs, side), batch_tokens, hidden_size))
+        save_page(
+            html, page_of(first, _title(inputs, side), batch_tokens, hidden_size), as_json=as_json
+        )
     if as_json:
         content = {side: render(one, batch_tokens, hidden_size) for side, one in plans}
         print(json.dumps(content if len(content) > 1 else content[plans[0][0]], indent=1))
-    elif html != "-":
+    elif html is None:
         for number, (side, one) in enumerate(plans):
             print(end="\n" if number else "")
             print_plan(one, _title(inputs, side), batch_tokens, hidden_size)
     for _, one in plans:
         _refuse_losses(one)
+        _refuse_shares(one, order.max_share_error)
 
 
 def _tokenized_at(directory: str, order: Order[EncodingOptions]) -> Order[EncodingOptions]:
@@ -249,3 +245,12 @@ def _refuse_losses(result: Plan) -> None:
                 f"--max-length {one.config.max_length}: {incomplete}",
                 "packer pack would mark the output incomplete; see --overlong and --max-length",
             )
+
+
+def _refuse_shares(result: Plan, most: float | None) -> None:
+    """Raise ThresholdMissed where --max-share-error would end a run."""
+    from packer_cli.mixing.shares import refuse_missed
+
+    for one in result.outcomes:
+        if one.config.mixture and one.shares and most is not None:
+            refuse_missed(one.config.mixture, one.shares, most)

@@ -59,7 +59,7 @@ def default_output(inputs: list[str], ending: str) -> str:
 def with_text_field(config: _Config, text_field: str | None) -> _Config:
     if text_field is None:
         return config
-    fields = {"text": text_field} | config.renamed
+    fields = {"text": text_field} | dict(config.fields)
     return replace(config, fields=tuple(sorted(fields.items())))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from packer_cli.cli.pages import STDOUT, Html, check_page, save_page
+from packer_cli.cli.pages import Html, check_page, save_page
 from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, TokensOf, print_note
 from packer_cli.cli.values import refuse_name
 from packer_cli.config.option import Option, plain
@@ -97,6 +97,11 @@ def stats(
     directory = name if is_url(name) else Path(name)
     refuse_name("DIR", name)
     check_page(html, as_json=as_json)
+    if by is not None and html is not None and not as_json:
+        raise UsageError(
+            "--by and --html: --by adds lines to the table, and --html prints no table",
+            "leave one of them out, or add --json",
+        )
     if deep:
         local(name, LOCAL_ONLY)
     places = [type(directory)(part) for part in splits_of(directory)] or [directory]
@@ -117,8 +122,8 @@ def stats(
     if html is not None and isinstance(manifest, Manifest):
         from packer_cli.stats.page import stats_page
 
-        save_page(html, stats_page(places[0], manifest, steps[0]))
-    if html != STDOUT:
+        save_page(html, stats_page(places[0], manifest, steps[0]), as_json=as_json)
+    if html is None or as_json:
         print_reports(results, as_json=as_json, steps=steps, detail=True, by=by, deep=deep)
     for place, manifest in results:
         _refuse_below(place, manifest, min_utilization)

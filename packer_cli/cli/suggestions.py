@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
+
+from packer_cli.errors import nearest
 
 _NO = "--no-"
 # names of similar commands in other tools
@@ -22,7 +23,6 @@ _COMMANDS = {
     "merge": "finalize",
     "find": "trace",
     "where": "trace",
-    "tokenize": "pack",
     "preprocess": "pack",
 }
 
@@ -66,8 +66,8 @@ def missing(error: Any) -> str:
 
 
 def _nearest(name: str, names: Mapping[str, str]) -> str:
-    """Of names that begin with --no-, only those that do, too: the others say the opposite."""
-    sought = name.lower().replace("_", "-")
-    alike = [one for one in names if one.startswith(_NO) == sought.startswith(_NO)]
-    near = get_close_matches(sought, alike, 1) or get_close_matches(sought, list(names), 1)
-    return names[near[0]] if near else ""
+    """The nearest name; one without --no- says the opposite of one with it, and comes last."""
+    negated = name.lower().replace("_", "-").startswith(_NO)
+    alike = [one for one in names if one.startswith(_NO) == negated]
+    near = nearest(name, alike) or nearest(name, names)
+    return names[near] if near else ""

@@ -9,7 +9,7 @@ import typer
 
 from packer_cli.cli.shared import AsJson, Debug
 from packer_cli.config.option import Option
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError, UsageError, one_line
 
 
 def tokenizer(
@@ -54,11 +54,11 @@ def tokenizer(
     else:
         for key, value in about.items():
             if value is not None:
-                print(f"{key.replace('_', ' ')}: {value}")
+                print(one_line(f"{key.replace('_', ' ')}: {value}"))
         for one in comparisons:
             first = f", the first: {one.different[0][:80]!r}" if one.different else ""
             count = f"{len(one.different):,} of {one.texts:,} texts differ"
-            print(f"{one.source}: {count} from AutoTokenizer{first}")
+            print(one_line(f"{one.source}: {count} from AutoTokenizer{first}"))
     if any(one.different for one in comparisons):
         raise DataError(
             f"tokenizer {name}: AutoTokenizer gives other tokens than its tokenizer.json",

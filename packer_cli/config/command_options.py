@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from packer_cli.config.option import DOCUMENTS, INPUT, OUTPUT, Option
+from packer_cli.config.option import DOCUMENTS, INPUT, OUTPUT, RUNNING, Option
 
 TokenizerName = Annotated[
     str | None,
@@ -37,6 +37,17 @@ Staging = Annotated[
         metavar="DIR",
     ),
 ]
+MaxShareError = Annotated[
+    float | None,
+    Option(
+        "Exit 1 when the share of a recipe's source is off by more than this, because documents "
+        "stay whole: 1% or 0.01.",
+        RUNNING,
+        value="share",
+        least=0,
+        most=1,
+    ),
+]
 
 
 def output_option(default: str) -> Option:
@@ -60,3 +71,4 @@ class CommandOptions:
     text_field: TextField = None
     position_ids: PositionIds = False
     staging: Staging = None
+    max_share_error: MaxShareError = None

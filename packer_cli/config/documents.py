@@ -21,7 +21,7 @@ from packer_cli.config.option import (
     plain,
     settle,
 )
-from packer_cli.config.shapes import KINDS, Shape, check_fields
+from packer_cli.config.shapes import KINDS, MESSAGE_KEYS, Shape, check_fields
 from packer_cli.config.shapes import OTHER_NAMES as SHAPE_NAMES
 from packer_cli.config.values import arguments_of
 from packer_cli.errors import UsageError
@@ -35,6 +35,11 @@ def _of_messages(shape: Shape, config: DocumentConfig) -> bool:
 
 _MESSAGES = Need("messages, which a chat template renders", _of_messages)
 _CONVERSATIONS = Need("conversations", lambda shape, config: shape.is_chat)
+_KEYS = Need(
+    "messages where it names their role or content",
+    lambda shape, config: not config.message_keys or shape.is_chat or shape.of_messages,
+)
+_SPEAKERS = Need("messages", lambda shape, config: shape.is_chat or shape.of_messages)
 _TEXT = Need("records with text", lambda shape, config: shape.kind != "tokens")
 _PLAIN = Need("plain text", lambda shape, config: shape.kind == "text")
 
@@ -48,7 +53,9 @@ class DocumentConfig:
     Beyond what --help says:
 
     max_errors        a number of records, or a share of them (float)
-    fields            (a shape's own name of a field, its name in the input), where they differ
+    fields            (own name of a field, or of a key of messages, its name in the input), where
+                      they differ
+    roles             (name of a speaker, its role), beyond those that are known
     chat_template     its source
     template_args     (name, value as JSON text), by name
     train_reasoning   None: unless only final answers are trained on
@@ -74,11 +81,25 @@ class DocumentConfig:
     fields: Annotated[
         tuple[tuple[str, str], ...],
         Option(
-            "Where a field of the shape is: messages=chosen. May be repeated.",
+            "Where a field of the shape is: messages=chosen, or in messages: role=speaker. May be "
+            "repeated.",
             INPUT,
             flag="--field",
             metavar="NAME=COLUMN",
             value="fields",
+            needs=_KEYS,
+        ),
+    ] = ()
+    roles: Annotated[
+        tuple[tuple[str, str], ...],
+        Option(
+            "Which role a speaker of messages has: human=user. May be repeated.",
+            INPUT,
+            flag="--role",
+            metavar="NAME=ROLE",
+            value="fields",
+            needs=_SPEAKERS,
+            elsewhere=("--roles",),
         ),
     ] = ()
     input_format: Annotated[
@@ -303,6 +324,16 @@ class DocumentConfig:
             value="count or share",
         ),
     ] = None
+    max_unused: Annotated[
+        float | None,
+        Option(
+            "Fail when more of the records' text is in fields that nothing uses: 0.01 or 1%.",
+            INPUT,
+            value="share",
+            least=0,
+            most=1,
+        ),
+    ] = None
     max_line_bytes: Annotated[
         int, Option("Longest line, cell or text document accepted.", INPUT, value="size", least=1)
     ] = 256 * MIB
@@ -321,7 +352,7 @@ class DocumentConfig:
 
     def __post_init__(self) -> None:
         settle(self)
-        check_fields(self.renamed)
+        check_fields(self.fields)
         self._check_fill_in_middle()
         arguments_of(self.template_args)
         if self.max_errors is not None:
@@ -348,8 +379,13 @@ class DocumentConfig:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """`fields` as a dict."""
-        return dict(self.fields)
+        """The names in the input of fields of records, by their own."""
+        return {own: name for own, name in self.fields if own not in MESSAGE_KEYS}
+
+    @property
+    def message_keys(self) -> dict[str, str]:
+        """The names in the input of keys of messages, by their own."""
+        return {own: name for own, name in self.fields if own in MESSAGE_KEYS}
 
     @property
     def arguments(self) -> dict[str, object]:

@@ -118,8 +118,3 @@ class Loop:
             raise UsageError("--uneven: a sampler that balances gives every rank the same number")
         if self.trainer and self.uneven:
             raise UsageError("--uneven: a Trainer gives every rank the same number of rows")
-
-    @property
-    def rows_per_step(self) -> int:
-        """Of all ranks, where no epoch ends."""
-        return self.world_size * self.batch_size * self.micro_batches

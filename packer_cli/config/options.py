@@ -59,7 +59,7 @@ class PackConfig(DocumentConfig):
     max_length: Annotated[
         int,
         Option(
-            "Tokens in a packed row: 4096, or 4k.",
+            "Tokens in a packed row: 4096, or 4k, which is the same.",
             ROWS,
             first=1,
             short="-l",
@@ -87,7 +87,7 @@ class PackConfig(DocumentConfig):
     seed: Annotated[
         int,
         Option(
-            "Seed of the shuffle of rows, and of segments in a row.",
+            "Seed of the order of documents, of rows, and of segments in a row.",
             ROWS,
             metavar="N",
             value="count",

@@ -40,6 +40,7 @@ class Order(Generic[_Options]):
     tokenizer: str | None = None
     output: str | None = None
     staging: str | None = None
+    max_share_error: float | None = None
     recipe: Recipe | None = None
 
 
@@ -71,6 +72,8 @@ def order_of(inputs: list[str], given: Given, kind: type[_Options]) -> Order[_Op
     command = file.given.command | given.command
     if command.pop("position_ids", False):
         config = replace(config, columns=(*config.columns, "position_ids"))
+    if command.get("max_share_error") is not None and not file.sources:
+        raise UsageError("--max-share-error: is for recipes with sources", "leave it out")
     tokenizer = command.get("tokenizer")
     return Order(
         list(file.inputs),

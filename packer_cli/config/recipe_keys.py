@@ -43,8 +43,9 @@ class MixtureKeys:
     tokens: Annotated[
         int | None,
         Option(
-            "How much there is in all: 2B, 200M. What epochs and tokens of sources leave of it is "
-            "shared by weight. Default: the most that needs no source more than max_epochs times.",
+            "How much there is in all: 2B, 200M, 500k (500,000). What epochs and tokens of sources "
+            "leave of it is shared by weight. Default: the most that needs no source more than "
+            "max_epochs times.",
             value="tokens",
             least=1,
         ),
@@ -84,7 +85,8 @@ class SourceKeys:
         float | None, Option("How often all of it is taken; a fraction chooses documents.", least=0)
     ] = None
     tokens: Annotated[
-        int | None, Option("How much of it is taken: 2B, 200M.", value="tokens", least=1)
+        int | None,
+        Option("How much of it is taken: 2B, 200M, 500k (500,000).", value="tokens", least=1),
     ] = None
     max_epochs: _MaxEpochs = None
 
@@ -116,7 +118,10 @@ class StageKeys:
     """What a [[stage]] has; see `Stage`."""
 
     tokens: Annotated[
-        int, Option("How much there is in this stage: 2B, 200M.", value="tokens", least=1)
+        int,
+        Option(
+            "How much there is in this stage: 2B, 200M, 500k (500,000).", value="tokens", least=1
+        ),
     ]
     name: Annotated[str | None, Option("What the stage is called in reports.")] = None
     weights: Annotated[

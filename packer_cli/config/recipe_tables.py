@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from packer_cli.config.recipe_keys import (
 from packer_cli.config.recipe_paths import Paths
 from packer_cli.config.run_options import RunOptions
 from packer_cli.config.toml_values import value_of
-from packer_cli.errors import UsageError, from_os_error
+from packer_cli.errors import UsageError, from_os_error, nearest
 from packer_cli.storage import local
 
 if sys.version_info >= (3, 11):
@@ -122,7 +121,7 @@ def merged(before: Values, after: Values) -> Values:
     that it lacks are kept.
     """
     values = before | after
-    for name in ("fields", "template_args"):
+    for name in ("fields", "roles", "template_args"):
         if name in before and name in after:
             values[name] = tuple(sorted((dict(before[name]) | dict(after[name])).items()))
     return values
@@ -178,9 +177,9 @@ def _nearest(name: str, keys: Mapping[str, Key]) -> str:
     }
     if keys is keys_of(*TOP):
         names |= {one: one for one in TABLES} | {"sources": "source", "stages": "stage"}
-    near = get_close_matches(name.lower(), list(names), 1)
+    near = nearest(name, names)
     if not near:
         return f"keys here are {', '.join(names[one] for one in keys)}"
-    meant = names[near[0]]
+    meant = names[near]
     brackets = "[{}]" if meant == "validation" else "[[{}]]" if meant in TABLES else "{}"
     return f"did you mean {brackets.format(meant)}?"

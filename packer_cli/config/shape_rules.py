@@ -10,7 +10,7 @@ from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
 from packer_cli.config.pair_rules import overlong_of_pairs, refuse_pairs_among, with_pair_columns
-from packer_cli.config.shapes import Shape
+from packer_cli.config.shapes import CONTEXT, REASONING, Shape
 from packer_cli.errors import UsageError
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
@@ -65,7 +65,7 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
         rows["overlong"] = _overlong(config, shape)
     template = _choice("--prompt-template", config.prompt_template, shape.prompt_templates, shape)
     _check_turn_end(config, shape, train_on, template)
-    _check_all(config, train_on)
+    _check_all(config, shape, train_on)
     if shape.kind == "tokens" and (config.add_bos or config.add_eos or config.separator):
         raise UsageError(
             "--bos, --eos and --separator are not for input_ids, which are packed as they are",
@@ -91,7 +91,9 @@ def for_member(config: _Config, member: Shape) -> _Config:
 
 
 def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
-    """The options that are not for this shape, with what they are left to."""
+    """The options that are not for this shape, with what they are left to. `turns` stays: it says
+    what positions count in the whole result, and other records than conversations are one document.
+    """
     other: dict[str, Any] = {}
     if config.train_on not in member.train_on:
         other["train_on"] = None
@@ -115,6 +117,17 @@ def by_file_shape(config: _Config, shape: Shape) -> dict[str | None, tuple[Shape
     return {name: (one, for_member(config, one)) for name, one in shape.members.items()}
 
 
+def used_columns(shape: Shape, config: DocumentConfig) -> frozenset[str]:
+    """The input's names of the fields that are read and have a place in documents; `config` as
+    `for_shape` gives it.
+    """
+    of_messages = shape.is_chat or shape.of_messages
+    idle = {CONTEXT, REASONING} if of_messages else {"tools"}
+    if config.prompt_template != "chat":  # raw text has no place for it
+        idle.add(REASONING)
+    return frozenset(name for own, name in shape.columns.items() if own not in idle)
+
+
 def trained_on(config: DocumentConfig, shape: Shape) -> str:
     """What is trained on, for people; `config` as `for_shape` gives it."""
     own = by_file_shape(config, shape).values()
@@ -132,12 +145,6 @@ def _for_members(config: _Config, members: list[Shape]) -> _Config:
                 f"{option}: {given} is not for records of shape {_kinds(members)}",
                 f"choose {' or '.join(dict.fromkeys(sum(allowed, ())))}",
             )
-    if config.turns == "each" and (others := [one for one in members if not one.is_chat]):
-        raise UsageError(
-            f"--turns: each is for conversations; some files have records of shape "
-            f"{_kinds(others)}",
-            "pack these by a command of their own, or tokenize both and mix them by a recipe",
-        )
     if isinstance(config, PackConfig):
         config = replace(config, overlong=_overlong_of(config, members))
     own = [for_member(config, member) for member in members]
@@ -224,10 +231,10 @@ def _check_turn_end(config: DocumentConfig, shape: Shape, train_on: str, templat
         )
 
 
-def _check_all(config: DocumentConfig, train_on: str) -> None:
+def _check_all(config: DocumentConfig, shape: Shape, train_on: str) -> None:
     """UsageError for what says what of the assistant's is trained on, where everything is."""
     given = {
-        "--turns each": config.turns == "each",
+        "--turns each": config.turns == "each" and shape.is_chat,
         "--train-reasoning": config.train_reasoning,
         "--no-train-reasoning": config.train_reasoning is False,
         "--train-tool-calls": config.train_tool_calls,

@@ -2,12 +2,15 @@
 
 The names of the fields in a file's first record give the shape of all its records, unless --shape
 names it. `--field NAME=COLUMN` says that a field has another name in the input, such as
-messages=chosen.
+messages=chosen. Dots in it lead into objects, as data.messages does, unless a field has that very
+name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from packer_cli.errors import DataError, named, one_of
 
@@ -16,7 +19,12 @@ PREFERENCE = "preference"
 LABEL = "label"  # whether an answer is a good one, in records of preference
 MIXED = "mixed"  # the kind of several shapes that have different ones
 ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
+# of messages; the names of all other fields are those of records
+MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "train")
 _OF_MESSAGES = " of messages"
+ABSENT = object()  # what `value_at` finds where there is nothing
+_Names = dict[str, tuple[str, ...]]
+CONTEXT, SYSTEM, REASONING = "context", "system", "reasoning"  # fields beside prompt and answer
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,28 @@ def kinds_of(shape: Shape) -> str:
     return ", ".join(dict.fromkeys(one.kind for one in shape.members.values() or [shape]))
 
 
+def prompt_templates(shape: Shape, given: str | None) -> dict[str, str]:
+    """How prompts become text, by the shapes of records that have any. `given`: --prompt-template,
+    which is for those that know it.
+    """
+    return {
+        one.name: given if given in one.prompt_templates else one.prompt_templates[0]
+        for one in shape.members.values() or [shape]
+        if one.is_supervised and not one.is_chat
+    }
+
+
+def prompts_described(shape: Shape, given: str | None) -> str:
+    """For people: "prompts as they are"; "" where records have none."""
+    words = {
+        name: "as they are" if template == "none" else f"as {template}"
+        for name, template in prompt_templates(shape, given).items()
+    }
+    if len({*words.values()}) > 1:
+        return ", ".join(f"prompts of {name} {how}" for name, how in words.items())
+    return f"prompts {next(iter(words.values()))}" if words else ""
+
+
 def joined(members: dict[str, Shape]) -> Shape:
     """One shape that stands for several."""
     kinds = {member.kind for member in members.values()}
@@ -147,26 +177,39 @@ class _Kind:
 
     required: tuple[tuple[str, ...], ...]
     optional: tuple[str, ...] = ()
-    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    others: _Names = field(default_factory=dict)
 
 
+# What well-known sets call optional fields: OpenOrca, Dolly, and sets made by models that reason.
+_SYSTEM: _Names = {SYSTEM: ("system_prompt",)}
+_REASONING: _Names = {REASONING: ("reasoning_content", "thinking")}
+_INPUT: _Names = {"input": (CONTEXT,)}
+# Fields beside a prompt and its answer that only a chat template has a place for.
+ONLY_IN_CHATS = frozenset(("tools", REASONING, *_REASONING[REASONING]))
 # In the order in which they are tried: the most specific shape comes first.
 KINDS = {
-    "messages": _Kind((("messages",),), ("tools", ARGUMENTS)),
-    "conversations": _Kind((("conversations", "conversation"),), ("tools", "system", ARGUMENTS)),
+    "messages": _Kind((("messages",),), ("tools", SYSTEM, ARGUMENTS)),
+    "conversations": _Kind(
+        (("conversations", "conversation"),), ("tools", SYSTEM, ARGUMENTS), _SYSTEM
+    ),
     "prompt-completion": _Kind(
         (
             ("prompt", "question", "query", "input"),
             ("completion", "answer", "response", "output"),
         ),
-        ("tools", ARGUMENTS),
+        ("tools", CONTEXT, SYSTEM, REASONING, ARGUMENTS),
+        _SYSTEM | _REASONING,
     ),
-    "alpaca": _Kind((("instruction",), ("output", "response")), ("input", "system", ARGUMENTS)),
+    "alpaca": _Kind(
+        (("instruction",), ("output", "response")),
+        ("input", SYSTEM, REASONING, ARGUMENTS),
+        _INPUT | _SYSTEM | _REASONING,
+    ),
     "text": _Kind((("text",),)),
     PREFERENCE: _Kind(
         (("chosen",), ("rejected",)),
-        ("prompt", "input", "tools", ARGUMENTS),
-        {"prompt": ("question", "query", "instruction")},
+        ("prompt", "input", "tools", SYSTEM, ARGUMENTS),
+        {"prompt": ("question", "query", "instruction")} | _INPUT | _SYSTEM,
     ),
     "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
 }
@@ -174,8 +217,12 @@ KINDS = {
 _FORMS = {
     PREFERENCE: (
         KINDS[PREFERENCE],
-        _Kind((("messages",), (LABEL,)), ("tools", ARGUMENTS)),
-        _Kind((*KINDS["prompt-completion"].required, (LABEL,)), ("tools", ARGUMENTS)),
+        _Kind((("messages",), (LABEL,)), ("tools", SYSTEM, ARGUMENTS), _SYSTEM),
+        _Kind(
+            (*KINDS["prompt-completion"].required, (LABEL,)),
+            ("tools", CONTEXT, SYSTEM, ARGUMENTS),
+            _SYSTEM,
+        ),
     )
 }
 # what other tools call them
@@ -193,8 +240,9 @@ OTHER_NAMES = {
     "dpo": PREFERENCE,
     "kto": PREFERENCE,
 }
-FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required} | {LABEL}
-                | {name for k in KINDS.values() for name in k.optional})  # fmt: skip
+FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required}
+                | {name for k in KINDS.values() for name in k.optional}
+                | {LABEL, *MESSAGE_KEYS})  # fmt: skip
 
 
 def find_shape(
@@ -205,20 +253,29 @@ def find_shape(
     `wanted`: --shape, or None to detect it; `renamed`: --field. `tokens`: whether the format can
     hold lists of ids. Raises DataError when no shape fits, naming the fields found.
     """
-    if absent := [name for name in renamed.values() if name not in fields]:
+    if absent := [name for name in renamed.values() if not may_hold(fields, name)]:
         raise DataError(
             f"{where}: records have no '{absent[0]}'; fields found: {named(fields)}",
             "name the right field with --text-field, or with --field NAME=COLUMN",
         )
     kinds = [wanted] if wanted else [k for k in KINDS if tokens or k != "tokens"]
+    fitting: Shape | None = None  # but for what --field maps
     for kind in kinds:
         # an alpaca record's input and output alone look like a prompt and its completion
         if kind == "prompt-completion" and not wanted and "instruction" in fields:
             continue
         for form in _forms_of(kind, wanted):
             columns = _columns(form, fields, renamed)
-            if columns is not None and set(renamed) <= set(columns):
-                return Shape(kind, columns)
+            if columns is not None:
+                if set(renamed) <= set(columns):
+                    return Shape(kind, columns)
+                fitting = fitting or Shape(kind, columns)
+    if fitting:
+        other = next(own for own in renamed if own not in fitting.columns)
+        raise DataError(
+            f"{where}: records of shape {fitting.kind} have no field '{other}', which --field maps",
+            f"leave it out; fields of that shape: {named(fitting.columns)}",
+        )
     forms = [form for kind in kinds for form in _forms_of(kind, wanted)]
     expected = ", ".join("+".join(names[0] for names in form.required) for form in forms)
     text = "name the text with --text-field, or " if wanted in (None, "text") else ""
@@ -248,7 +305,7 @@ def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[st
     for names in kind.required:
         own = names[0]
         column = renamed.get(own) or next((name for name in names if name in fields), None)
-        if column is None or column not in fields:
+        if column is None or not may_hold(fields, column):
             return None
         columns[own] = column
     # other records may have fields that the first one lacks
@@ -258,8 +315,32 @@ def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[st
     return columns
 
 
-def check_fields(renamed: dict[str, str]) -> None:
-    """UsageError for a field's own name that no shape has."""
-    for own in renamed:
+def may_hold(fields: Collection[str], column: str) -> bool:
+    """Whether records with these fields may have the column: one of its name, or of the beginning
+    of it up to a dot.
+    """
+    dots = (at for at, character in enumerate(column) if character == ".")
+    return column in fields or any(column[:at] in fields for at in dots)
+
+
+def value_at(record: Any, column: str) -> Any:
+    """What a record has there; ABSENT where it has nothing. A field of that very name comes first,
+    then dots lead into objects.
+    """
+    if not isinstance(record, dict):
+        return ABSENT
+    if column in record:
+        return record[column]
+    for at, character in enumerate(column):
+        if character == "." and column[:at] in record:
+            value = value_at(record[column[:at]], column[at + 1 :])
+            if value is not ABSENT:
+                return value
+    return ABSENT
+
+
+def check_fields(renamed: Iterable[tuple[str, str]]) -> None:
+    """UsageError for a field's own name that neither a shape nor a message has."""
+    for own, _ in renamed:
         if own not in FIELDS:
             raise one_of("--field", own, FIELDS)

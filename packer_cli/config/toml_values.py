@@ -91,7 +91,8 @@ def _texts(key: Key, given: Any) -> tuple[str, ...]:
 
 def _fields(key: Key, given: Any) -> tuple[tuple[str, str], ...]:
     if not isinstance(given, Mapping):
-        _refuse(key, given, _EXPECTED["fields"])
+        of_roles = key.name == "role"
+        _refuse(key, given, 'a table like {human = "user"}' if of_roles else _EXPECTED["fields"])
     for own, name in given.items():
         if not isinstance(name, str):
             _refuse(key, name, "the name of a field", f"for {own} ")

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from packer_cli.errors import UsageError
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# Of amounts, which nobody counts in powers of two.
+# Amounts of tokens in recipes: nobody counts those in powers of two.
 _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
@@ -34,14 +34,17 @@ def written(kind: str, value: Any) -> str:
 
 def parse_size(option: str, text: str) -> int:
     """64M, 1GiB, 512kb or a number of bytes."""
-    number = _scaled(text.strip().upper().removesuffix("B").removesuffix("I"))
+    digits = text.strip().upper().removesuffix("B")
+    if digits.endswith(("KI", "MI", "GI", "TI")):
+        digits = digits[:-1]
+    number = _scaled(digits)
     if number is None:
         raise UsageError(f"{option}: {text!r} is not a size like 256M or 1G")
     return round(number)
 
 
 def parse_count(option: str, text: str) -> int:
-    """4096, or 4k; a whole number."""
+    """4096, or 4k, which is the same; a whole number."""
     number = _scaled(text.strip().upper())
     if number is None or number != int(number):
         raise UsageError(f"{option}: {text!r} is not a whole number like 4096 or 4k")
@@ -49,7 +52,7 @@ def parse_count(option: str, text: str) -> int:
 
 
 def parse_tokens(option: str, text: str) -> int:
-    """200M, 1.5B or a number of tokens: 1.5 * 10**9."""
+    """200k, 200M, 1.5B or a number of tokens: 1.5 * 10**9."""
     number = _scaled(text.strip().upper(), _THOUSANDS)
     if number is None:
         raise UsageError(f"{option}: {text!r} is not a number of tokens like 2B or 200M")
@@ -105,13 +108,14 @@ def refuse_twice(option: str, values: Sequence[object]) -> None:
 
 def parse_fields(option: str, mapped: list[str]) -> tuple[tuple[str, str], ...]:
     """NAME=COLUMN options as pairs, sorted by name; of a name given twice, the last."""
+    form, example = "NAME=COLUMN", "messages=chosen"
+    if option == "--role":
+        form, example = "NAME=ROLE", "human=user"
     pairs = {}
     for item in mapped:
         own, separator, name = item.partition("=")
         if not (own and separator and name):
-            raise UsageError(
-                f"{option}: {item!r} is not NAME=COLUMN", "for example messages=chosen"
-            )
+            raise UsageError(f"{option}: {item!r} is not {form}", f"for example {example}")
         pairs[own] = name
     return tuple(sorted(pairs.items()))
 

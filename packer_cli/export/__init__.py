@@ -4,7 +4,7 @@ Shards are mapped and written a batch at a time, so memory does not grow with th
 with its final name is complete: see `destination.py`. Token counts are checked against the
 manifest.
 
-A format is a file here with one `Writer`; see `writing.py` for what it must do.
+A format is a `Writer`, in `datasets.py` or `files.py`; `writing.py` says what it must do.
 """
 
 from __future__ import annotations
@@ -17,18 +17,12 @@ from typing import Any
 
 from packer_cli.config.columns import PAIR
 from packer_cli.errors import UsageError, one_of
-from packer_cli.export.axolotl import Axolotl, AxolotlInOrder
-from packer_cli.export.columns import Numpy, Parquet
+from packer_cli.export.datasets import Axolotl, AxolotlInOrder, LlamaFactory, Trl, Unpacked
 from packer_cli.export.destination import new_directory
 from packer_cli.export.even import EvenSteps, even_order
-from packer_cli.export.llamafactory import LlamaFactory
-from packer_cli.export.megatron import Megatron
-from packer_cli.export.megatron_bridge import MegatronBridge
-from packer_cli.export.nanotron import Nanotron
+from packer_cli.export.files import Megatron, MegatronBridge, Nanotron, Numpy, Parquet
 from packer_cli.export.packed import Packed
 from packer_cli.export.rows import Read, batches, documents, rows, shards, tokenized_documents
-from packer_cli.export.trl import Trl
-from packer_cli.export.unpacked import Unpacked
 from packer_cli.export.writing import Writer
 from packer_cli.progress import Progress
 from packer_cli.result.manifest import TokenizedManifest

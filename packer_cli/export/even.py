@@ -58,10 +58,7 @@ def even_order(packed: PackedDirectory, squared_lengths: Int64, steps: EvenSteps
     stages = np.diff(np.searchsorted(read, [0, *ends]))
     schedule = Schedule(
         len(read),
-        seed=0,
         stages=stages[stages > 0].tolist(),
-        block_rows=256,
-        window_blocks=64,
         world_size=steps.ranks,
         batch_size=steps.batch_size,
         micro_batches=steps.micro_batches,

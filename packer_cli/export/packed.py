@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 from msgspec.structs import asdict, replace
 
 from packer_cli.errors import DataError, UsageError
@@ -23,14 +23,13 @@ from packer_cli.result.layout import (
     SQUARED_LENGTHS,
     STATE,
     UNITS,
-    named_by_digest,
-    unnamed_shard,
 )
 from packer_cli.result.manifest_bytes import to_bytes
 from packer_cli.result.manifest_check import config_of
+from packer_cli.result.parts import ShardParts
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, segments_of
 from packer_cli.result.saved_dataset import saved_dataset
-from packer_cli.result.shards import Shard, digest
+from packer_cli.result.shards import Shard, digest, name_by_content
 from packer_cli.result.squared_lengths import header
 from packer_cli.result.view import View
 from packer_cli.run.commits import UnitRecord, as_line, read_units
@@ -49,67 +48,48 @@ class Packed(Writer):
             raise UsageError(f"{packed.path}: is packed, and no view", "copy the directory")
         self._folder, self._view = folder, packed
         self._shard_bytes = config_of(packed.facts).shard_bytes
-        self._sink: Any = None
-        self._stream: Any = None
+        self._parts: ShardParts | None = None  # of a unit
+        self._unit = -1
         self._shards: list[Shard] = []
-        self._parts = 0  # of the unit
         self._sums = open(folder / SQUARED_LENGTHS, "wb")  # noqa: SIM115
         self._sums.write(header(packed.facts.rows))
 
     def write(self, part: Shard) -> None:
         """Raises DataError for a shard that does not hold what the manifest says."""
-        view, before = self._view, self._totals()
+        view, counts = self._view, np.zeros(len(_COUNTED), np.int64)
+        if part.unit != self._unit:
+            self._finish()
+            self._unit = part.unit
         for batch, trained in view.counted(part):
-            self._append(part.unit, batch, trained)
-        for name, total, old in zip(_COUNTED, self._totals(), before, strict=True):
-            if total - old != getattr(part, name):
+            counts += self._append(batch, trained)
+        for name, count in zip(_COUNTED, counts.tolist(), strict=True):
+            if count != getattr(part, name):
                 raise DataError(
-                    f"{view.path / part.file}: holds {total - old} {name}, the manifest says "
+                    f"{view.path / part.file}: holds {count} {name}, the manifest says "
                     f"{getattr(part, name)}",
                     PACK_AGAIN,
                 )
 
-    def _totals(self) -> list[int]:
-        return [sum(getattr(shard, name) for shard in self._shards) for name in _COUNTED]
-
-    def _append(self, unit: int, batch: Any, trained: int) -> None:
-        if self._sink is None or self._shards[-1].unit != unit:
-            self._finish()
-            self._parts = 0
-            self._start(unit, batch.schema)
-        elif self._sink.tell() >= self._shard_bytes:
-            self._finish()
-            self._start(unit, batch.schema)
-        self._stream.write_batch(batch)
+    def _append(self, batch: Any, trained: int) -> tuple[int, int, int]:
+        """Write rows; gives how many segments, tokens and trained tokens they have."""
+        if self._parts is None:
+            unit, limit = self._unit, self._shard_bytes
+            self._parts = ShardParts(self._folder, unit, ROWS, batch.schema, limit)
         _, lengths, offsets = segments_of(batch)
+        counts = len(lengths), int(lengths.sum()), trained
+        self._parts.write_rows(batch, *counts)
         self._sums.write(squared_sums(lengths, offsets).astype("<i8", copy=False).data)
-        shard = self._shards[-1]
-        shard.rows += batch.num_rows
-        shard.segments += len(lengths)
-        shard.tokens += int(lengths.sum())
-        shard.trained_tokens += trained
-
-    def _start(self, unit: int, schema: Any) -> None:
-        name = unnamed_shard(ROWS, unit, self._parts)
-        self._parts += 1
-        self._shards.append(Shard.begun(name, unit))
-        self._sink = pa.OSFile(str(self._folder / name), "wb")
-        self._stream = pa.ipc.new_stream(self._sink, schema)
+        return counts
 
     def _finish(self) -> None:
-        """End the open shard, and name it by its content."""
-        if self._sink is None:
+        """End the shards of a unit, and name them by their content."""
+        if self._parts is None:
             return
-        sink, self._sink = self._sink, None
-        try:
-            self._stream.close()
-        finally:
-            sink.close()
-        shard = self._shards[-1]
-        shard.bytes, shard.sha256 = digest(self._folder / shard.file)
-        name = named_by_digest(shard.file, shard.sha256)
-        (self._folder / shard.file).rename(self._folder / name)
-        shard.file = name
+        parts, self._parts = self._parts, None
+        parts.close()
+        for shard in parts.shards:
+            name_by_content(self._folder, shard)
+        self._shards += parts.shards
 
     def close(self) -> None:
         try:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from packer_cli.errors import DataError
-from packer_cli.export.rows import Rows
-from packer_cli.records import Int32, Int64
+from packer_cli.records import Int64
 from packer_cli.result.manifest import Result
-from packer_cli.result.manifest_bytes import checksum
+from packer_cli.result.parts import Parts
 from packer_cli.result.reader import PackedDirectory
-from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.squared_lengths import squared_lengths
 
 _PART_BYTES = 1 << 30
@@ -67,82 +63,9 @@ class Writer(ABC):
         """Close all files; also called after a failure."""
 
 
-class Files(Writer):
-    """A format whose files are written from beginning to end.
-
-    They are not mapped: on a full disk, a map ends the process instead of raising an error.
-    """
-
-    def __init__(self, folder: Path, packed: Exported) -> None:
-        self._folder, self._stack = folder, ExitStack()
-
-    def _open(self, name: str, mode: str = "wb") -> IO[bytes]:
-        return self._stack.enter_context(open(self._folder / name, mode))
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-class Parts:
-    """Files of record batches; `name` formats 0, 1, ... to their names.
-
-    `start` makes an Arrow or Parquet writer of a file and a schema.
-    """
-
-    def __init__(self, folder: Path, name: str, schema: Any, start: Callable[..., Any]) -> None:
-        self._folder, self._name, self.schema, self._start = folder, name, schema, start
-        self._open: tuple[Any, Any] | None = None  # the file and its writer
-        self.names: list[str] = []
-
-    def write(self, batch: Any, **how: Any) -> None:
-        if self._open is None or self._open[0].tell() >= _PART_BYTES:
-            self.close()
-            self.names.append(self._name.format(len(self.names)))
-            sink = pa.OSFile(str(self._folder / self.names[-1]), "wb")
-            self._open = sink, self._start(sink, self.schema)
-        self._open[1].write_batch(batch, **how)
-
-    def close(self) -> None:
-        """End the last file."""
-        if self._open is not None:
-            (sink, writer), self._open = self._open, None
-            try:
-                writer.close()
-            finally:
-                sink.close()
-
-
-class SavedDataset(Writer):
-    """A directory as `Dataset.save_to_disk` makes it, to be mapped by `load_from_disk`.
-
-    Formats are subclasses that give the columns of some rows.
-    """
-
-    subfolder: ClassVar[str] = ""
-
-    def __init__(self, folder: Path, packed: Exported) -> None:
-        self.packed = packed
-        self._folder = folder / self.subfolder
-        self._folder.mkdir(exist_ok=True)
-        self._parts: Parts | None = None
-        self._identity = f"{checksum(packed.facts.document)}/{type(self).__name__}"
-
-    @abstractmethod
-    def columns(self, rows: Rows) -> dict[str, Any]:
-        """Arrow arrays of the same length."""
-
-    def write(self, part: Rows) -> None:
-        batch = pa.RecordBatch.from_pydict(self.columns(part))
-        if self._parts is None:
-            self._parts = Parts(self._folder, "data-{:05d}.arrow", batch.schema, pa.ipc.new_stream)
-        self._parts.write(batch)
-
-    def close(self) -> None:
-        if self._parts is None:
-            return
-        self._parts.close()
-        for name, content in saved_dataset(self._parts.names, self._identity).items():
-            (self._folder / name).write_bytes(content)
+def parts_of(folder: Path, name: str, schema: Any, start: Callable[..., Any]) -> Parts:
+    """Files of about a gigabyte; `name` formats their numbers."""
+    return Parts(folder, name.format, schema, _PART_BYTES, start)
 
 
 def lists(offsets: Int64, values: Any) -> Any:
@@ -156,8 +79,3 @@ def lists(offsets: Int64, values: Any) -> Any:
             "cut them before they are packed, or choose --to megatron or nanotron",
         )
     return pa.ListArray.from_arrays(pa.array(offsets.astype("int32")), pa.array(values))
-
-
-def ones(count: int) -> Int32:
-    """An attention mask of nothing but tokens."""
-    return np.ones(count, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ def columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
     """The columns to read, checked for presence and type."""
     is_text, is_tokens = shape.kind == "text", shape.kind == "tokens"
     wanted = [shape.columns[own] for own in shape.required]
-    wanted += [n for own in shape.optional if (n := shape.columns[own]) in schema.names]
+    columns = (shape.columns[own] for own in shape.optional)
+    wanted += [name for name in columns if fields_at(schema, name)]
     for name in wanted:
-        count = schema.names.count(name)
+        fields = fields_at(schema, name)
+        count = len(fields)
         if count != 1:
             raise DataError(
                 f"{file.path}: {count or 'no'} column{'s' * (count > 1)} '{name}'; "
@@ -31,7 +34,7 @@ def columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
                 if is_tokens
                 else "name the right one with --text-field, or with --field NAME=COLUMN",
             )
-        kind = schema.field(name).type
+        kind = fields[0][-1].type
         if (is_text and not is_text_type(kind)) or (is_tokens and not is_integer_list(kind)):
             raise DataError(
                 f"{file.path}: column '{name}' has type {kind}, expected "
@@ -41,6 +44,34 @@ def columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
                 else "cast it, for example with pyarrow or datasets",
             )
     return wanted
+
+
+def fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
+    """The ways to a column, each as Arrow's fields from the outermost one on: those whose very name
+    it is, or else those that its dots lead to in structs.
+    """
+    fields = list(fields)
+    if own := [(one,) for one in fields if one.name == column]:
+        return own
+    within = [one for one in fields if column.startswith(f"{one.name}.")]
+    return [
+        (outer, *way)
+        for outer in within
+        if pa.types.is_struct(outer.type)
+        for way in fields_at(outer.type, column[len(outer.name) + 1 :])
+    ]
+
+
+def by_columns(batch: Any, columns: list[str]) -> Any:
+    """A batch of these columns, wherever they are in the structs of another."""
+    if all(column in batch.schema.names for column in columns):
+        return batch.select(columns)
+    arrays = []
+    for column in columns:
+        outer, *way = (one.name for one in fields_at(batch.schema, column)[0])
+        array = batch.column(outer)
+        arrays.append(pc.struct_field(array, way) if way else array)
+    return pa.RecordBatch.from_arrays(arrays, names=columns)
 
 
 def is_text_type(kind: Any) -> bool:

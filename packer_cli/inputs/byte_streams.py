@@ -13,7 +13,7 @@ from functools import partial
 from typing import IO, Any, Protocol
 
 from packer_cli import storage
-from packer_cli.errors import DataError, Interrupted, from_os_error
+from packer_cli.errors import DamagedInputError, Interrupted, damaged_input, from_os_error
 from packer_cli.records import InputFile, Records, Stretch
 
 STDIN = "-"
@@ -227,15 +227,15 @@ def open_source(file: InputFile, start: int = 0, *, peek: bool = False) -> Itera
         raise _damaged(file, error) from error
 
 
-def _cut_short(file: InputFile) -> DataError:
-    return DataError(
+def _cut_short(file: InputFile) -> DamagedInputError:
+    return damaged_input(
         f"{file.path}: the {file.compression} data ends too early; the file was cut short",
         f"fetch or write it again; to check it: {_TESTERS[file.compression or 'gzip']} -t FILE",
     )
 
 
-def _damaged(file: InputFile, error: Exception) -> DataError:
-    return DataError(
+def _damaged(file: InputFile, error: Exception) -> DamagedInputError:
+    return damaged_input(
         f"{file.path}: not valid {file.compression} data: {error}",
         f"fetch or write it again; to check it: {_TESTERS[file.compression or 'gzip']} -t FILE",
     )

@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.errors import DataError, from_os_error
+from packer_cli.errors import DataError, damaged_input, from_os_error
 from packer_cli.inputs.arrow_records import (
+    by_columns,
     columns_to_read,
+    fields_at,
     fields_of,
     is_integer_list,
     is_text_type,
@@ -28,8 +30,9 @@ from packer_cli.inputs.arrow_records import (
     tokens_of,
 )
 from packer_cli.inputs.byte_streams import HashedFile
+from packer_cli.inputs.looked_at import FIRST, Sample
 from packer_cli.inputs.parquet_pages import pages
-from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice
+from packer_cli.records import BadRecord, Group, InputFile, Int64, LookedAt, Records, Slice
 from packer_cli.result.document_writer import kind_in
 from packer_cli.result.manifest import TOKENIZED
 
@@ -51,7 +54,7 @@ def _reading(file: InputFile) -> Iterator[None]:
         yield
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
-        raise DataError(
+        raise damaged_input(
             f"{file.path}: not a readable {file.format} file: {reason}",
             "fetch or write the file again",
         ) from error
@@ -59,7 +62,7 @@ def _reading(file: InputFile) -> Iterator[None]:
         if error.errno is not None:
             raise from_os_error(error, file.path, "read") from error
         reason = str(error).splitlines()[0]
-        raise DataError(
+        raise damaged_input(
             f"{file.path}: not a readable {file.format} file: {reason}",
             "fetch or write the file again",
         ) from error
@@ -202,10 +205,13 @@ class ParquetReader(_ColumnarReader):
                     for group in map(metadata.row_group, groups):
                         at_once = min(at_once, _rows_of_dictionaries(file, group, names, most))
                     batches = parquet.iter_batches(at_once, row_groups=list(groups), columns=names)
+                    own = (by_columns(batch, names) for batch in batches)
                     yield from self._records(
-                        file, batches, first_row, shape, consumed, config.max_line_bytes
+                        file, own, first_row, shape, consumed, config.max_line_bytes
                     )
-                yield Records.end(hashed.stretches())
+                first = None if part.start or stop == 0 else _first_rows(file, metadata)
+                end = Records.end(hashed.stretches())
+                yield replace(end, looked_at=_looked_at(first, shape, config))
 
     def describe(self, file: InputFile, position: int) -> str:
         with _reading(file):
@@ -213,6 +219,49 @@ class ParquetReader(_ColumnarReader):
         group = int(np.searchsorted(first_rows, position, side="right")) - 1
         row = position - first_rows[group]
         return f"row group {group}, row {row} (row {position} of the file)"
+
+
+def _first_rows(file: InputFile, metadata: Any) -> Any:
+    """A batch of the first rows of a Parquet file: all columns of texts whose pages are small."""
+    schema, group = metadata.schema.to_arrow_schema(), metadata.row_group(0)
+    names = []
+    for one in schema:
+        own = [column for column in _chunks(group, [one.name])
+               if column.path_in_schema.split(".")[0] == one.name]  # fmt: skip
+        first = [next(pages(file.path, column), None) for column in own]
+        if _holds_text(one.type) and all(page and page.size < _DENSE_BYTES for page in first):
+            names.append(one.name)
+    # not through the file whose bytes are hashed as they are read
+    with (
+        storage.open_arrow(file.path) as source,
+        pq.ParquetFile(
+            source, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
+        ) as parquet,
+    ):
+        return next(parquet.iter_batches(FIRST, row_groups=[0], columns=names), None)
+
+
+def _looked_at(batch: Any, shape: Shape, config: DocumentConfig) -> LookedAt:
+    """What the first rows of a batch hold."""
+    if batch is None:
+        return LookedAt()
+
+    def fields(row: int) -> dict[str, Any] | None:
+        try:
+            record: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
+        except UnicodeDecodeError:
+            return None
+        return record
+
+    return Sample(shape, config).of(min(batch.num_rows, FIRST), fields)
+
+
+def _holds_text(kind: Any) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_holds_text(kind.field(i).type) for i in range(kind.num_fields))
+    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):  # lists
+        return _holds_text(kind.value_type)
+    return is_text_type(kind)
 
 
 def _chunks(row_group: Any, names: list[str]) -> list[Any]:
@@ -321,7 +370,11 @@ class ArrowReader(_ColumnarReader):
         ):
             batches = read_columns(columns_to_read(file, schema, shape))
             yield from self._records(file, batches, 0, shape, 0.0, config.max_line_bytes)
-            yield Records.end(hashed.stretches())
+            texts = [one.name for one in schema if schema.names.count(one.name) == 1
+                     and _holds_text(one.type)]  # fmt: skip
+            first = next(read_columns(texts), None)
+            end = Records.end(hashed.stretches())
+            yield replace(end, looked_at=_looked_at(first, shape, config))
 
 
 @contextmanager
@@ -335,7 +388,7 @@ def _open_arrow(
         if not is_file and (
             source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END
         ):
-            raise DataError(
+            raise damaged_input(
                 f"{file.path}: no end marker of an Arrow stream; the file was cut short, or is "
                 "not Arrow",
                 "fetch or write the file again",
@@ -355,11 +408,12 @@ def _open_arrow(
             )
 
         def read_columns(names: list[str]) -> Iterator[Any]:
-            with start([schema.get_field_index(name) for name in names]) as reader:
+            outer = dict.fromkeys(fields_at(schema, name)[0][0].name for name in names)
+            with start([schema.get_field_index(name) for name in outer]) as reader:
                 if is_file:
                     batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
                 else:
                     batches = iter(reader)
-                yield from (batch.select(names) for batch in batches)
+                yield from (by_columns(batch, names) for batch in batches)
 
         yield schema, read_columns

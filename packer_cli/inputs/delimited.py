@@ -15,7 +15,8 @@ from packer_cli.inputs.byte_streams import Source, open_source
 from packer_cli.inputs.encodings import refuse_other_than_utf8
 from packer_cli.inputs.line_positions import LinePositions
 from packer_cli.inputs.lines import read_lines, too_long
-from packer_cli.records import BadRecord, InputFile, Records, Slice
+from packer_cli.inputs.looked_at import Sample, together
+from packer_cli.records import BadRecord, InputFile, LookedAt, Records, Slice
 
 _BATCH_CHARACTERS = 4 << 20
 _PER_RECORD = 64  # so that batches of short or bad records are bounded too
@@ -74,16 +75,21 @@ def _invalid(position: int, error: csv.Error, tip: str = _MEND) -> BadRecord:
 class _Batch:
     """Records that are read and not yet given out. `columns`: field -> its place in a row."""
 
-    def __init__(self, columns: dict[str, int]) -> None:
+    def __init__(self, columns: dict[str, int], header: list[str], sample: Sample) -> None:
         self._columns = columns
+        self._header, self._sample = header, sample
         self._empty()
 
     def _empty(self) -> None:
         self._positions, self._cells, self._bad = list[int](), list[list[str]](), list[BadRecord]()
+        self._looked_at = list[LookedAt]()
         self.size = 0  # in characters, about
 
     def add(self, position: int, row: list[str]) -> None:
         self._positions.append(position)
+        one = self._sample.of(1, lambda _: dict(zip(self._header, row, strict=True)))
+        if one.records:
+            self._looked_at.append(one)
         self._cells.append([row[column] for column in self._columns.values()])
         self.size += sum(map(len, self._cells[-1])) + _PER_RECORD
 
@@ -99,7 +105,10 @@ class _Batch:
         else:
             fields = [dict(zip(self._columns, values, strict=True)) for values in self._cells]
         where = np.array(self._positions, np.int64)
-        records = Records(where, texts=texts, fields=fields, bad=self._bad, consumed=consumed)
+        records = Records(
+            where, texts=texts, fields=fields, bad=self._bad, looked_at=together(self._looked_at),
+            consumed=consumed,
+        )  # fmt: skip
         self._empty()
         return records
 
@@ -147,7 +156,7 @@ class _DelimitedReader(LinePositions):
             rows = self._rows(lines, config)
             header = self._header(rows, lines) or []
             columns = _columns(file, header, shape)
-            batch = _Batch(columns)
+            batch = _Batch(columns, header, Sample(shape, config))
             while True:
                 begin = lines.position
                 try:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
+from packer_cli.config.field_tips import options_for, written
 from packer_cli.config.pair_rules import refuse_labels_among_pairs
-from packer_cli.config.shapes import PREFERENCE, Shape, find_shape, joined
-from packer_cli.errors import DataError
+from packer_cli.config.shapes import MESSAGE_KEYS, PREFERENCE, Shape, find_shape, joined, may_hold
+from packer_cli.errors import DamagedInputError, DataError, PackerError
 from packer_cli.inputs.formats import beginning, holds_documents, reader_for
 from packer_cli.records import InputFile
 
@@ -39,17 +41,21 @@ def detect_shape(
     config: DocumentConfig,
     known: KnownShapes = NOTHING_KNOWN,
     unused: dict[str, list[str]] | None = None,
+    lacking: dict[str, DataError] | None = None,
 ) -> tuple[list[InputFile], Shape]:
     """What the records are, from the first one of each file whose shape is not `known`: the files,
     which say which of several shapes they have, and their shape. DataError when the shape of a file
     is unknown, or where files cannot be packed together; UsageError for pairs beside answers with a
     label.
 
-    OUT unused: by path, the fields of supervised records that no field of their shape is.
+    OUT unused: by path, the fields of supervised records that no field of their shape is. OUT
+    lacking: by own names of fields that --field maps, the errors of files that lack the column and
+    have a shape without it; where no file has it, the first of these is that of the run.
     """
-    shapes = shapes_of(files, config, unused, known.files)
+    damage = list[DamagedInputError]()
+    shapes = shapes_of(files, config, unused, known.files, lacking, damage)
     if not shapes:
-        raise _nothing_in(files, config)
+        raise damage[0] if damage else _nothing_in(files, config)
     every = (*shapes.values(), *known.others.values())
     refuse_labels_among_pairs(shape.has_labels for shape in every if shape.has_pairs)
     found = {shape.described(): shape for shape in shapes.values()}
@@ -68,13 +74,17 @@ def shapes_of(
     config: DocumentConfig,
     unused: dict[str, list[str]] | None = None,
     known: Mapping[int, Shape] | None = None,
+    lacking: dict[str, DataError] | None = None,
+    damage: list[DamagedInputError] | None = None,
 ) -> dict[int, Shape]:
-    """The shape of each file that has a record, by its index. DataError and `unused` as
-    `detect_shape`.
+    """The shape of each file that has a record, by its index. DataError, `unused` and `lacking` as
+    `detect_shape`. OUT damage: of files that are left out.
     """
     find = partial(
-        _shape_of, config=config, unused={} if unused is None else unused, known=known or {}
-    )
+        _shape_of, config=config, known=known or {},
+        unused={} if unused is None else unused, lacking={} if lacking is None else lacking,
+        damage=[] if damage is None else damage,
+    )  # fmt: skip
     left = iter(files)
     for file in left:
         if (shape := find(file)) is not None:
@@ -101,21 +111,79 @@ def _shape_of(
     config: DocumentConfig,
     unused: dict[str, list[str]],
     known: Mapping[int, Shape],
+    lacking: dict[str, DataError],
+    damage: list[DamagedInputError],
 ) -> Shape | None:
-    """Of the first record of a file; None when it has none. OUT unused."""
+    """Of the first record of a file; None when it has none. OUT unused, lacking, damage."""
     if file.index in known:
         return known[file.index]
     reader = reader_for(file.format)
-    fields = reader.fields(file, config)
+    try:
+        fields = reader.fields(file, config)
+    except DamagedInputError as error:
+        if config.on_error == "fail":
+            raise
+        damage.append(error)
+        return None  # the unit that reads it leaves it out
     if fields is None:
         return None
-    shape = find_shape(fields, config.shape, config.renamed, file.path, tokens=reader.holds_tokens)
+    there = {own: name for own, name in config.renamed.items() if may_hold(fields, name)}
+    try:
+        shape = _found(file, fields, config, config.renamed)
+    except DataError as error:
+        if there == config.renamed:
+            raise
+        try:  # the others may be for other files
+            shape = _found(file, fields, config, there)
+        except DataError:
+            raise error from None
+        for own in config.renamed.keys() - there.keys():
+            lacking.setdefault(own, error)
     if shape.is_supervised:
         used = shape.columns.values()
-        unused[file.path] = [name for name in fields if name not in used]
+        unused[file.path] = [
+            name for name in fields if not any(may_hold((name,), column) for column in used)
+        ]
     if shape.kind in ("prompt-completion", PREFERENCE) and reader.holds_tokens:
         return replace(shape, of_messages=_pairs_messages(file, shape, config))
     return shape
+
+
+def _found(
+    file: InputFile, fields: list[str], config: DocumentConfig, renamed: dict[str, str]
+) -> Shape:
+    """The shape of records with these fields. DataError where there is none; the tip is what the
+    first record's values tell.
+    """
+    find = partial(
+        find_shape, fields, config.shape, where=file.path,
+        tokens=reader_for(file.format).holds_tokens,
+    )  # fmt: skip
+    try:
+        return find(renamed)
+    except DataError as error:
+        options = options_for(_first_record(file, fields, config), config.shape)
+        own = {n: c for n, c in options.get("--field", {}).items() if n not in MESSAGE_KEYS}
+        try:
+            find(renamed | own)
+        except DataError:
+            raise error from None
+        raise DataError(error.message, f"add {written(options)}") from None
+
+
+def _first_record(file: InputFile, fields: list[str], config: DocumentConfig) -> dict[str, object]:
+    """All values of the first good record; {} where there is none at the beginning."""
+    first, *others = fields
+    columns = {f"field_{number}": name for number, name in enumerate(others) if name != first}
+    every = Shape("messages", {"messages": first, **columns})
+    try:
+        part = beginning(file, _BEGINNING)
+        for records in reader_for(file.format).read(file, part, every, config, peek=True):
+            for values in records.fields or []:
+                return {every.columns[own]: value for own, value in values.items()}
+    except PackerError:  # such as for a name that cannot be read, or a cell that is too long
+        pass
+    return {}
 
 
 def _nothing_in(files: list[InputFile], config: DocumentConfig) -> DataError:
@@ -141,9 +209,10 @@ def _pairs_messages(file: InputFile, shape: Shape, config: DocumentConfig) -> bo
     if "messages" in shape.columns:
         return True
     part = beginning(file, _BEGINNING)
-    for records in reader_for(file.format).read(file, part, shape, config, peek=True):
-        for fields in records.fields or []:
-            return any(isinstance(fields[own], list) for own in shape.required)
+    with suppress(DamagedInputError):  # which the unit that reads it meets, too
+        for records in reader_for(file.format).read(file, part, shape, config, peek=True):
+            for fields in records.fields or []:
+                return any(isinstance(fields[own], list) for own in shape.required)
     return False
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.formats import FORMATS, JSON, format_named, format_of
-from packer_cli.errors import InputChangedError, UsageError, from_os_error
+from packer_cli.errors import DamagedInputError, InputChangedError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.pairs import status_of
 from packer_cli.records import InputFile
@@ -89,7 +89,11 @@ def _of_content(file: InputFile) -> InputFile:
         return file
     from packer_cli.inputs.json_array import holds_array  # noqa: PLC0415
 
-    if holds_array(file):
+    try:
+        is_array = holds_array(file)
+    except DamagedInputError:  # whoever reads its records says so
+        is_array = False
+    if is_array:
         return file
     return replace(file, format="jsonl")
 

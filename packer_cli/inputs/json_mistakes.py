@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
+from packer_cli.config.shapes import value_at
 from packer_cli.errors import named
 from packer_cli.records import BadRecord
 
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
+# a string comes first, so that what it holds stays; JSON has no other words that begin so
+_CONSTANT = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|-?Infinity|NaN', re.DOTALL)
+_NO_NUMBER = object()
 _KINDS = {
     "str": "a string", "int": "an integer", "float": "a number", "bool": "true or false",
     "array": "an array", "list": "an array", "object": "an object", "null": "null",
@@ -33,6 +37,32 @@ def explain(
     """Why `decode` refuses the line, or the record of an array, that begins at `position`."""
     other = _other_format(text) if what == "line" else None
     return BadRecord(position, *(other or _mistake(text, decode, what)))
+
+
+def without_constants(record: bytes) -> bytes:
+    """With 0 for each NaN and Infinity, which Python writes and JSON has not; as long as before."""
+    if b"NaN" not in record and b"Infinity" not in record:
+        return record
+    return _CONSTANT.sub(lambda match: match[1] or b"0".ljust(len(match[0])), record)
+
+
+def without_idle_constants(record: bytes, columns: Iterable[str]) -> bytes:
+    """The same, where none of these columns holds one; else the record as it is."""
+    without = without_constants(record)
+    if without != record:
+        try:
+            parsed = json.loads(record, parse_constant=lambda constant: _NO_NUMBER)
+            if any(_holds_constant(value_at(parsed, column)) for column in columns):
+                return record
+        except (ValueError, RecursionError):
+            return record
+    return without
+
+
+def _holds_constant(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_constant, value.values()))
+    return any(map(_holds_constant, value)) if isinstance(value, list) else value is _NO_NUMBER
 
 
 def is_closed(record: bytes) -> bool:

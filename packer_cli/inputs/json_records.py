@@ -7,7 +7,9 @@ when a block holds a blank or bad record is it read one by one to find the place
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,18 +17,28 @@ import msgspec
 import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.shapes import Shape, fits_a_shape
+from packer_cli.config.field_tips import options_for, written
+from packer_cli.config.shapes import ABSENT, Shape, fits_a_shape, may_hold, value_at
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.byte_streams import Source, open_source
-from packer_cli.inputs.json_mistakes import DECODE_ERRORS, explain, mend
+from packer_cli.inputs.json_mistakes import (
+    DECODE_ERRORS,
+    explain,
+    mend,
+    without_constants,
+    without_idle_constants,
+)
 from packer_cli.inputs.line_positions import LinePositions
 from packer_cli.inputs.lines import too_long
+from packer_cli.inputs.looked_at import Sample
 from packer_cli.inputs.token_columns import BEYOND, check_tokens
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
 _Decode = Callable[[bytes | memoryview], Any]
 _LOOKED_AT = 1 << 10  # of a value, to see what it is
+_MOST_DECODED = 1 << 20  # bytes of a list, to see whether it is of messages
+_MOST_LOOKED_AT = 1 << 20  # bytes of a record, of which all fields become objects
 
 
 class Found(NamedTuple):
@@ -82,7 +94,7 @@ class JsonReader(LinePositions):
                     if not piece.strip():
                         continue
                     try:
-                        values = _names_decoder(piece)
+                        values = _names_in(piece)
                     except DECODE_ERRORS:
                         if skip and self.goes_on_after(piece):
                             continue
@@ -115,11 +127,15 @@ class JsonReader(LinePositions):
             beginning = bytes(memoryview(value)[:_LOOKED_AT])
             if beginning[:1] == b"[" and beginning[1:].lstrip()[:1] == b"{":
                 what = f"one object, with a list of objects in '{name}'"
+                options = {"--field": {"messages": name}}
+                if len(value) <= _MOST_DECODED:
+                    with suppress(*DECODE_ERRORS):
+                        options = options_for({name: _value_decoder(value)}, "messages") or options
                 bad = BadRecord(
                     position,
                     f"{what}; expected a record on each line, or an array of records",
                     f"if these are the records: jq -c '.[\"{name}\"][]' FILE > FILE.jsonl; if it "
-                    f"is one conversation: --field messages={name}",
+                    f"is one conversation: {written(options)}",
                 )
                 raise self.refused(file, bad)
 
@@ -132,10 +148,17 @@ class JsonReader(LinePositions):
         *,
         peek: bool = False,
     ) -> Iterator[Records]:
-        decode = _decoder(shape)
+        decode, sample = _decoder(shape), Sample(shape, config)
 
         def records_of(found: Found) -> Records:
-            positions, decoded, bad = self._decoded(file, found, decode, config.max_line_bytes)
+            return replace(
+                decoded_of(found), looked_at=sample.of(len(found.pieces), partial(_all_of, found))
+            )
+
+        def decoded_of(found: Found) -> Records:
+            positions, decoded, bad = self._decoded(
+                file, found, decode, shape, config.max_line_bytes
+            )
             consumed = source.consumed()
             if shape.kind == "text":
                 texts = [record.text for record in decoded]
@@ -151,7 +174,7 @@ class JsonReader(LinePositions):
             yield source.end()
 
     def _decoded(
-        self, file: InputFile, found: Found, decode: _Decode, limit: int
+        self, file: InputFile, found: Found, decode: _Decode, shape: Shape, limit: int
     ) -> tuple[Int64, list[Any], list[BadRecord]]:
         positions, pieces, refused = found
         if max(map(len, pieces), default=0) <= limit:
@@ -167,11 +190,12 @@ class JsonReader(LinePositions):
             if len(piece) > limit:
                 bad.append(too_long(position, limit, self.what))
                 continue
+            record = without_idle_constants(piece, shape.columns.values())
             try:
-                decoded.append(decode(piece))
+                decoded.append(decode(record))
                 good.append(position)
             except DECODE_ERRORS:
-                bad.append(explain(piece, position, decode, self.what))
+                bad.append(explain(record, position, decode, self.what))
                 self.refuse(file, piece, bad[-1])
         bad.sort(key=lambda record: record.position)
         return np.array(good, np.int64), decoded, bad
@@ -206,12 +230,46 @@ def _decoder_of(
             "JSON: its name holds a quote, a backslash or a control character",
             "rename the field",
         ) from error
+    names = tuple(name for _, name in columns)
+    if any("." in name for name in names):
+        return partial(_decode_by_dots, record, names)
     return msgspec.json.Decoder(record).decode
 
 
+def _decode_by_dots(record: Any, columns: tuple[str, ...], piece: bytes | memoryview) -> Any:
+    """A struct `record` of columns that may be within objects; no others are decoded."""
+    top = {
+        name: _value_decoder(raw)
+        for name, raw in _names_decoder(piece).items()
+        if any(may_hold((name,), column) for column in columns)
+    }
+    found = {column: value_at(top, column) for column in columns}
+    there = {column: value for column, value in found.items() if value is not ABSENT}
+    return msgspec.convert(there, record)
+
+
+def _all_of(found: Found, index: int) -> dict[str, Any] | None:
+    """All fields of a record; None of one that is bad, or large once it is objects."""
+    if len(found.pieces[index]) > _MOST_LOOKED_AT:
+        return None
+    try:
+        return _any_decoder(found.pieces[index])
+    except DECODE_ERRORS:
+        return None
+
+
+_any_decoder: Callable[[bytes | memoryview], dict[str, Any]]
 _any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
 # a document of nested values is ten times its size once they are objects
 _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_value_decoder = msgspec.json.Decoder().decode
+
+
+def _names_in(piece: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _names_decoder(piece)
+    except DECODE_ERRORS:
+        return _names_decoder(without_constants(piece))
 
 
 def _token_records(

@@ -68,9 +68,21 @@ class Pool:
         return len(self.numbers)
 
 
-@lru_cache(maxsize=1024)  # a recipe may have hundreds
+_held: dict[InputFile, TokenizedDirectory] = {}
+
+
+def hold(file: InputFile, directory: TokenizedDirectory) -> None:
+    """Have an input be this directory, which is nowhere but in memory."""
+    _held[file] = directory
+
+
 def opened(file: InputFile) -> TokenizedDirectory:
     """The tokenized directory that an input is."""
+    return _held.get(file) or _opened(file)
+
+
+@lru_cache(maxsize=1024)  # a recipe may have hundreds
+def _opened(file: InputFile) -> TokenizedDirectory:
     _manifest_read(file)  # before: if it is replaced now, what was read of it is not what is there
     return open_tokenized(file.path.removesuffix(MANIFEST) or ".")
 
@@ -168,7 +180,8 @@ class TokenizedInputs:
 
     def stretches(self, unit: WorkUnit) -> dict[int, list[Stretch]]:
         """What of its inputs a unit depends on."""
-        return {part.file: [_manifest_read(self._files[part.file])] for part in unit.slices}
+        files = {part.file: self._files[part.file] for part in unit.slices}
+        return {index: [_manifest_read(file)] for index, file in files.items() if file not in _held}
 
     def documents(self, file: int, numbers: Int64) -> Iterator[TokenBatch]:
         """Documents of one input by their numbers, with their tokens."""

@@ -11,9 +11,10 @@ from itertools import pairwise
 
 from packer_cli.config.documents import GIB, MIB, DocumentConfig
 from packer_cli.config.formats import format_named
+from packer_cli.errors import DamagedInputError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import document_edges, documents_of, groups_of, record_edges
-from packer_cli.records import InputFile, Slice, WorkUnit
+from packer_cli.records import Group, InputFile, Slice, WorkUnit
 from packer_cli.result.manifest import TOKENIZED
 
 # About how much text a compressed file holds; only the sizes of work units depend on it.
@@ -28,7 +29,7 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     unfilled last row is noise, and more for inputs of many gigabytes, so that there are at
     most about a thousand shards. `standing`: the weight of inputs that are packed already.
     """
-    weights = {file.index: _weight(file) for file in files}
+    weights = {file.index: _weight(file, config) for file in files}
     total = sum(weights.values())
     count = max(1, -(-total // unit_bytes_of(config, total + standing)))
     if config.documents_shuffled and files[0].format == TOKENIZED:
@@ -39,7 +40,9 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     units: list[WorkUnit] = []
     current: list[Slice] = []
     room = target
-    for part in (part for file in files for part in _slices(file, weights[file.index], target)):
+    for part in (
+        part for file in files for part in _slices(file, weights[file.index], target, config)
+    ):
         if current and part.weight > room + target // 8:
             units.append(WorkUnit(len(units), tuple(current)))
             current, room = [], target
@@ -61,8 +64,18 @@ def unit_bytes_of(config: DocumentConfig, total: int) -> int:
     return min(max(rows, few), GIB)
 
 
-def _weight(file: InputFile) -> int:
-    groups = groups_of(file)
+def _groups(file: InputFile, config: DocumentConfig) -> list[Group] | None:
+    """As `groups_of`; None for a damaged file that the unit which reads it is to leave out."""
+    try:
+        return groups_of(file)
+    except DamagedInputError:
+        if config.on_error == "fail":
+            raise
+        return None
+
+
+def _weight(file: InputFile, config: DocumentConfig) -> int:
+    groups = _groups(file, config)
     if groups is not None:
         return max(1, sum(group.bytes for group in groups))
     if (documents := documents_of(file)) is not None:
@@ -70,11 +83,11 @@ def _weight(file: InputFile) -> int:
     return max(1, file.size * (_COMPRESSION_RATIO if file.compression else 1))
 
 
-def _slices(file: InputFile, weight: int, target: int) -> list[Slice]:
+def _slices(file: InputFile, weight: int, target: int, config: DocumentConfig) -> list[Slice]:
     whole = [Slice(file.index, 0, None, weight)]
     if file.path == STDIN or file.compression or weight <= target + target // 8:
         return whole
-    groups = groups_of(file)
+    groups = _groups(file, config)
     if groups is not None:
         return [Slice(file.index, i, i + 1, one.bytes) for i, one in enumerate(groups)] or whole
     if (begins := record_edges(file, -(-weight // target))) is not None:

@@ -21,7 +21,7 @@ from packer_cli.config.mixture import TRAIN, Amount, Mixture
 from packer_cli.config.options import PackConfig
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.inputs.tokenized import Pool
-from packer_cli.mixing.shares import amounts_of, refuse_missed
+from packer_cli.mixing.shares import Reached, amounts_of, reached, refuse_none
 from packer_cli.packing.pairs import rooms
 from packer_cli.records import Int32, Int64, UInt64
 from packer_cli.result.content_order import among, repeated
@@ -63,11 +63,13 @@ class Choice:
     pools    for each directory: its documents in the order in which they are taken
     stages   for each stage: place of a directory -> (start, stop) in its pool, repeated
     sources  in the order of the recipe
+    shares   how near they come to what is asked of them, stage after stage; of train only
     """
 
     pools: list[Pool]
     stages: list[Stretches]
     sources: list[Chosen]
+    shares: list[Reached]
 
 
 @dataclass
@@ -87,6 +89,13 @@ class _Taking:
         """The amount of the documents before a place of the repeated pool."""
         whole, rest = divmod(place, len(self.pool))
         return whole * self.total + int(self.sums[rest])
+
+    def edge(self, amount: float) -> int:
+        """What the document counts for that is the last one taken, if it is more than the amount
+        that is asked, or else the next.
+        """
+        last = self.taken_until(self.at) > amount
+        return int(self.pool.amounts[(self.at - last) % len(self.pool)])
 
     def place_of(self, amount: float) -> int:
         """The place before which there is this amount, exact to half a document."""
@@ -165,8 +174,10 @@ def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Cho
         wanted = [[float(one.available) for one in sources]]
     stages: list[Stretches] = []
     taken = [[0] * len(sources) for _ in wanted]
+    shares: list[Reached] = []
     for stage, amounts in enumerate(wanted):
         stretches: Stretches = {}
+        edges = [0] * len(sources)
         for number, (source, amount) in enumerate(zip(sources, amounts, strict=True)):
             for place in source.places:
                 pool = pools[place]
@@ -175,17 +186,20 @@ def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Cho
                 pool.amount += amount * pool.total / source.available
                 start, pool.at = pool.at, max(pool.at, pool.place_of(pool.amount))
                 taken[stage][number] += pool.taken_until(pool.at) - pool.taken_until(start)
+                edges[number] = max(edges[number], pool.edge(pool.amount))
                 if pool.at > start:
                     stretches[place] = start, pool.at
         stages.append(stretches)
         if mixture.part == TRAIN:
-            refuse_missed(mixture, stage, amounts, taken[stage])
+            shares += reached(mixture, stage, amounts, taken[stage], edges)
     done = [
         replace(source, asked=sum(one[number] for one in wanted),
                 taken=sum(one[number] for one in taken))
         for number, source in enumerate(sources)
     ]  # fmt: skip
-    return Choice([one.pool for one in pools], stages, done)
+    if mixture.part == TRAIN:
+        refuse_none(mixture, [one.asked for one in done], [one.taken for one in done])
+    return Choice([one.pool for one in pools], stages, done, shares)
 
 
 def _pool(directory: TokenizedDirectory, may_be: Int64, amounts: Int32, seed: int) -> _Taking:

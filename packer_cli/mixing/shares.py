@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from packer_cli.config.mixture import Amount, Mixture
-from packer_cli.errors import UsageError
+from packer_cli.errors import ThresholdMissed, UsageError
 
-_CLOSE = 0.001  # how near to what is asked for a share of the whole must come
+_CLOSE = 0.001  # shares of the whole that are farther off are told
 _ROUNDING = 1e-9
 
 
@@ -19,7 +21,7 @@ def amounts_of(mixture: Mixture, available: Sequence[int]) -> list[list[float]]:
     for one, has in zip(mixture.sources, available, strict=True):
         if not has and mixture.takes(one):
             raise UsageError(
-                f"source {one.name!r}: has no {_counted(mixture)} to take",
+                f"source {one.name!r}: has no {mixture.counted} to take",
                 "its documents are held out, dropped, duplicates, or there are none",
             )
     if not mixture.stages:
@@ -31,36 +33,86 @@ def amounts_of(mixture: Mixture, available: Sequence[int]) -> list[list[float]]:
     return stages
 
 
-def refuse_missed(
-    mixture: Mixture, stage: int, asked: Sequence[float], taken: Sequence[int]
-) -> None:
-    """Raise UsageError for shares that documents cannot come near enough to. It names the source
-    that is the farthest from what is asked of it.
+@dataclass(frozen=True)
+class Reached:
+    """How near whole documents come to what is asked of a source, in a stage if there are any.
+
+    asked, taken  as a manifest's `Source` has them
+    off           by how much its share of the whole is off
+    document      what the document at the end of what is taken counts for: with it, or without it,
+                  the source would be farther off; 0 where others make its share what it is
+    """
+
+    source: str
+    stage: int | None
+    asked: float
+    taken: int
+    off: float
+    document: int
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the share is so far off that it is told."""
+        return self.off > _CLOSE
+
+
+def reached(
+    mixture: Mixture,
+    stage: int,
+    asked: Sequence[float],
+    taken: Sequence[int],
+    documents: Sequence[int],
+) -> list[Reached]:
+    """Of every source. `documents`: what those at the ends of what is taken count for."""
+    whole, got = sum(asked), max(sum(taken), 1)
+    found = []
+    for one, wanted, has, document in zip(mixture.sources, asked, taken, documents, strict=True):
+        off = abs(has / got - wanted / whole) if whole else 0.0
+        is_own = abs(has - wanted) >= off * whole / 2
+        number = stage if mixture.stages else None
+        found.append(Reached(one.name, number, wanted, has, off, document if is_own else 0))
+    return found
+
+
+def refuse_none(mixture: Mixture, asked: Sequence[float], taken: Sequence[int]) -> None:
+    """Raise UsageError for a source of which something is asked and nothing would be taken: the
+    result would lack it altogether, and a word in the recipe mends that.
     """
     for one, wanted, has in zip(mixture.sources, asked, taken, strict=True):
-        if one.weight is None and not mixture.stages and wanted and not has:
+        if wanted and not has:
             raise UsageError(
-                f"source {one.name!r}: {wanted:,.2f} {_counted(mixture)} are asked of it, and "
+                f"source {one.name!r}: {wanted:,.2f} {mixture.counted} are asked of it, and "
                 "every document of it has more than twice as many: nothing of it would be taken",
                 "ask for more, or leave the source out",
             )
-    whole, reached = sum(asked), max(sum(taken), 1)
-    missed = max(
-        abs(has / reached - wanted / whole) if one.weight is not None or mixture.stages else 0.0
-        for one, wanted, has in zip(mixture.sources, asked, taken, strict=True)
+
+
+def refuse_missed(mixture: Mixture, shares: Sequence[Reached], most: float) -> None:
+    """Raise ThresholdMissed for a share that is more than `most` off. It names the worst."""
+    worst = max(shares, key=lambda one: one.off)
+    if worst.off > most:
+        raise ThresholdMissed(
+            f"{told(mixture, worst)}, --max-share-error is {most:.2%}",
+            "take more in all, choose other weights, or allow more: --max-share-error "
+            f"{math.ceil(worst.off * 1000) / 10:g}%",
+        )
+
+
+def told(mixture: Mixture, share: Reached) -> str:
+    """A share that is off, in a line: asked, got, and why."""
+    where = "" if share.stage is None else f"stage {stage_name(mixture, share.stage)}, "
+    why = "since the documents of others are whole"
+    if share.document:
+        why = f"since documents are whole and the one at its end has {share.document:,}"
+    return (
+        f"{where}source {share.source!r}: {share.asked:,.0f} {mixture.counted} are asked of it, "
+        f"{share.taken:,} are taken, {why}: its share is {share.off:.2%} off"
     )
-    if missed <= _CLOSE:
-        return
-    far = [abs(wanted - has) for wanted, has in zip(asked, taken, strict=True)]
-    cause = far.index(max(far))
-    where = f"stage {mixture.stages[stage].name or stage + 1}, " if mixture.stages else ""
-    raise UsageError(
-        f"{where}source {mixture.sources[cause].name!r}: its documents are too long for its share: "
-        f"{asked[cause]:,.0f} {_counted(mixture)} are asked of it, whole documents come to "
-        f"{taken[cause]:,}, so shares are up to {missed:.2%} off, expected at most {_CLOSE:.1%}",
-        "take more in all, choose other weights, or give every source epochs or tokens, which may "
-        "be off by a document",
-    )
+
+
+def stage_name(mixture: Mixture, number: int) -> str:
+    """What a stage is called in reports."""
+    return mixture.stages[number].name or str(number + 1)
 
 
 def _without_stages(mixture: Mixture, available: Sequence[int]) -> list[float]:
@@ -120,11 +172,7 @@ def _refuse_too_much(mixture: Mixture, available: Sequence[int], amounts: Sequen
         if one.epochs is None and amount > one.max_epochs * has * (1 + _ROUNDING):
             epochs = "1 epoch has" if one.max_epochs == 1 else f"{one.max_epochs:g} epochs have"
             raise UsageError(
-                f"source {one.name!r}: too small: {amount:,.0f} {_counted(mixture)} are asked of "
+                f"source {one.name!r}: too small: {amount:,.0f} {mixture.counted} are asked of "
                 f"it, {epochs} {one.max_epochs * has:,.0f}",
                 f"ask for less, or let it be taken more often: max_epochs = {amount / has:.2f}",
             )
-
-
-def _counted(mixture: Mixture) -> str:
-    return "trained tokens" if mixture.count == "trained" else "tokens"

@@ -1,7 +1,7 @@
 """Planning: which document goes to which row, from lengths alone.
 
-`plan_rows` validates, allocates and calls a kernel. Costs about 5 ns a document for best-fit (see
-`benchmarks/`). `plan.py` has the public form.
+`plan_rows` validates, allocates and calls a kernel; `benchmarks/plan_speed.py` says what it costs.
+`plan.py` has the public form.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packer_cli._kernels import balancing, best_fit, mffd, one_by_one, sorting
+from packer_cli._kernels import balancing, best_fit, mffd, one_by_one, row_by_row, sorting
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
+from packer_cli.config.strategies import takes_input_order
 from packer_cli.errors import UsageError
-from packer_cli.packing.fitting import (
-    padded,
-)
+from packer_cli.packing.fitting import padded
 from packer_cli.records import Int32, Int64
 
 HARMONIC_CLASSES = 12
@@ -37,7 +36,7 @@ class Planned(NamedTuple):
 
 
 _Decide = Callable[[Int32, int, Int32, int], int]
-_Plan = Callable[[Int32, int, int, int], Planned]
+_Plan = Callable[[Int32, int, int], Planned]
 
 
 def _by_decisions(
@@ -61,27 +60,42 @@ def _longest_first(lengths: Int32, max_length: int) -> Int64:
     return visit
 
 
-def _best_fit(lengths: Int32, max_length: int, seed: int, most: int) -> Planned:
-    order, row_offsets = np.empty(len(lengths), np.int64), np.empty(len(lengths) + 1, np.int64)
-    row_tokens, counts = np.empty(len(lengths), np.int32), np.zeros(max_length + 1, np.int32)
-    rows = best_fit.best_fit_decreasing(
-        lengths, max_length, order, row_offsets, row_tokens, counts, most
-    )
-    return Planned(order, row_offsets[: rows + 1], row_tokens[:rows], counts)
+def _best_fit(kernel: Callable[..., int]) -> _Plan:
+    def plan(lengths: Int32, max_length: int, most: int) -> Planned:
+        order, row_offsets = np.empty(len(lengths), np.int64), np.empty(len(lengths) + 1, np.int64)
+        row_tokens, counts = np.empty(len(lengths), np.int32), np.zeros(max_length + 1, np.int32)
+        rows = kernel(lengths, max_length, order, row_offsets, row_tokens, counts, most)
+        return Planned(order, row_offsets[: rows + 1], row_tokens[:rows], counts)
+
+    return plan
 
 
-def _first_fit(lengths: Int32, max_length: int, seed: int, most: int) -> Planned:
+_decreasing = _best_fit(best_fit.best_fit_decreasing)
+_mixed = _best_fit(row_by_row.mixed_best_fit)
+
+
+def _mixed_if_full(lengths: Int32, max_length: int, most: int) -> Planned:
+    """Mixed rows, unless best-fit decreasing needs over 0.3% and one row fewer: lengths that fill
+    rows in a few ways only leave mixed ones emptier.
+    """
+    mixed = _mixed(lengths, max_length, most)
+    rows = len(mixed.row_offsets) - 1
+    if rows <= _nearly(-(-int(lengths.sum(dtype=np.int64)) // max_length)):
+        return mixed
+    exact = _decreasing(lengths, max_length, most)
+    return mixed if rows <= _nearly(len(exact.row_offsets) - 1) else exact
+
+
+def _nearly(rows: int) -> int:
+    return rows + 1 + rows * 3 // 1000
+
+
+def _first_fit(lengths: Int32, max_length: int, most: int) -> Planned:
     visit = _longest_first(lengths, max_length)
     return _by_decisions(one_by_one.first_fit, lengths, max_length, visit, most)
 
 
-def _first_fit_shuffle(lengths: Int32, max_length: int, seed: int, most: int) -> Planned:
-    visit = np.empty(len(lengths), np.int64)
-    sorting.permutation(visit, seed)
-    return _by_decisions(one_by_one.first_fit, lengths, max_length, visit, most)
-
-
-def _mffd(lengths: Int32, max_length: int, seed: int, most: int) -> Planned:
+def _mffd(lengths: Int32, max_length: int, most: int) -> Planned:
     visit, row_of = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int32)
     longest_first = _longest_first(lengths, max_length)
     placed, rows = mffd.mffd_large_rows(lengths, max_length, longest_first, visit, row_of)
@@ -99,7 +113,7 @@ def _harmonic(lengths: Int32, capacity: int, row_of: Int32, most: int) -> int:
 
 
 def _in_order(decide: _Decide) -> _Plan:
-    def plan(lengths: Int32, max_length: int, seed: int, most: int) -> Planned:
+    def plan(lengths: Int32, max_length: int, most: int) -> Planned:
         return _by_decisions(decide, lengths, max_length, None, most)
 
     return plan
@@ -107,12 +121,13 @@ def _in_order(decide: _Decide) -> _Plan:
 
 # "wrap" is next fit over pieces that `fitting.cut_stream` cut at the rows' edges.
 _PLANNERS: dict[str, _Plan] = {
-    "best-fit": _best_fit,
+    "best-fit": _mixed_if_full,
+    "best-fit-decreasing": _decreasing,
     "first-fit": _first_fit,
     "online-best-fit": _in_order(one_by_one.best_fit),
     "online-first-fit": _in_order(one_by_one.first_fit),
     "worst-fit": _in_order(one_by_one.worst_fit),
-    "first-fit-shuffle": _first_fit_shuffle,
+    "first-fit-shuffle": _in_order(one_by_one.first_fit),
     "next-fit": _in_order(one_by_one.next_fit),
     "harmonic": _in_order(_harmonic),
     "mffd": _mffd,
@@ -137,7 +152,9 @@ def plan_rows(
     which divides max_length. Returns
     (order int64[n], row_offsets int64[rows + 1]): row r holds the pieces
     order[row_offsets[r]:row_offsets[r + 1]]. With `shuffle`, rows and the pieces within a
-    row are permuted by `seed`: decreasing strategies come out longest first otherwise.
+    row are permuted by `seed`: most strategies begin with the longest pieces otherwise.
+    Without it, too, strategies that do not take pieces in the order given take them in one
+    that depends on `seed`, so that those of equal lengths come from everywhere.
     """
     planned = planned_rows(lengths, max_length, strategy, seed, max_segments, segment_multiple)
     return shuffled(*planned[:2], seed) if shuffle else planned[:2]
@@ -153,11 +170,21 @@ def planned_rows(
         raise UsageError(
             f"{len(lengths)} documents are more than a plan can hold, {_MAX_DOCUMENTS}"
         )
+    if not takes_input_order(strategy):
+        visit = np.empty(len(lengths), np.int64)
+        sorting.permutation(visit, seed)
+        planned = _planned(lengths[visit], max_length, strategy, most or 0, multiple)
+        return planned._replace(order=visit[planned.order])
+    return _planned(lengths, max_length, strategy, most or 0, multiple)
+
+
+def _planned(lengths: Int32, max_length: int, strategy: str, most: int, multiple: int) -> Planned:
+    """Rows of documents that are taken in the order of `lengths`, as far as the strategy does."""
     if multiple == 1:
-        return _PLANNERS[strategy](lengths, max_length, seed, most or 0)
+        return _PLANNERS[strategy](lengths, max_length, most)
     # everything in units: the strategies need not know
     units = padded(lengths, multiple) // multiple
-    planned = _PLANNERS[strategy](units, max_length // multiple, seed, most or 0)
+    planned = _PLANNERS[strategy](units, max_length // multiple, most)
     return Planned(planned.order, planned.row_offsets)
 
 

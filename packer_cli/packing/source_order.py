@@ -1,8 +1,8 @@
 """Rows of a mixture in an order in which every stretch of them has all sources in their shares.
 
-Best fit puts documents of like lengths together, so rows of sources with long documents and rows of
-others differ. At random, stretches of few rows would have too much of one; here rows that are
-alike come as far apart as they can.
+Rows with long documents hold few others, so rows of sources with long documents and rows of others
+differ. At random, stretches of few rows would have too much of one; here rows that are alike come
+as far apart as they can.
 """
 
 from __future__ import annotations

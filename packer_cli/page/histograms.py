@@ -1,4 +1,4 @@
-"""The histograms that pages show: document lengths, row fill, segments in a row."""
+"""The histograms that pages show: document lengths, row fill, segments in a row, and like ones."""
 
 from __future__ import annotations
 
@@ -64,6 +64,16 @@ def segments_per_row(counts: Sequence[int]) -> Markup:
     title = "Histogram of segments in a row"
     chart = histogram("segments-per-row", title, caption, buckets, "segments in a row")
     return chart_with_table(chart, caption, buckets_table("rows", "segments", buckets))
+
+
+def like_segments(what: str, like: str, counts: Sequence[int]) -> Markup:
+    """Rows by the share of their segments that are alike, int[21] in steps of five percent."""
+    *partly, full = fill_buckets(counts)
+    buckets = [*partly, full._replace(label="all", edge="all")]
+    caption = _most_often(buckets, f" {like}", "rows with four segments or more")
+    axis = f"share of a row's segments {like}"
+    chart = histogram(f"one-{what}", f"Histogram of rows of one {what}", caption, buckets, axis)
+    return chart_with_table(chart, caption, buckets_table("rows", like, buckets))
 
 
 def _used(buckets: list[Bucket], also: Sequence[int] = ()) -> tuple[int, list[Bucket]]:

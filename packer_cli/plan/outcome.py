@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from packer_cli.config.options import PackConfig
-from packer_cli.plan.unit import Documents, Planned, UnitPlan
+from packer_cli.mixing.choice import Choice
+from packer_cli.mixing.shares import Reached
+from packer_cli.plan.sample import weight_of
+from packer_cli.plan.unit import Documents, Planned, UnitPlan, scaled
 from packer_cli.records import WorkUnit
-from packer_cli.result.counts import Counts, FileCounts
+from packer_cli.result.counts import Counts, mixedness
 from packer_cli.result.manifest import Source
 from packer_cli.result.sources import shares
 from packer_cli.result.wording import count
-from packer_cli.run.finalize import totals_of_rows
+from packer_cli.run.finalize import sources_of, totals_of_rows
 
 HIDDEN_SIZE = 4096
 _PER_HIDDEN = 6  # what a token costs, but for attention, for each hidden unit of a model
@@ -38,17 +43,21 @@ class Outcome:
 
     totals           as in a manifest: rows, utilization, lower_bound_rows and so on
     planned          of all units
-    units            those that were read, and all there are
+    units            those of which something was read, and all there are
+    share            of the inputs' bytes that were read
     standard_errors  of "rows" and "utilization"; empty where nothing is estimated
     sources          of a recipe, in its order
+    shares           how near whole documents come to what is asked of these
     """
 
     config: PackConfig
     totals: dict[str, Any]
     planned: Planned
     units: tuple[int, int]
+    share: float = 1.0
     standard_errors: dict[str, float] = field(default_factory=dict)
     sources: Sequence[PlannedSource] = ()
+    shares: Sequence[Reached] = ()
 
     @property
     def rows(self) -> int:
@@ -73,6 +82,11 @@ class Outcome:
         return self.planned.counts.segments / max(self.rows, 1)
 
     @property
+    def mixedness(self) -> dict[str, Any]:
+        """As `packer stats` has it."""
+        return mixedness(self.totals, self.totals["histograms"])
+
+    @property
     def attention_span(self) -> float:
         """E[l²]/E[l]: how many tokens the segment of the average token has."""
         return self.planned.attention / max(self.planned.counts.tokens, 1)
@@ -87,42 +101,81 @@ class Outcome:
         return -(-self.rows // (batch_tokens // self.config.max_length))
 
 
-def outcome_of(config: PackConfig, planned: Sequence[Planned], units: Sequence[WorkUnit],
-               read: Sequence[int]) -> Outcome:  # fmt: skip
-    """Of all `units`, from those that were `read` (indices), each of which is `planned`."""
+def outcome_of(
+    config: PackConfig, plans: Sequence[UnitPlan], place: int, units: Sequence[WorkUnit],
+    share: float,
+) -> Outcome:  # fmt: skip
+    """Of all `units`, from the plans of some, or of parts of some, that are a `share` of their
+    bytes. `place`: of the configuration in the plans.
+    """
+    planned = [plan.planned[place] for plan in plans]
     total = Planned(Counts(piece_length=np.zeros(config.max_length + 1, np.int64)))
     for one in planned:
         total.add(one)
     totals = totals_of_rows(config, total.counts)
-    counted = len(read), len(units)
-    if len(read) == len(units):
+    counted = len({plan.unit for plan in plans}), len(units)
+    if share == 1:
         return Outcome(config, totals, total, counted)
-    weights = [_weight(units[index]) for index in read]
-    whole = sum(map(_weight, units))
+    weights = [plan.weight for plan in plans]
+    whole = sum(weight_of(unit.slices) for unit in units)
     factor = whole / sum(weights)
     bound = round(totals["lower_bound_rows"] * factor)
-    scaled = _scaled(total, factor)
-    rows = [one.counts.rows for one in planned]
-    tokens = [one.counts.tokens for one in planned]
+    estimated = _scaled(total, factor)
+    rows = [float(one.counts.rows) for one in planned]
+    tokens = [float(one.counts.tokens) for one in planned]
+    of = [plan.unit for plan in plans]
     errors = {
-        "rows": _error_of_ratio(rows, weights, len(units)) * whole,
-        "utilization": _error_of_ratio(tokens, rows, len(units)) / config.max_length,
+        "rows": _error_of_ratio(rows, weights, of, share) * whole,
+        "utilization": _error_of_ratio(tokens, rows, of, share) / config.max_length,
     }
-    totals = totals_of_rows(config, scaled.counts) | {"lower_bound_rows": bound}
-    return Outcome(config, totals, scaled, counted, errors)
+    totals = totals_of_rows(config, estimated.counts) | {"lower_bound_rows": bound}
+    return Outcome(config, totals, estimated, counted, share, errors)
 
 
-def with_sources(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
-    """With what its rows have of each of these."""
+def with_sources(outcome: Outcome, choice: Choice) -> Outcome:
+    """With what its rows have of each source."""
     planned = outcome.planned
     found = []
-    for one in sources:
+    for one in sources_of(choice):
         counts = [planned.counts.file(index) for index in range(*one.inputs)]
         names = ("documents", "tokens", "trained_tokens")
         found.append(
             PlannedSource(one, *(sum(getattr(own, name) for own in counts) for name in names))
         )
-    return replace(outcome, sources=found)
+    return replace(outcome, sources=found, shares=choice.shares)
+
+
+def estimated(outcome: Outcome, share: float, units: tuple[int, int]) -> Outcome:
+    """Of all there is, from the outcome of a `share` of it. `units`: as in `Outcome`."""
+    factor = 1 / share
+    scaled = _scaled(outcome.planned, factor)
+    bound = round(outcome.lower_bound_rows * factor)
+    return replace(
+        outcome,
+        totals=totals_of_rows(outcome.config, scaled.counts) | {"lower_bound_rows": bound},
+        planned=scaled,
+        units=units,
+        share=share,
+        sources=[_grown(one, factor) for one in outcome.sources],
+        shares=[
+            replace(one, asked=one.asked * factor, taken=round(one.taken * factor))
+            for one in outcome.shares
+        ],
+    )
+
+
+def _grown(one: PlannedSource, factor: float) -> PlannedSource:
+    names = ("documents", "available", "taken", "held_out_documents", "duplicate_documents")
+    counts = {name: round(getattr(one.facts, name) * factor) for name in names}
+    facts = structs.replace(one.facts, asked=one.facts.asked * factor, **counts)
+    figures = (round(part * factor) for part in (one.documents, one.tokens, one.trained_tokens))
+    return PlannedSource(facts, *figures)
+
+
+def grown_documents(documents: Documents, factor: float) -> Documents:
+    """Of `factor` times as many."""
+    counts = round(documents.count * factor), round(documents.tokens * factor)
+    return Documents(*counts, np.rint(documents.length * factor).astype(np.int64))
 
 
 def by_sources(
@@ -150,47 +203,40 @@ def lengths_of(outcomes: Sequence[Outcome]) -> str:
 
 
 def documents_in(plans: Sequence[UnitPlan], units: Sequence[WorkUnit]) -> Documents:
-    """Those of all `units`, from the plans of some."""
-    factor = sum(map(_weight, units)) / sum(_weight(plan.unit) for plan in plans)
-    count = sum(plan.documents.count for plan in plans)
-    tokens = sum(plan.documents.tokens for plan in plans)
-    length = np.sum([plan.documents.length for plan in plans], axis=0)
-    return Documents(
-        round(count * factor), round(tokens * factor), np.rint(length * factor).astype(np.int64)
+    """Those of all `units`, from the plans of some, or of parts of some."""
+    total = Documents(
+        sum(plan.documents.count for plan in plans),
+        sum(plan.documents.tokens for plan in plans),
+        np.sum([plan.documents.length for plan in plans], axis=0),
     )
-
-
-def _weight(unit: WorkUnit) -> int:
-    """About how many bytes of text it has."""
-    return sum(part.weight for part in unit.slices)
+    whole = sum(weight_of(unit.slices) for unit in units)
+    return total.times(whole / max(sum(plan.weight for plan in plans), 1))
 
 
 def _scaled(planned: Planned, factor: float) -> Planned:
-    """As of `factor` times as many units; attention costs between rows are not scaled."""
-    counts: dict[str, Any] = {}
-    for item in fields(Counts):
-        value = getattr(planned.counts, item.name)
-        if isinstance(value, int):
-            counts[item.name] = round(value * factor)
-        elif isinstance(value, np.ndarray):
-            counts[item.name] = np.rint(value * factor).astype(np.int64)
-    counts["files"] = {
-        index: FileCounts(**{name: round(figure * factor) for name, figure in vars(one).items()})
-        for index, one in planned.counts.files.items()
-    }
+    """As of `factor` times as many units."""
     names = ("shards", "bytes", "attention", "cut_documents")
     others = {name: round(getattr(planned, name) * factor) for name in names}
-    return replace(planned, counts=replace(planned.counts, **counts), **others)
+    return replace(planned, counts=scaled(planned.counts, factor), **others)
 
 
-def _error_of_ratio(parts: Sequence[int], sizes: Sequence[int], population: int) -> float:
-    """The standard error of sum(parts) / sum(sizes) of a sample without replacement (Cochran 1977,
-    "Sampling techniques", section 6.4). NaN where one unit was read.
+def _error_of_ratio(
+    parts: Sequence[float], sizes: Sequence[float], of: Sequence[int], share: float
+) -> float:
+    """The standard error of sum(parts) / sum(sizes) of a sample without replacement that is a
+    `share` of all (Cochran 1977, "Sampling techniques", sections 5.4 and 6.4). NaN for one part.
+
+    `of`: the units of the parts; differences between units count only where one has one part.
     """
-    count, whole = len(parts), sum(sizes)
-    if count < 2 or not whole:
+    whole = sum(sizes)
+    if len(parts) < 2 or not whole:
         return math.nan
     ratio = sum(parts) / whole
-    left = [part - ratio * size for part, size in zip(parts, sizes, strict=True)]
-    variance = sum(one * one for one in left) / (count - 1)
-    return math.sqrt((1 - count / population) * variance / count) / (whole / count)
+    left: dict[int, list[float]] = {}
+    for part, size, unit in zip(parts, sizes, of, strict=True):
+        left.setdefault(unit, []).append(part - ratio * size)
+    strata = [*left.values()]
+    if min(map(len, strata)) < 2:
+        strata = [[one for stratum in strata for one in stratum]]
+    variance = sum(len(stratum) * statistics.variance(stratum) for stratum in strata)
+    return math.sqrt((1 - share) * variance) / whole

@@ -67,10 +67,12 @@ def figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> dict[st
         "steps": None if batch_tokens is None else one.steps(batch_tokens),
         "units_read": one.units[0],
         "units": one.units[1],
+        "share_read": one.share,
         "standard_errors": {
             name: None if math.isnan(error) else error for name, error in errors.items()
         },
         "histograms": one.totals["histograms"],
+        **({"mixedness": one.mixedness} if one.mixedness else {}),
         **_attention(one),
         **_sources(one),
     }
@@ -86,6 +88,7 @@ def _sources(one: Outcome) -> dict[str, Any]:
             {"name": source.facts.name} | {name: getattr(source, name) for name in names}
             for source in one.sources
         ],
+        "missed_shares": [vars(share) for share in one.shares if share.is_missed],
     }
 
 

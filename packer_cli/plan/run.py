@@ -5,8 +5,6 @@ Lengths whose work units are cut in the same way are planned from one pass over 
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
 import threading
 from collections.abc import Hashable, Sequence
@@ -27,19 +25,19 @@ from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag
 from packer_cli.mixing.units import choice_of, work_units
 from packer_cli.plan.outcome import Outcome, documents_in, outcome_of, with_sources
+from packer_cli.plan.sample import Part, begun_in_the_middle, sampled, weight_of
 from packer_cli.plan.unit import Documents, UnitPlan, plan_unit
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Notify, WorkUnit
+from packer_cli.records import InputFile, LookedAt, Notify, WorkUnit
 from packer_cli.result.counts import Counts
+from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.run.chosen import Chosen
-from packer_cli.run.finalize import sources_of
 from packer_cli.run.identity import Run
 from packer_cli.run.pipeline import settled
 from packer_cli.run.worker import Worker
 from packer_cli.threads import run_all
 
-_NOWHERE = Path(os.devnull)  # in which no file can be created
-_LEAST_READ = 2  # units of a sample: fewer have no standard error
+NOWHERE = Path(os.devnull)  # in which no file can be created
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Plan:
     tokenizer  as it was named; None where none is needed
     documents  before any is cut, truncated or dropped
     outcomes   in the order of the configurations
-    sample     the share of the work units that was asked for; None: all
+    sample     the share of the inputs that was asked for; None: all
     """
 
     files: Sequence[InputFile]
@@ -81,13 +79,34 @@ def plan(
     """What `packer pack` would make of `inputs` with each of `configs`, which differ in max_length
     and strategy only. Nothing is written anywhere.
 
-    `sample`: the share of the work units to read, more than 0; the figures are then estimates. The
-    other parameters, and what is raised, are those of `pipeline.pack`.
+    `sample`: about the share of the inputs to read, more than 0; the figures are then estimates.
+    The other parameters, and what is raised, are those of `pipeline.pack`.
     """
     stop = threading.Event()
     begin_stdin(stop.is_set)
     files = find_inputs(inputs, configs[0], notify)
     files, first, shape, chosen = settled(files, configs[0], tokenizer_name, notify, warn)
+    return plan_files(
+        files, first, configs, shape, chosen, options, sample, notify, stop, early,
+        show_progress=show_progress,
+    )  # fmt: skip
+
+
+def plan_files(
+    files: list[InputFile],
+    first: PackConfig,
+    configs: Sequence[PackConfig],
+    shape: Shape,
+    chosen: Chosen,
+    options: EncodingOptions,
+    sample: float | None,
+    notify: Notify,
+    stop: threading.Event,
+    early: EarlyReference | None = None,
+    *,
+    show_progress: bool = False,
+) -> Plan:
+    """The plan of inputs that are found. `first`: the first of `configs`, settled."""
     configs = [first, *(for_shape(config, shape) for config in configs[1:])]
     passes = _passes(files, configs, sample)
     if len(passes) > 1 and any(file.path == STDIN for file in files):
@@ -102,6 +121,7 @@ def plan(
             else "longer rows have larger work units"
         )
         notify(f"reads the inputs {len(passes)} times: {why}")
+    _note_beginnings(files, passes, notify)
     notify = _once(notify)  # what the tokenizer has to say, each pass would
     size = sum(int(sum(file.size for file in files) * one.share) for one in passes)
     outcomes: dict[PackConfig, Outcome] = {}
@@ -112,11 +132,10 @@ def plan(
             plans = _planned(run, one, chosen, options, notify, stop, progress, early)
             documents = documents or documents_in(plans, one.units)
             for place, config in enumerate(one.configs):
-                of_units = [plan.planned[place] for plan in plans]
-                _check(config, [planned.counts for planned in of_units])
-                outcome = outcome_of(config, of_units, one.units, one.read)
+                _check(config, [(plan.planned[place].counts, plan.copies) for plan in plans])
+                outcome = outcome_of(config, plans, place, one.units, one.share)
                 choice = choice_of(files, config)
-                outcomes[config] = with_sources(outcome, sources_of(choice) if choice else [])
+                outcomes[config] = with_sources(outcome, choice) if choice else outcome
     result = Plan(
         files, shape, chosen.name, documents or Documents(), [outcomes[c] for c in configs], sample
     )
@@ -137,15 +156,19 @@ def _once(notify: Notify) -> Notify:
 
 @dataclass(frozen=True)
 class _Pass:
-    """Configurations that have these work units, and the indices of those that are read."""
+    """Configurations that have these work units, and the parts of these that are read."""
 
     units: tuple[WorkUnit, ...]
-    read: list[int]
+    parts: list[Part]
     configs: list[PackConfig]
 
     @property
     def share(self) -> float:
-        return len(self.read) / len(self.units)
+        """Of the inputs' bytes that are read, about."""
+        if all(part.is_whole for part in self.parts) and len(self.parts) == len(self.units):
+            return 1.0
+        read = sum(part.weight for part in self.parts)
+        return min(read / sum(weight_of(unit.slices) for unit in self.units), 1.0)
 
 
 def _passes(
@@ -156,7 +179,7 @@ def _passes(
         units = tuple(work_units(files, config))
         key = units, _documents_by(config, files)
         if key not in by_cut:
-            by_cut[key] = _Pass(units, _sampled(len(units), sample, config.seed), [])
+            by_cut[key] = _Pass(units, sampled(files, units, sample, config), [])
         by_cut[key].configs.append(config)
     return list(by_cut.values())
 
@@ -169,18 +192,6 @@ def _documents_by(config: PackConfig, files: list[InputFile]) -> Hashable:
     return length, config.documents_shuffled and is_tokenized(files)
 
 
-def _sampled(count: int, share: float | None, seed: int) -> list[int]:
-    """Which of `count` units are read, ascending: what a share has, larger shares have, too."""
-    if share is None:
-        return list(range(count))
-
-    def key(index: int) -> bytes:
-        return hashlib.sha256(f"{seed}/sample/{index}".encode()).digest()
-
-    wanted = min(count, max(_LEAST_READ, math.ceil(share * count)))
-    return sorted(sorted(range(count), key=key)[:wanted])
-
-
 def _planned(
     run: Run,
     one: _Pass,
@@ -191,35 +202,58 @@ def _planned(
     progress: Progress,
     early: EarlyReference | None,
 ) -> list[UnitPlan]:
-    """The plans of the units of a pass that are read, in their order."""
-    units, plans = [one.units[index] for index in one.read], dict[int, UnitPlan]()
+    """The plans of the parts of a pass that are read, in their order."""
+    units, plans = [part.unit for part in one.parts], dict[int, UnitPlan]()
     with ExitStack() as stack:
-        worker = Worker(run, chosen, units, _NOWHERE, options, notify, stop, progress, early)
+        worker = Worker(run, chosen, units, NOWHERE, options, notify, stop, progress, early)
         stack.enter_context(closing(worker))
         stack.enter_context(as_flag())
 
-        def task(unit: WorkUnit) -> None:
-            plans[unit.index] = worker.make(unit, partial(plan_unit, configs=one.configs))
+        def task(place: int, part: Part) -> None:
+            make = partial(plan_unit, configs=one.configs, part=part)
+            plans[place] = worker.make(part.unit, make)
 
+        tasks = [partial(task, place, part) for place, part in enumerate(one.parts)]
         try:
-            run_all([partial(task, unit) for unit in units], options.workers, stop, worker.stop)
+            run_all(tasks, options.workers, stop, worker.stop)
         except Interrupted as error:
             again = "nothing was written; run the same command again"
             raise Interrupted(error.message, again) from error
-    return [plans[unit.index] for unit in units]
+    return [plans[place] for place in range(len(units))]
 
 
-def _check(config: PackConfig, counts: Sequence[Counts]) -> None:
-    """Raise what a run that packs would raise at its end."""
-    bad, records = 0, 0
-    for one in counts:
+def _note_beginnings(files: Sequence[InputFile], passes: Sequence[_Pass], notify: Notify) -> None:
+    """Say which files are read from their beginning, in the place of pieces of all of them."""
+    indices = {
+        one.file
+        for each in passes for part in each.parts if not part.is_whole
+        for one in part.unit.slices if not begun_in_the_middle(files[one.file])
+    }  # fmt: skip
+    if indices:
+        first = files[min(indices)]
+        more = f" and {len(indices) - 1:,} more" if len(indices) > 1 else ""
+        kind = "compressed" if first.compression else first.format
+        notify(
+            f"{first.path}{more}: sampled from the beginning on: {kind} files cannot be entered in "
+            "the middle"
+        )
+
+
+def _check(config: PackConfig, counts: Sequence[tuple[Counts, int]]) -> None:
+    """Raise what a run that packs would raise at its end. `counts`: (of a part, how many times)."""
+    bad, records, total = 0, 0, Counts()
+    for one, copies in counts:
+        total.add_looked_at(LookedAt(one.looked_at_records, one.looked_at_characters, one.unused))
         if not one.conserved():
             raise InternalError(
                 f"{one.encoded_tokens} tokens were encoded, but {one.tokens} placed, "
                 f"{one.truncated_tokens} truncated and {one.dropped_tokens} dropped"
             )
-        bad += one.rejected_records
-        records += one.documents + one.empty_documents + one.dropped_documents
+        bad += one.rejected_records // copies
+        records += (one.documents + one.empty_documents + one.dropped_documents) // copies
+    unused = total.looked_at_characters, total.unused
+    if reason := why_too_much_unused(config.max_unused, *unused):
+        raise DataError(reason, "name fields with --field, or leave them out of the input")
     limit, records = config.max_errors, records + bad
     if limit is not None and bad > (limit * records if isinstance(limit, float) else limit):
         raise DataError(

@@ -74,11 +74,16 @@ def _read(plan: Plan, plus_minus: str) -> list[str]:
         lines.append(f"rejected     {bad:,} bad records")
     if plan.sample is None:
         return lines
-    counts = dict.fromkeys(one.units for one in plan.outcomes)
-    shown = ", ".join(f"{read:,} of {units:,}" for read, units in counts)
-    if all(read == units for read, units in counts):
-        return [*lines, f"sample       all work units were read ({shown}): nothing is estimated"]
-    return [*lines, f"sample       {shown} work units; {plus_minus} is a standard error"]
+    counts = dict.fromkeys((*one.units, one.share) for one in plan.outcomes)
+    if all(share == 1 for *_, share in counts):
+        return [*lines, "sample       everything was read: nothing is estimated"]
+    shown = ", ".join(
+        f"{share:.2%} of the bytes, from {read:,} of {units:,} work units"
+        for read, units, share in counts
+    )
+    if not any(one.standard_errors for one in plan.outcomes):
+        return [*lines, f"sample       {shown}: all figures are estimates"]
+    return [*lines, f"sample       {shown}; {plus_minus} is a standard error"]
 
 
 def _rows(plus_minus: str) -> list[_Column]:
@@ -92,7 +97,12 @@ def _rows(plus_minus: str) -> list[_Column]:
         _Column("rows", rows),
         _Column("utilization", utilization),
         _Column("above\nbound", lambda one: f"{one.above_bound:.2%}"),
+        _Column("of one\nlength", lambda one: _share(one.mixedness.get("one_length"))),
     ]
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"
 
 
 def _error(one: Outcome, name: str, form: str, plus_minus: str) -> str:

@@ -1,18 +1,21 @@
-"""One work unit, planned for several configurations: its documents are read once."""
+"""One work unit, planned for several configurations: its documents, or some, are read once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
 from packer_cli.config.options import PackConfig
+from packer_cli.inputs.work_units import unit_bytes_of
 from packer_cli.packing.window import trained_in
+from packer_cli.plan.sample import Part, PartReader, repeated
 from packer_cli.plan.sizes import ShardSizes
 from packer_cli.progress import Progress
-from packer_cli.records import BadRecord, InputFile, Int64, Stock, Stretch, WorkUnit
-from packer_cli.result.counts import Counts, powers_histogram
+from packer_cli.records import BadRecord, InputFile, Int64, Stock, Stretch, TokenBatch, WorkUnit
+from packer_cli.result.counts import Counts, FileCounts, powers_histogram
 from packer_cli.result.shard_writer import rows_per_batch, schema
 from packer_cli.result.shards import Shard
 from packer_cli.result.view_writer import ROWS_PER_BATCH, view_schema
@@ -60,21 +63,37 @@ class Documents:
         self.tokens += int(lengths.sum())
         self.length += powers_histogram(lengths)
 
+    def times(self, factor: float) -> Documents:
+        """As many times as many."""
+        length = np.rint(self.length * factor).astype(np.int64)
+        return Documents(round(self.count * factor), round(self.tokens * factor), length)
+
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """A unit that is planned: an outcome for each configuration."""
+    """What is planned of a unit: an outcome for each configuration.
 
-    unit: WorkUnit
+    unit    its index
+    weight  bytes of text that the figures are of
+    copies  how often what was read was planned
+    """
+
+    unit: int
+    weight: float
+    copies: int
     documents: Documents
     planned: list[Planned]
 
 
-def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig]) -> UnitPlan:
+def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Part) -> UnitPlan:
     """The same rows as `pack_unit` writes with each of the configurations, which differ in nothing
     that concerns documents. Raises what that does.
+
+    `part`: what is read of the unit. It is planned as often as makes up the unit, or a small one.
     """
-    rejections, read, documents = _Unkept(unit, job), Counts(), Documents()
+    reader = PartReader(job.read, part)
+    job = replace(job, read=reader)
+    rejections, read, documents = Unkept(unit, job), Counts(), Documents()
     silent = replace(job, progress=Progress(0, show=False))
     # the tokens of all configurations together would be counted as progress
     jobs = [job, *[silent] * (len(configs) - 1)]
@@ -83,7 +102,8 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig]) -> UnitPl
         UnitRows(unit, job, config, writer)
         for config, job, writer in zip(configs, jobs, writers, strict=True)
     ]
-    stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
+    stretches: dict[int, list[Stretch]] = {one.file: [] for one in unit.slices}
+    kept = list[TokenBatch]()
     for batch in documents_of(unit, job, rejections, read, stretches):
         documents.add(np.diff(batch.offsets))
         # rows are planned from lengths, and a window without tokens is small
@@ -92,12 +112,42 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig]) -> UnitPl
             # other batches may say what of them is trained on
             trained = np.ones(len(batch.ids), np.uint8)
         lengths = replace(batch, ids=np.empty(0, np.uint32), trained=trained, tokens_elsewhere=True)
+        if not part.is_whole:
+            kept.append(lengths)
+            continue
         for one in rows:
             one.add(lengths)
     if job.tokenizer is not None:
         job.tokenizer.finish()  # the fast engine's tokens are confirmed
-    planned = [_closed(one, writer, read) for one, writer in zip(rows, writers, strict=True)]
-    return UnitPlan(unit, documents, planned)
+    weight, copies = float(part.unit_weight), 1
+    if not part.is_whole:
+        enough = min(weight, max(unit_bytes_of(config, 0) for config in configs))
+        weight = max(reader.weight, 1)
+        copies = max(round(enough / weight), 1)
+    for batch in repeated(kept, copies):
+        for one in rows:
+            one.add(batch)
+    planned = [
+        _closed(one, writer, scaled(read, copies))
+        for one, writer in zip(rows, writers, strict=True)
+    ]
+    return UnitPlan(unit.index, weight * copies, copies, documents.times(copies), planned)
+
+
+def scaled(counts: Counts, factor: float) -> Counts:
+    """Those of `factor` times as many records; attention costs between rows are not scaled."""
+    figures: dict[str, Any] = {}
+    for item in fields(Counts):
+        value = getattr(counts, item.name)
+        if isinstance(value, int):
+            figures[item.name] = round(value * factor)
+        elif isinstance(value, np.ndarray):
+            figures[item.name] = np.rint(value * factor).astype(np.int64)
+    figures["files"] = {
+        index: FileCounts(**{name: round(figure * factor) for name, figure in vars(one).items()})
+        for index, one in counts.files.items()
+    }
+    return replace(counts, **figures)
 
 
 def _closed(rows: UnitRows, writer: _Unwritten, read: Counts) -> Planned:
@@ -107,7 +157,7 @@ def _closed(rows: UnitRows, writer: _Unwritten, read: Counts) -> Planned:
     return Planned(rows.counts, len(shards), sizes, writer.attention, rows.cut_documents)
 
 
-class _Unkept(Rejections):
+class Unkept(Rejections):
     """Bad records are counted, or end the run, and are not kept."""
 
     def _keep(self, file: InputFile, bad: list[BadRecord]) -> None:

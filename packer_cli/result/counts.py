@@ -6,6 +6,7 @@ Histograms have fixed buckets, so that those of units add up and those of a reco
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -16,7 +17,15 @@ import numpy as np
 from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.packing.attention_cost import AttentionCost
 from packer_cli.packing.fitting import Loss, Untrained
-from packer_cli.records import Int32, Int64, LeftOut
+from packer_cli.packing.mixedness import (
+    ONE_INPUT,
+    ONE_LENGTH,
+    deviations,
+    from_one_input,
+    near_median,
+    spread,
+)
+from packer_cli.records import Int32, Int64, LeftOut, LookedAt
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
 _MOST_UNREAD, _OTHERS = 50, "…"
@@ -29,10 +38,34 @@ def powers_histogram(values: Int64 | Int32) -> Int64:
     return np.bincount(exponents, minlength=_POWER_BUCKETS).astype(np.int64)
 
 
-def fill_histogram(row_tokens: Int64, max_length: int) -> Int64:
+def fill_histogram(row_tokens: Int64, max_length: int | Int64) -> Int64:
     """int64[21]: rows by fill in steps of five percent, full rows last."""
     bucket = row_tokens * (ROW_FILL_BUCKETS - 1) // max_length
     return np.bincount(bucket, minlength=ROW_FILL_BUCKETS).astype(np.int64)
+
+
+def share_from(histogram: Sequence[int], least: float) -> float | None:
+    """Of rows in such a histogram, with at least this share; None of none."""
+    first = round(least * (ROW_FILL_BUCKETS - 1))
+    return sum(histogram[first:]) / sum(histogram) if sum(histogram) else None
+
+
+def mixedness(totals: Mapping[str, Any], histograms: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """How mixed rows are, by the totals of a manifest; {} where an earlier packer did not count.
+
+    spread      standard deviation of lengths in a row over that in the data; None without any
+    one_length  share of rows with most of their segments within 5% of one length
+    one_input   share of rows with most of their segments from one input; None for both: no row has
+                segments enough
+    """
+    if not totals["length_squares"]:
+        return {}
+    names = ("length_squares", "length_squares_in_rows", "tokens", "segments", "rows")
+    of_data = spread(*(totals[name] for name in names))
+    shares = {"one_length": ONE_LENGTH, "one_input": ONE_INPUT}
+    return {"spread": None if math.isnan(of_data) else of_data} | {
+        name: share_from(histograms[name], least) for name, least in shares.items()
+    }
 
 
 def _packed(counts: Int64) -> str:
@@ -54,8 +87,19 @@ def _unpacked(text: str) -> Int64:
     return out
 
 
+def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
+    """Of many different names, the rest is counted as one. INOUT totals."""
+    for name, number in sorted(more.items()):
+        one = name if name in totals or len(totals) < _MOST_UNREAD else _OTHERS
+        totals[one] = totals.get(one, 0) + number
+
+
 def _powers() -> Int64:
     return np.zeros(_POWER_BUCKETS, np.int64)
+
+
+def _shares() -> Int64:
+    return np.zeros(ROW_FILL_BUCKETS, np.int64)
 
 
 @dataclass
@@ -78,6 +122,7 @@ class FileCounts:
     untrained_tokens: int = 0
     unshown_documents: int = 0
     unshown_tokens: int = 0
+    rejected_files: int = 0
 
     def as_json(self) -> list[int]:
         """The figures in their order, without zeros at the end."""
@@ -91,12 +136,20 @@ class FileCounts:
 class Counts(Loss):
     """Sums over documents and rows. `tokens` are those placed in rows; with the truncated and
     dropped ones they make `encoded_tokens`. `documents` have at least one token in a row.
+    `rejected_files` of the rejected records are whole files that cannot be decoded.
     The attention costs are counted where rows are balanced, before and after.
+
+    edge_tokens     hold the end of a prompt and the beginning of its answer
+    looked_at_...   records of which all fields were read, and the characters in them
+    unused          characters of these that nothing uses, by field
+    dropped_length  the tokens of documents that are dropped since they are longer than a row; of
+                    those with 2**i <= length < 2**(i+1) in dropped_length[i]
     """
 
     documents: int = 0
     empty_documents: int = 0
     rejected_records: int = 0
+    rejected_files: int = 0
     segments: int = 0
     unpacked_rows: int = 0
     rows: int = 0
@@ -131,14 +184,23 @@ class Counts(Loss):
     masked_documents: int = 0
     masked_tokens: int = 0
     repeated_tokens: int = 0
+    edge_tokens: int = 0
+    looked_at_records: int = 0
+    looked_at_characters: int = 0
+    length_squares: int = 0
+    length_squares_in_rows: int = 0
     document_length: Int64 = field(default_factory=_powers)
-    row_fill: Int64 = field(default_factory=lambda: np.zeros(ROW_FILL_BUCKETS, np.int64))
+    row_fill: Int64 = field(default_factory=_shares)
     segments_per_row: Int64 = field(default_factory=_powers)
+    one_length: Int64 = field(default_factory=_shares)
+    one_input: Int64 = field(default_factory=_shares)
     piece_length: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
     attention_before: AttentionCost = field(default_factory=AttentionCost)
     attention_after: AttentionCost = field(default_factory=AttentionCost)
     files: dict[int, FileCounts] = field(default_factory=dict)
     unread: dict[str, int] = field(default_factory=dict)
+    unused: dict[str, int] = field(default_factory=dict)
+    dropped_length: Int64 = field(default_factory=_powers)
 
     def file(self, index: int) -> FileCounts:
         return self.files.setdefault(index, FileCounts())
@@ -159,6 +221,18 @@ class Counts(Loss):
         ):
             self._of_files(f"{what}_documents", file[which])
             self._of_files(f"{what}_tokens", file[which], lost[which])
+
+    def add_mixedness(
+        self, lengths: Int32 | Int64, file: Int32 | Int64, row_offsets: Int64
+    ) -> None:
+        """Count how mixed rows are, of their segments row after row."""
+        if not len(lengths):  # a window that holds all back
+            return
+        squares, in_rows = deviations(lengths, row_offsets)
+        self.length_squares += squares
+        self.length_squares_in_rows += in_rows
+        self.one_length += fill_histogram(*near_median(lengths, row_offsets))
+        self.one_input += fill_histogram(*from_one_input(file, row_offsets))
 
     def add_trained(self, file: Int32, trained: Int64) -> None:
         """Count tokens in rows that are trained on, of n pieces of inputs: `file` int32[n]."""
@@ -206,10 +280,21 @@ class Counts(Loss):
         self.file(file).unshown_tokens += sum(tokens)
 
     def add_unread(self, names: Mapping[str, int]) -> None:
-        """Count fields that nobody reads. Of many different ones, the rest is counted as one."""
-        for name, number in sorted(names.items()):
-            one = name if name in self.unread or len(self.unread) < _MOST_UNREAD else _OTHERS
-            self.unread[one] = self.unread.get(one, 0) + number
+        """Count fields that nobody reads."""
+        _add_named(self.unread, names)
+
+    def add_looked_at(self, sample: LookedAt) -> None:
+        """Count what of some records nothing uses."""
+        self.looked_at_records += sample.records
+        self.looked_at_characters += sample.characters
+        _add_named(self.unused, sample.unused)
+
+    def add_dropped(self, lengths: Int64) -> None:
+        """Count documents that are dropped since they are longer than a row."""
+        if len(lengths):
+            exponents = np.frexp(lengths.astype(np.float64))[1] - 1
+            sums = np.bincount(exponents, weights=lengths, minlength=_POWER_BUCKETS)
+            self.dropped_length += sums.astype(np.int64)
 
     def add_loss(self, loss: Loss) -> None:
         for item in fields(loss):
@@ -223,8 +308,8 @@ class Counts(Loss):
                     total = self.file(index)
                     for name, value in vars(counts).items():
                         setattr(total, name, getattr(total, name) + value)
-            elif item.name == "unread":
-                self.add_unread(theirs)
+            elif isinstance(theirs, dict):
+                _add_named(mine, theirs)
             elif isinstance(theirs, np.ndarray):
                 if len(mine) < len(theirs):
                     mine = np.concatenate([mine, np.zeros(len(theirs) - len(mine), np.int64)])
@@ -268,13 +353,19 @@ class Counts(Loss):
                     raise ValueError(f"{name} has {value.size} figures, not {mine.size}")
             elif isinstance(mine, AttentionCost):
                 value = AttentionCost(*value)  # noqa: PLW2901
-            elif name == "unread":
+            elif isinstance(mine, dict):
                 if not all(isinstance(number, int) for number in value.values()):
-                    raise TypeError(f"unread is {value!r}")
+                    raise TypeError(f"{name} is {value!r}")
             elif not isinstance(value, int):
                 raise TypeError(f"{name} is {value!r}")
             setattr(counts, name, value)
         return counts
+
+    @property
+    def records(self) -> int:
+        """All that were read, the bad ones too."""
+        placed = self.documents + self.empty_documents + self.dropped_documents
+        return self.rejected_records + placed
 
     def conserved(self) -> bool:
         """Whether every encoded token is accounted for."""

@@ -12,7 +12,8 @@ and moved to the output once all shards are whole.
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli._kernels import documents as kernels
-from packer_cli.errors import from_os_error
 from packer_cli.records import Int32, TokenBatch, UInt8, UInt32
 from packer_cli.result.content_order import content_hashes
-from packer_cli.result.layout import DOCUMENTS, INDEX, PART, unnamed_shard
+from packer_cli.result.layout import DOCUMENTS, INDEX
 from packer_cli.result.manifest import TOKENIZED
+from packer_cli.result.parts import ShardParts
 from packer_cli.result.shards import FORMAT_VERSION, Shard
 
 _BATCH_TOKENS = 1 << 20  # a record batch of about 4 MB
@@ -82,18 +83,25 @@ class DocumentWriter:
     Empty documents are left out.
     """
 
-    def __init__(self, folder: Path, unit: int, shard_bytes: int, schema: Any) -> None:
-        self._folder, self._unit, self._shard_bytes = folder, unit, shard_bytes
+    def __init__(
+        self,
+        folder: Path,
+        unit: int,
+        shard_bytes: int,
+        schema: Any,
+        opened: Callable[[str], Any] | None = None,
+    ) -> None:
+        """`opened`: as `Parts` takes it."""
+        has_chosen = "chosen" in schema.names
         self._schema = schema
-        self._index_schema = index_schema(has_chosen="chosen" in schema.names)
+        self._documents = ShardParts(folder, unit, DOCUMENTS, schema, shard_bytes, opened)
+        of_index = index_schema(has_chosen=has_chosen)
+        self._indexes = ShardParts(folder, unit, INDEX, of_index, 0, opened)  # of a batch each
+        self._index: list[Any] = []  # of the open part
         self._waiting: list[TokenBatch] = []
         self._tokens = 0
         # for ids of batches put together, again and again: fresh memory costs more than the copy
         self._room = np.empty(_ROOM_TOKENS, np.uint32)
-        self._sink: Any = None
-        self._stream: Any = None
-        self._index: list[Any] = []
-        self._shards: list[Shard] = []
 
     def write(self, batch: TokenBatch) -> None:
         """Append documents; `batch.ids` may not change any more."""
@@ -131,13 +139,10 @@ class DocumentWriter:
              for array, field in zip(arrays, self._schema, strict=True)],
             schema=self._schema,
         )  # fmt: skip
-        try:
-            if self._sink is None or self._sink.tell() >= self._shard_bytes:
-                self._finish_part()
-                self._start_part()
-            self._stream.write_batch(record_batch)
-        except OSError as error:
-            raise self._failed(error) from error
+        if self._documents.full:
+            self._end_part()
+        tokens, of_trained = int(lengths.sum()), int(trained_tokens.sum())
+        self._documents.write_rows(record_batch, count, tokens, of_trained)
         hash_buffer = pa.py_buffer(hashes)
         self._index.append(
             pa.RecordBatch.from_arrays(
@@ -147,14 +152,9 @@ class DocumentWriter:
                     pa.Array.from_buffers(pa.binary(HASH_BYTES), count, [None, hash_buffer]),
                     *chosen,
                 ],
-                schema=self._index_schema,
+                schema=self._indexes.schema,
             )
         )
-        shard = self._shards[-1]
-        shard.rows += count
-        shard.segments += count
-        shard.tokens += int(lengths.sum())
-        shard.trained_tokens += int(trained_tokens.sum())
 
     def _trained(self, batch: TokenBatch, everything: Int32) -> tuple[Any, Int32]:
         """The column `trained`, and how many tokens that are, first ones left out."""
@@ -166,50 +166,26 @@ class DocumentWriter:
         kernels.stretches(batch.trained, batch.offsets, flat)
         return _lists(edges, flat), tokens
 
-    def _start_part(self) -> None:
-        name = unnamed_shard(DOCUMENTS, self._unit, len(self._shards) // 2) + PART
-        self._shards.append(Shard.begun(name, self._unit))
-        self._sink = pa.OSFile(str(self._folder / name), "wb")
-        self._stream = pa.ipc.new_stream(self._sink, self._schema)
-
-    def _finish_part(self) -> None:
-        """End a part, and write its index, as one record batch."""
-        if self._sink is None:
-            return
-        self._stream.close()
-        self._sink.close()
-        self._sink = self._stream = None
-        documents = self._shards[-1]
-        name = unnamed_shard(INDEX, self._unit, len(self._shards) // 2) + PART
-        index = Shard.begun(name, self._unit)
-        for figure in ("rows", "segments", "tokens", "trained_tokens"):
-            setattr(index, figure, getattr(documents, figure))
-        self._shards.append(index)
-        table = pa.Table.from_batches(self._index).combine_chunks()
-        self._index = []
-        with (
-            pa.OSFile(str(self._folder / name), "wb") as sink,
-            pa.ipc.new_stream(sink, self._index_schema) as stream,
-        ):
-            stream.write_table(table)
+    def _end_part(self) -> None:
+        """End a part, and write its index."""
+        self._documents.close()
+        if self._index:
+            (batch,) = pa.Table.from_batches(self._index).combine_chunks().to_batches()
+            shard, self._index = self._documents.shards[-1], []
+            self._indexes.write_rows(batch, shard.segments, shard.tokens, shard.trained_tokens)
 
     def close(self) -> list[Shard]:
         """End the last part. Sizes and digests are the caller's to find."""
         self._flush()
-        try:
-            self._finish_part()
-        except OSError as error:
-            raise self._failed(error) from error
-        return self._shards
+        self._end_part()
+        self._indexes.close()
+        pairs = zip(self._documents.shards, self._indexes.shards, strict=True)
+        return [*chain.from_iterable(pairs)]
 
     def abandon(self) -> None:
-        """Let go of the file after a failure."""
-        if self._sink is not None:
-            with suppress(OSError):  # the failure itself is the one to report
-                self._sink.close()
-
-    def _failed(self, error: OSError) -> Exception:
-        return from_os_error(error, self._folder / self._shards[-1].file, "write")
+        """Let go of the files after a failure."""
+        self._documents.abandon()
+        self._indexes.abandon()
 
 
 def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:

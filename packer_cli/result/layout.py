@@ -30,12 +30,13 @@ SIDE_FILES = frozenset(
 )
 
 ROWS, DOCUMENTS, INDEX = "shard", "documents", "index"  # what files of Arrow data hold
+_UNIT_AND_PART, _DIGEST = "-[0-9]{5,20}-[0-9]{3,20}", "-[0-9a-f]{16}"
 # Packers before 0.2 wrote names without the digest.
-SHARD_NAME = rf"({ROWS}|{DOCUMENTS}|{INDEX})-[0-9]{{5,20}}-[0-9]{{3,20}}(-[0-9a-f]{{16}})?\.arrow"
+SHARD_NAME = rf"({ROWS}|{DOCUMENTS}|{INDEX}){_UNIT_AND_PART}({_DIGEST})?\.arrow"
 SHARD_PATTERN = rf"^{SHARD_NAME}\Z"
 SIDE_FILE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z"
 _SHARD = re.compile(SHARD_PATTERN)
-DOCUMENTS_SHARD = re.compile(rf"^{DOCUMENTS}-[0-9]{{5,20}}-[0-9]{{3,20}}-[0-9a-f]{{16}}\.arrow\Z")
+DOCUMENTS_SHARD = re.compile(rf"^{DOCUMENTS}{_UNIT_AND_PART}{_DIGEST}\.arrow\Z")
 
 
 def unnamed_shard(kind: str, unit: int, part: int) -> str:
@@ -46,6 +47,12 @@ def unnamed_shard(kind: str, unit: int, part: int) -> str:
 def named_by_digest(unnamed: str, sha256: str) -> str:
     """The name of a shard that was called `unnamed`."""
     return f"{unnamed.removesuffix('.arrow')}-{sha256[:16]}.arrow"
+
+
+def is_named_by_content(name: str) -> bool:
+    """Whether a name is that of a shard, and tells its bytes by their digest."""
+    found = _SHARD.match(name)
+    return found is not None and found[2] is not None
 
 
 def kind_of(shard: str) -> str:

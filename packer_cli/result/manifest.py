@@ -18,6 +18,7 @@ from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import MANIFEST, SIDE_FILE_PATTERN
 from packer_cli.result.shards import AtLeastOne, Count, Shard
+from packer_cli.threads import built
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,6 +27,7 @@ TOKENIZED = "tokenized"
 _Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH_LIMIT)]
 _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
+_Shares = Annotated[list[Count], Meta(min_length=21, max_length=21)]
 
 
 class DocumentsConfig(Struct, frozen=True, kw_only=True):
@@ -80,10 +82,12 @@ class DocumentHistograms(Struct, frozen=True):
 
 
 class Histograms(DocumentHistograms, frozen=True):
-    """As in `Counts`."""
+    """As in `Counts`; those with a default are ones that earlier packers did not count."""
 
-    row_fill: Annotated[list[Count], Meta(min_length=21, max_length=21)]
+    row_fill: _Shares
     segments_per_row: _Powers
+    one_length: _Shares = []
+    one_input: _Shares = []
 
 
 class Cost(Struct, frozen=True):
@@ -128,6 +132,7 @@ class Input(Struct, frozen=True):
     trained_tokens: Count | UnsetType = UNSET
     unshown_documents: Count | UnsetType = UNSET
     unshown_tokens: Count | UnsetType = UNSET
+    rejected_files: Count | UnsetType = UNSET
 
     def format_then(self, input_format: str | None) -> str | None:
         """What it was read as, with the run's --input-format; None for stdin without one."""
@@ -157,6 +162,30 @@ class Source(Struct, frozen=True):
     def epochs(self) -> float:
         """How often its documents were taken."""
         return self.taken / self.available if self.available else 0.0
+
+
+class MissedShare(Struct, frozen=True):
+    """A source whose share whole documents do not come near to: `mixing.shares.Reached`."""
+
+    source: str
+    stage: Count | None
+    asked: float
+    taken: Count
+    off: float
+    document: Count
+
+
+class SourceRecords(Struct, frozen=True):
+    """What tokenizing a source of a recipe has counted, of records that were read once each,
+    however often its documents are taken, and on whichever side of a split they are.
+
+    totals  `DOCUMENT_TOTALS` of its tokenized directories, without those that are 0
+    unread  as theirs
+    """
+
+    name: str
+    totals: dict[str, Count]
+    unread: dict[str, Count] = {}
 
 
 class TrainingStage(Struct, frozen=True):
@@ -219,6 +248,11 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     masked_documents: Count = 0
     masked_tokens: Count = 0
     repeated_tokens: Count = 0
+    rejected_files: Count = 0
+    edge_tokens: Count = 0
+    looked_at_records: Count = 0
+    looked_at_characters: Count = 0
+    unused: dict[str, Count] = {}
     histograms: DocumentHistograms
     inputs: list[Input]
     units: list[Unit]
@@ -270,6 +304,7 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
         return [list(shards) for _, shards in groupby(self.shards, lambda shard: shard.unit)]
 
 
+@built
 class Manifest(Result, frozen=True, kw_only=True, dict=True):
     """The description of a packed directory, or a view."""
 
@@ -285,6 +320,9 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     dropped_trained_tokens: Count
     untrained_documents: Count
     untrained_tokens: Count
+    dropped_length: list[Count] = []
+    length_squares: int = 0  # beyond 64 bits for long rows
+    length_squares_in_rows: int = 0
     padding_tokens: int
     utilization: float
     lower_bound_rows: AtLeastOne
@@ -292,6 +330,16 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     attention_cost: AttentionCosts | UnsetType = UNSET
     sources: list[Source] = []
     stages: list[TrainingStage] = []
+    missed_shares: list[MissedShare] = []
+    source_records: list[SourceRecords] = []
+    run: str = ""  # of a side of a split: `manifest_check.run_of_sides`
+
+    @property
+    def side(self) -> str | None:
+        """Which side of a recipe's split it is, if it has one."""
+        mixture = self.document["config"].get("mixture") or {}
+        is_split = any(mixture.get(f"validation_{how}") for how in ("share", "documents"))
+        return str(mixture["part"]) if is_split else None
 
     def source_of(self, file: int) -> str | None:
         """The name of the recipe's source that an input belongs to."""
@@ -306,6 +354,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
         return self.config.shape == "tokens" and names == {MANIFEST}
 
 
+@built
 class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
     """The description of a tokenized directory. Its `shards` are those of the documents, each
     followed by the index of the same documents.

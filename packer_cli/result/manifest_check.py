@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise, zip_longest
+from typing import Any
 
 import msgspec
 
@@ -17,6 +19,9 @@ from packer_cli.result.layout import DOCUMENTS, INDEX, ROWS, kind_of
 from packer_cli.result.manifest import Manifest, Result
 from packer_cli.result.shards import Shard
 
+# Options that decide whether a run may end well, not what a unit's shards hold: its record says
+# which bad records it has skipped.
+LIMITS = ("max_loss", "max_errors", "max_unused", "on_error")
 _COUNTED = ("rows", "tokens", "trained_tokens")
 
 
@@ -32,6 +37,17 @@ def document_config_of(manifest: Result) -> DocumentConfig:
         raise ValueError(str(error)) from error
     except UsageError as error:
         raise ValueError(error.message) from error
+
+
+def run_of_sides(document: dict[str, Any]) -> str:
+    """What the manifests of both sides of a split have in common, and no other's: a digest of the
+    options and the inputs. `document`: either of them.
+    """
+    config = {name: one for name, one in document["config"].items() if name not in LIMITS}
+    config["mixture"] = {name: one for name, one in config["mixture"].items() if name != "part"}
+    inputs = [one["sha256"] for one in document["inputs"]]
+    content = msgspec.json.encode([document["packer_version"], config, inputs], order="sorted")
+    return hashlib.sha256(content).hexdigest()
 
 
 def shape_of(manifest: Result) -> Shape:
@@ -89,7 +105,12 @@ def _in_order(shards: list[Shard]) -> list[tuple[int, int]]:
 
 def disagreements(manifest: Result) -> list[str]:
     """The figures of a manifest that do not agree with each other."""
-    return [*_wrong_figures(manifest), *_wrong_shards(manifest), *_wrong_units(manifest)]
+    wrong = [*_wrong_figures(manifest), *_wrong_shards(manifest), *_wrong_units(manifest)]
+    if isinstance(manifest, Manifest) and manifest.run:
+        expected = run_of_sides(manifest.document) if manifest.side else ""
+        if manifest.run != expected:
+            wrong.append(f"run is {manifest.run!r}, by config and inputs it is {expected!r}")
+    return wrong
 
 
 def _wrong_figures(manifest: Result) -> Iterator[str]:

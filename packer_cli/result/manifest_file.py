@@ -4,33 +4,41 @@
     load_tokenized(directory)       of tokenized documents
     load_any(directory)             of either
 
-It is written last, so its presence means that the run is complete.
+It is written last, so its presence means that the run is complete. A side of a recipe's split has
+its other side beside it, of the same run: halves of two runs may have documents of one in both.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from packer_cli import storage
 from packer_cli.config.mixture import TRAIN, VALIDATION
 from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from_os_error
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
-from packer_cli.result.manifest import TOKENIZED, Manifest, TokenizedManifest
+from packer_cli.result.manifest import TOKENIZED, Manifest, Result, TokenizedManifest
 from packer_cli.result.manifest_bytes import looks_like_one, parse
 
 _FETCHED_BYTES = 4 << 20
 _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
+_WAITS, _WAIT_SECONDS = 40, 0.05  # for the other side, while a run puts both in their places
 
 
-def load(directory: str | os.PathLike[str], *, incomplete_too: bool = False) -> Manifest:
+def load(
+    directory: str | os.PathLike[str], *, incomplete_too: bool = False, half_too: bool = False
+) -> Manifest:
     """The manifest of a packed directory or a view that is finished, or of one at a URL. DataError
     when there is none, or this packer cannot read it.
 
-    `incomplete_too`: also of one that is marked incomplete; its `incomplete` says why.
+    `incomplete_too`: also of one that is marked incomplete; its `incomplete` says why. `half_too`:
+    also of a side of a split whose other side is of another run, or not finished.
     """
-    manifest = load_any(directory, incomplete_too=incomplete_too)
+    manifest = load_any(directory, incomplete_too=incomplete_too, half_too=half_too)
     if not isinstance(manifest, Manifest):
         name = os.fspath(directory)
         raise DataError(
@@ -52,10 +60,65 @@ def load_tokenized(directory: str | os.PathLike[str]) -> TokenizedManifest:
 
 
 def load_any(
-    directory: str | os.PathLike[str], *, incomplete_too: bool = False
+    directory: str | os.PathLike[str], *, incomplete_too: bool = False, half_too: bool = False
 ) -> Manifest | TokenizedManifest:
     """The manifest of a finished result of any kind. Raises as `load`."""
     name = os.fspath(directory)
+    for _ in range(_WAITS):
+        manifest = _load(name, incomplete_too=incomplete_too)
+        other = _other_side(name, manifest)
+        if half_too or other is None or _same_run(manifest, other):
+            return manifest
+        if not any(storage.kind(storage.join(one, WORK)) for one in (name, other)):
+            break
+        time.sleep(_WAIT_SECONDS)
+    raise DataError(
+        f"{name} and {other} are not of one run, so documents of one may be in the other, too",
+        "a run that was to replace both was interrupted: run the same packer pack again; or pack "
+        "the recipe anew with --overwrite",
+    )
+
+
+def _other_side(name: str, manifest: Result) -> str | None:
+    """Where the other side of a split is to be; None for what is no side, or lies by itself."""
+    side = manifest.side if isinstance(manifest, Manifest) else None
+    named = name.rstrip("/")
+    if not storage.is_url(name) and os.path.basename(named) != side:
+        named = os.path.abspath(name)
+    folder, _, last = named.rpartition("/")
+    if side is None or last != side:
+        return None
+    other = VALIDATION if side == TRAIN else TRAIN
+    return f"{folder}/{other}" if folder or named.startswith("/") else other
+
+
+class _Half(Struct):
+    """What there is to know of the other side."""
+
+    config: dict[str, Any]
+    run: str = ""
+
+
+_HALF = msgspec.json.Decoder(_Half)
+
+
+def _same_run(manifest: Manifest | TokenizedManifest, other: str) -> bool:
+    """Whether the side at `other` is of the run of `manifest`, or is not there at all."""
+    try:
+        paths = [storage.join(other, name) for name in (MANIFEST, INCOMPLETE)]
+        path = next((one for one in paths if storage.is_file(one)), None)
+        if path is None:
+            return not _begun(other)
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+            half = _HALF.decode(file.read())
+    except (PackerError, OSError, ValueError, RecursionError):
+        return True  # it says itself what is wrong with it
+    mixture = half.config.get("mixture")
+    is_side = isinstance(mixture, dict) and mixture.get("part") == storage.base_name(other)
+    return not is_side or half.run == getattr(manifest, "run", "")
+
+
+def _load(name: str, *, incomplete_too: bool) -> Manifest | TokenizedManifest:
     path = storage.join(name, MANIFEST)
     if storage.is_file(path):
         return _read(path)

@@ -226,7 +226,7 @@ class PackedDirectory:
     def replaced(self) -> DataError | None:
         """The error to raise when another result has taken the place of this one."""
         try:
-            now = load(self.path, incomplete_too=True)
+            now = load(self.path, incomplete_too=True, half_too=True)
         except DataError:
             return None
         if now.sha256 == self.facts.sha256:

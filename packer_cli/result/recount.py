@@ -19,7 +19,7 @@ from packer_cli.records import IGNORED, Int64
 from packer_cli.result import document_rules
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.document_rules import sound_batches
-from packer_cli.result.documents import Documents, documents_of, segments_in
+from packer_cli.result.documents import Documents, documents_of, segments_in, sources_of
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import (
     PackedDirectory,
@@ -87,6 +87,12 @@ def differences(counts: Counts, packed: PackedDirectory) -> list[str]:
     }
     if "labels" in names:
         counted["trained_tokens"] = counts.trained_tokens
+    if facts.histograms.one_length:
+        counted["length_squares"] = counts.length_squares
+        counted["length_squares_in_rows"] = counts.length_squares_in_rows
+        counted["one_length"] = counts.one_length.tolist()
+        if "segments" in names:
+            counted["one_input"] = counts.one_input.tolist()
     if "segments" in names:
         counted["documents"] = counts.documents
         counted["unpacked_rows"] = counts.unpacked_rows
@@ -133,6 +139,7 @@ def count_rows(batch: Any, max_length: int) -> Counts:
         attention_after=AttentionCost.of(length, offsets),
         piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64),
     )
+    counts.add_mixedness(length, sources_of(batch)[0], offsets)
     if "labels" in batch.schema.names:
         labels = rows_of(batch.column("labels"))
         counts.trained_tokens = int(np.count_nonzero(labels != IGNORED))

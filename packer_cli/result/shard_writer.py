@@ -6,7 +6,6 @@ Shards are written in the run's work folder, and moved to the output once all of
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ import pyarrow as pa
 from packer_cli._kernels import filling
 from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.config.options import PackConfig
-from packer_cli.errors import from_os_error
 from packer_cli.packing.pairs import numbered
 from packer_cli.records import Int32, Int64, Stock
-from packer_cli.result.layout import PART, ROWS, unnamed_shard
+from packer_cli.result.layout import ROWS
 from packer_cli.result.manifest import Config
+from packer_cli.result.parts import ShardParts
 from packer_cli.result.shards import FORMAT_VERSION, Shard
 
 _BATCH_TOKENS = 1 << 20  # a record batch of about 9 MB: small buffers, still cheap to index
@@ -77,8 +76,7 @@ class ShardWriter:
     def __init__(
         self, folder: Path, unit: int, config: PackConfig, schema: Any, pad_token_id: int
     ) -> None:
-        self._folder = folder
-        self._unit = unit
+        self._parts = ShardParts(folder, unit, ROWS, schema, config.shard_bytes)
         self._config = config
         self._schema = schema
         self._pad = pad_token_id
@@ -88,9 +86,6 @@ class ShardWriter:
             for name, kind in PADDED.items()
             if name in config.columns
         }
-        self._sink: Any = None
-        self._stream: Any = None
-        self.shards: list[Shard] = []
 
     @property
     def rows_at_once(self) -> int:
@@ -129,44 +124,17 @@ class ShardWriter:
             for name in self._config.columns
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        try:
-            if self._sink is None or self._sink.tell() >= self._config.shard_bytes:
-                self._finish_part()
-                self._start_part()
-            self._stream.write_batch(batch)
-        except OSError as error:
-            raise from_os_error(error, self._folder / self.shards[-1].file, "write") from error
-        shard = self.shards[-1]
-        shard.rows += rows
-        shard.segments += segments
-        shard.tokens += int(boundaries[boundary_offsets[1:] - 1].sum())
-        shard.trained_tokens += trained_tokens
-
-    def _start_part(self) -> None:
-        name = unnamed_shard(ROWS, self._unit, len(self.shards)) + PART
-        self.shards.append(Shard.begun(name, self._unit))
-        self._sink = pa.OSFile(str(self._folder / name), "wb")
-        self._stream = pa.ipc.new_stream(self._sink, self._schema)
-
-    def _finish_part(self) -> None:
-        if self._sink is not None:
-            self._stream.close()
-            self._sink.close()
-            self._sink = self._stream = None
+        tokens = int(boundaries[boundary_offsets[1:] - 1].sum())
+        self._parts.write_rows(batch, segments, tokens, trained_tokens)
 
     def close(self) -> list[Shard]:
         """End the last part. The caller computes sizes and digests."""
-        try:
-            self._finish_part()
-        except OSError as error:
-            raise from_os_error(error, self._folder / self.shards[-1].file, "write") from error
-        return self.shards
+        self._parts.close()
+        return self._parts.shards
 
     def abandon(self) -> None:
         """Let go of the file after a failure."""
-        if self._sink is not None:
-            with suppress(OSError):  # the failure itself is the one to report
-                self._sink.close()
+        self._parts.abandon()
 
 
 def segments_column(schema: Any, name: str, stock: Stock, order: Int64, edges: Int64) -> Any:

@@ -13,7 +13,8 @@ from msgspec import Meta, Struct
 
 from packer_cli import storage
 from packer_cli.errors import from_os_error
-from packer_cli.result.layout import SHARD_PATTERN
+from packer_cli.result.layout import PART, SHARD_PATTERN, named_by_digest
+from packer_cli.threads import built
 
 FORMAT_VERSION = 1
 MISSING = "is missing"
@@ -25,6 +26,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=1 << 53)]
 
 
+@built
 class Shard(Struct):
     """One finished file, as the manifest and the records of units describe it."""
 
@@ -54,6 +56,25 @@ def problem_of(path: Path, shard: Shard) -> str:
     if status.st_size != shard.bytes:
         return f"has {status.st_size} bytes, the manifest says {shard.bytes}"
     return ""
+
+
+def name_by_content(
+    folder: Path, shard: Shard, stopped: Callable[[], bool] = lambda: False
+) -> bool:
+    """Find a written shard's size and digest, and name its file by these.
+
+    False where `stopped` ended that early. Raises DataError when it cannot be read or renamed.
+    """
+    written = folder / shard.file
+    shard.bytes, shard.sha256 = digest(written, stopped)
+    if stopped():
+        return False
+    shard.file = named_by_digest(shard.file.removesuffix(PART), shard.sha256)
+    try:
+        os.rename(written, folder / shard.file)
+    except OSError as error:
+        raise from_os_error(error, written, "write") from error
+    return True
 
 
 def digest(

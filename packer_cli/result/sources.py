@@ -7,7 +7,9 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from packer_cli.result.manifest import Source
+from packer_cli.result.manifest import Manifest, Source
+
+_NOT_COUNTS = {"path", "size", "sha256", "removed", "format"}
 
 
 def shares(sources: Sequence[Source]) -> list[tuple[float, float]]:
@@ -23,3 +25,15 @@ def sources_as_json(sources: Sequence[Source]) -> list[dict[str, Any]]:
         asdict(one) | {"epochs": one.epochs, "share_asked": asked, "share_reached": reached}
         for one, (asked, reached) in zip(sources, shares(sources), strict=True)
     ]
+
+
+def by_source(manifest: Manifest) -> list[dict[str, Any]]:
+    """Of every source, the sum of each figure that the manifest has for its inputs."""
+    listed, counts = manifest.document["inputs"], []
+    for one in manifest.sources:
+        own = listed[slice(*one.inputs)]
+        names = [name for name in own[0] if name not in _NOT_COUNTS] if own else []
+        sums = {name: sum(entry[name] for entry in own)
+                for name in names if all(name in entry for entry in own)}  # fmt: skip
+        counts.append({"name": one.name} | sums)
+    return counts

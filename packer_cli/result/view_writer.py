@@ -8,6 +8,7 @@ holds follows from these: see `view`.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import pyarrow as pa
 
 from packer_cli.config.columns import view_columns
 from packer_cli.config.options import PackConfig
-from packer_cli.errors import from_os_error
 from packer_cli.packing.window import trained_in
 from packer_cli.records import Int64, Stock
-from packer_cli.result.layout import PART, ROWS, unnamed_shard
+from packer_cli.result.layout import ROWS
+from packer_cli.result.parts import ShardParts
 from packer_cli.result.shard_writer import column_type, ragged, schema, segments_column
 from packer_cli.result.shards import Shard
 
@@ -37,20 +38,16 @@ def view_schema(config: PackConfig, tokenizer_sha256: str) -> Any:
 
 
 class ViewWriter:
-    """Writes the rows of one unit into one shard. Nothing is open between two calls."""
+    """Writes the rows of one unit into one shard."""
 
     rows_at_once = 0  # it needs no tokens
 
     def __init__(self, folder: Path, unit: int, config: PackConfig, tokenizer_sha256: str) -> None:
-        self._path = folder / (unnamed_shard(ROWS, unit, 0) + PART)
         self._schema = view_schema(config, tokenizer_sha256)
-        self._shard = Shard.begun(self._path.name, unit)
-        self._sink: Any = None
-        self._stream: Any = None
+        self._parts = ShardParts(folder, unit, ROWS, self._schema, sys.maxsize)
 
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
         """Append rows: row r holds the pieces order[row_offsets[r]:row_offsets[r + 1]]."""
-        self._shard.trained_tokens += trained_in(stock, order)
         for first in range(0, len(row_offsets) - 1, ROWS_PER_BATCH):
             self._write_batch(stock, order, row_offsets[first : first + ROWS_PER_BATCH + 1])
 
@@ -69,30 +66,13 @@ class ViewWriter:
         others = [segments_column(self._schema, name, stock, order, edges)
                   for name in self._schema.names[1:]]  # fmt: skip
         batch = pa.RecordBatch.from_arrays([cu_seqlens, *others], schema=self._schema)
-        try:
-            if self._sink is None:
-                self._sink = pa.OSFile(str(self._path), "wb")
-                self._stream = pa.ipc.new_stream(self._sink, self._schema)
-            self._stream.write_batch(batch)
-        except OSError as error:
-            raise from_os_error(error, self._path, "write") from error
-        self._shard.rows += rows
-        self._shard.segments += len(pieces)
-        self._shard.tokens += int(sums[-1])
+        self._parts.write_rows(batch, len(pieces), int(sums[-1]), trained_in(stock, pieces))
 
     def close(self) -> list[Shard]:
         """End the shard. Its size and digest are the caller's to find."""
-        if self._sink is None:
-            return []
-        try:
-            self._stream.close()
-            self._sink.close()
-        except OSError as error:
-            raise from_os_error(error, self._path, "write") from error
-        self._sink = None
-        return [self._shard]
+        self._parts.close()
+        return self._parts.shards
 
     def abandon(self) -> None:
         """Let go of the file after a failure."""
-        if self._sink is not None:
-            self._sink.close()
+        self._parts.abandon()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shape_rules import by_file_shape, trained_on
-from packer_cli.config.shapes import Shape
+from packer_cli.config.shapes import Shape, prompts_described
 from packer_cli.errors import UsageError
 from packer_cli.records import Notify
 from packer_cli.result.layout import TEMPLATE, TOKENIZER, TOOL_TEMPLATE
@@ -109,6 +109,8 @@ def choose_encoding(
     template = find_template(config.chat_template, files)
     if not shape.members:  # else said already, with the files
         notify(f"records: {shape.described()}")
+    if prompts := prompts_described(shape, config.prompt_template):
+        notify(f"{prompts}; see --prompt-template")
     renders = any(uses_template(*own) for own in by_file_shape(config, shape).values())
     if renders and template is None:
         raise UsageError(

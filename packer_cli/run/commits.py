@@ -25,11 +25,13 @@ from packer_cli.result.counts import Counts
 from packer_cli.result.layout import ROWS, is_shard_of, kind_of
 from packer_cli.result.shards import Shard
 from packer_cli.run.identity import sealed, unsealed
+from packer_cli.threads import built
 
 UNIT_RECORDS = "unit-*.json"
 Digest = tuple[int, str]  # size in bytes, sha256
 
 
+@built
 class UnitRecord(msgspec.Struct, frozen=True):
     """The record of a packed unit.
 
@@ -73,6 +75,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
         return WorkUnit(self.unit, tuple(Slice(*part) for part in self.slices))
 
 
+@built
 class _InputRecord(msgspec.Struct, frozen=True):
     size: int
     sha256: str

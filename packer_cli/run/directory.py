@@ -114,7 +114,7 @@ def claimed(
             if not is_replacing(output):
                 _refuse_foreign(folder, may_replace or shared)
             if rank is not None:
-                stack.callback(_clean, output, no_lock)
+                stack.callback(clean, output, no_lock=no_lock)
             own = stack.enter_context(
                 locked_folder(
                     folder, WORK, output, shared=shared, tries=_TRIES if shared else 1,
@@ -253,8 +253,10 @@ def _ended(folder: Folder, own: OwnFolder) -> Run | None:
     return ended
 
 
-def _clean(output: Path, no_lock: bool) -> None:
-    """Remove the locks of ranks from a result, if this was the last of them."""
+def clean(output: Path, *, no_lock: bool) -> None:
+    """Remove what runs leave beside a result, such as the locks of ranks, if none is at work. One
+    that was interrupted while it took its place does so.
+    """
     if (output / WORK).is_dir() and holds_result(output):
         with (
             suppress(InUseError),
@@ -303,11 +305,15 @@ def refuse_inputs_inside(output: str | Path, files: Sequence[InputFile]) -> None
             )
 
 
-def finished(output: Path) -> UsageError:
-    """The error for a result that is not to be replaced."""
+def finished(place: Path | str, differs: str = "", *, may_update: bool = False) -> UsageError:
+    """The error for a result that is not to be replaced. `differs`: how from what was to be packed;
+    `may_update`: only in its inputs.
+    """
+    how = f" that differs: {differs}" if differs else ""
+    update = "pack only what is new or has changed, with --update; " if may_update else ""
     return UsageError(
-        f"{output}: holds a finished result",
-        "choose another --output, or replace it with --overwrite",
+        f"{place}: holds a finished result{how}",
+        f"{update}choose another --output, or replace it with --overwrite",
     )
 
 

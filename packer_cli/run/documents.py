@@ -23,12 +23,14 @@ class Sink(Protocol):
     def abandon(self) -> None: ...
 
 
-def tokenize_unit(unit: WorkUnit, job: Job, writer: Sink | None = None) -> UnitResult:
+def tokenize_unit(
+    unit: WorkUnit, job: Job, writer: Sink | None = None, rejections: Rejections | None = None
+) -> UnitResult:
     """Read the unit's documents and write its shards. Raises Interrupted once `job.stop` is set.
 
-    `writer`: takes the documents instead of shards.
+    `writer`: takes the documents instead of shards. `rejections`: takes bad records.
     """
-    rejections, counts = Rejections(unit, job), Counts()
+    rejections, counts = rejections or Rejections(unit, job), Counts()
     writer = writer or _writer(unit, job)
     stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
     try:
@@ -45,9 +47,10 @@ def tokenize_unit(unit: WorkUnit, job: Job, writer: Sink | None = None) -> UnitR
             writer.write(batch)
             job.progress.wrote(tokens, tokens)
         shards = writer.close()
+        rejections.close()
     finally:
         writer.abandon()
-        rejections.close()
+        rejections.abandon()
     counts.trained_tokens = sum(s.trained_tokens for s in shards if kind_of(s.file) == DOCUMENTS)
     return UnitResult(unit, shards, counts, rejections.path, stretches)
 

@@ -6,12 +6,14 @@ Only a run with something to encode calls `prepare`; `source_again` is for compa
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.run_options import EncodingOptions
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
+from packer_cli.errors import DamagedInputError
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.run.chosen import Chosen
@@ -55,8 +57,9 @@ def _first_texts(file: InputFile, shape: Shape, config: DocumentConfig) -> list[
         return []
     reader = reader_for(file.format)
     part = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
-    for records in reader.read(file, part, shape, config, peek=True):
-        return records.texts or []
+    with suppress(DamagedInputError):  # which the unit that reads it meets, too
+        for records in reader.read(file, part, shape, config, peek=True):
+            return records.texts or []
     return []
 
 

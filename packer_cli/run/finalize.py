@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +19,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
 from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, first_units_of
 from packer_cli.packing.lower_bound import lower_bound_rows
@@ -40,15 +42,18 @@ from packer_cli.result.manifest import (
     DocumentHistograms,
     Histograms,
     Manifest,
+    MissedShare,
     Result,
     Source,
+    SourceRecords,
     TokenizedManifest,
     TrainingStage,
 )
 from packer_cli.result.manifest_bytes import to_bytes
-from packer_cli.result.manifest_check import why_incomplete
+from packer_cli.result.manifest_check import run_of_sides, why_incomplete
 from packer_cli.result.saved_dataset import saved_dataset
 from packer_cli.result.shards import FORMAT_VERSION, Shard, digest
+from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.run import commits
 from packer_cli.run import directory as output
 from packer_cli.run.commits import UnitRecord
@@ -61,21 +66,23 @@ from packer_cli.run.squared_lengths import join
 _COPY_BYTES = 1 << 20
 
 
-def finalize(run: Run, claim: Claim) -> Result:
+def finalize(run: Run, claim: Claim, before_switch: Callable[[], None] = lambda: None) -> Result:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
-    Raises DataError when there is nothing to keep, ThresholdMissed when it would replace a good
-    result by an incomplete one, InternalError when tokens are missing.
+    `before_switch`: called once nothing is left to do but that. Raises DataError when there is
+    nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
+    InternalError when tokens are missing.
     """
     work = claim.work
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
     total = Counts(piece_length=np.zeros(longest + 1, np.int64))
     digests = dict[int, commits.Digest]()
     shards, rejected, tokenizer = list[Shard](), list[UnitRecord](), None
-    kept = set[int]()
+    kept, bad, read = set[int](), 0, 0
     with written(work / UNITS) as lines:
         for record in _records(run, work):
-            total.add(commits.counts_of(record))
+            counts = commits.counts_of(record)
+            total.add(counts)
             digests |= {index: (size, sha256) for index, size, sha256 in record.inputs}
             shards += record.shards
             tokenizer = (
@@ -85,7 +92,11 @@ def finalize(run: Run, claim: Claim) -> Result:
                 rejected.append(record)
             if record.reused:
                 kept.add(record.unit)
+            else:
+                bad += counts.rejected_records
+                read += counts.records
             lines.write(commits.as_line(record))
+    _refuse_bad(bad, read, run.config.max_errors, claim)
     _check(total, run, rejected, claim)
     for file in run.files:
         if file.index not in digests:
@@ -104,11 +115,12 @@ def finalize(run: Run, claim: Claim) -> Result:
     if not run.is_to_tokenize:
         join(claim, shards, kept)
         hashes[SQUARED_LENGTHS] = digest(work / SQUARED_LENGTHS)[1]
-    manifest = _manifest(run, tokenizer, digests, shards, total, hashes)
+    manifest = manifest_of(run, tokenizer, digests, shards, total, hashes)
     # not part of the result's content: only --update on this machine reads it
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
     _refuse_incomplete(manifest, claim)
+    before_switch()
     output.replace(claim)
     return manifest
 
@@ -134,20 +146,30 @@ def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) ->
             f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
             f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
         )
-    bad, limit = total.rejected_records, run.config.max_errors
-    if limit is not None:
-        records = bad + total.documents + total.empty_documents + total.dropped_documents
-        if bad > (limit * records if isinstance(limit, float) else limit):
-            raise DataError(
-                f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
-                f"see {claim.work}/rejected-*.jsonl; everything is packed, and with a larger "
-                "--max-errors the run finishes at once",
-            )
+    unused = total.looked_at_characters, total.unused
+    if reason := why_too_much_unused(run.config.max_unused, *unused):
+        raise DataError(
+            reason,
+            "name fields with --field, or leave them out of the input; everything is packed, and "
+            "with a larger --max-unused the run finishes at once",
+        )
     if not (total.rows or (run.is_to_tokenize and total.tokens)):
         problem = _nothing(total, run, rejected, claim)
         output.forget(claim)  # no other run would find more
         unshown = "--on-unshown, " if run.config.on_unshown == "error" else ""
         raise DataError(problem, f"check --shape, --field, {unshown}--overlong and the input")
+
+
+def _refuse_bad(bad: int, read: int, limit: float | None, claim: Claim) -> None:
+    """DataError for too many bad records among those that were read: an update's limit is not for
+    what it keeps.
+    """
+    if limit is not None and bad > (limit * read if isinstance(limit, float) else limit):
+        raise DataError(
+            f"{bad:,} of {read:,} records are bad; --max-errors is {limit}",
+            f"see {claim.work}/rejected-*.jsonl; everything is packed, and with a larger "
+            "--max-errors the run finishes at once",
+        )
 
 
 def _nothing(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) -> str:
@@ -159,8 +181,10 @@ def _nothing(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) 
         with _rejected_part(rejected[0], claim) as lines:
             first = json.loads(lines.readline())
         file = next(one for one in run.files if one.path == first["file"])
-        place = reader_for(file.format).describe(file, first["position"])
-        problem += f"; the first rejected, {file.path}, {place}: {first['reason']}"
+        place, at = file.path, first["position"]
+        if at is not None:
+            place += f", {reader_for(file.format).describe(file, at)}"
+        problem += f"; the first rejected, {place}: {first['reason']}"
     return problem
 
 
@@ -194,7 +218,7 @@ def _join(rejected: list[UnitRecord], claim: Claim) -> None:
                 )
 
 
-def _manifest(
+def manifest_of(
     run: Run,
     tokenizer: dict[str, Any] | None,
     digests: dict[int, tuple[int, str]],
@@ -203,10 +227,12 @@ def _manifest(
     side_files: dict[str, str],
 ) -> Result:
     """Of a finished run. `side_files`: name -> sha256."""
+    # a run that fails on bad records may keep units whose own were skipped
+    skipped = {"on_error": "skip"} if counts.rejected_records else {}
     begin = {
         "format_version": FORMAT_VERSION,
         "packer_version": packer_cli.__version__,
-        "config": run.config.as_json() | {"shape": run.shape.kind},
+        "config": run.config.as_json() | {"shape": run.shape.kind} | skipped,
         "tokenizer": tokenizer,
     }
     by_input = _counted_by_input(run, counts)
@@ -223,20 +249,21 @@ def _manifest(
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | _of_documents(counts) | end)
     tables = tables_of(run.files, run.row_config, shards)
-    mixed = {}
-    if tables:
-        sources, stages = ([asdict(one) for one in table] for table in tables)
-        mixed = {"sources": sources, "stages": stages}
+    mixed: dict[str, Any] = {name: [asdict(one) for one in table] for name, table in tables.items()}
+    if run.row_config.mixture and run.row_config.mixture.is_split:
+        mixed |= {"run": run_of_sides(begin | end)}
     return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
 
 
 def tables_of(
     files: Sequence[InputFile], config: PackConfig, shards: Sequence[Shard]
-) -> tuple[list[Source], list[TrainingStage]] | None:
-    """What a manifest says of the sources and stages of a recipe; None: there is none."""
+) -> dict[str, list[Any]]:
+    """What a manifest says of the sources and stages of a recipe, by the names of its lists; {}
+    without a recipe.
+    """
     choice = choice_of(files, config)
     if choice is None:
-        return None
+        return {}
     first_units, rows = first_units_of(files, config), [0] * len(choice.stages)
     for shard in shards:
         rows[bisect_right(first_units, shard.unit) - 1] += shard.rows
@@ -245,7 +272,24 @@ def tables_of(
         TrainingStage(stage.name, sum(rows[:number]), rows[number])
         for number, stage in enumerate(named)
     ]
-    return sources_of(choice), stages
+    return {
+        "sources": sources_of(choice),
+        "stages": stages,
+        "missed_shares": [MissedShare(**vars(one)) for one in choice.shares if one.is_missed],
+        "source_records": [
+            _records_of(one.amount.name, [opened(files[place]).facts for place in one.places])
+            for one in choice.sources
+        ],
+    }
+
+
+def _records_of(name: str, directories: Sequence[TokenizedManifest]) -> SourceRecords:
+    sums = {total: sum(getattr(one, total) for one in directories) for total in DOCUMENT_TOTALS}
+    unread = Counter[str]()
+    for one in directories:
+        unread.update(one.unread)
+    totals = {total: figure for total, figure in sums.items() if figure}
+    return SourceRecords(name, totals, dict(sorted(unread.items())))
 
 
 def sources_of(choice: Choice) -> list[Source]:
@@ -262,7 +306,7 @@ def sources_of(choice: Choice) -> list[Source]:
 def _of_documents(counts: Counts) -> dict[str, Any]:
     return {
         **{name: getattr(counts, name) for name in DOCUMENT_TOTALS},
-        **_unread(counts),
+        **_named(counts),
         "histograms": {
             name: getattr(counts, name).tolist() for name in DocumentHistograms.__struct_fields__
         },
@@ -277,7 +321,8 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
     return {
         "rows": counts.rows,
         **{name: getattr(counts, name) for name in TOTALS},
-        **_unread(counts),
+        **_named(counts),
+        **_dropped(counts),
         "padding_tokens": slots - counts.tokens,
         "utilization": counts.tokens / slots if slots else 0.0,
         "lower_bound_rows": lower_bound_rows(
@@ -294,8 +339,15 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
     }
 
 
-def _unread(counts: Counts) -> dict[str, Any]:
-    return {"unread": dict(sorted(counts.unread.items()))} if counts.unread else {}
+def _named(counts: Counts) -> dict[str, Any]:
+    """Totals by the names of fields, where there are any."""
+    totals = {"unread": counts.unread, "unused": counts.unused}
+    return {name: dict(sorted(total.items())) for name, total in totals.items() if total}
+
+
+def _dropped(counts: Counts) -> dict[str, Any]:
+    lengths = counts.dropped_length
+    return {"dropped_length": lengths.tolist()} if lengths.any() else {}
 
 
 def _common(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -26,13 +26,13 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import TOKENIZER
 from packer_cli.result.manifest import TOKENIZED
+from packer_cli.result.manifest_check import LIMITS
 
 RUN = "run.json"
 IsSame = Callable[[InputFile, InputFile], bool]
-# Options that decide whether a run may end well, not what a unit's shards hold.
-_LIMITS = ("max_loss", "max_errors")
 _OPTIONS = {
-    "fields": "--field", "template_args": "--template-arg", "add_bos": "--bos", "add_eos": "--eos",
+    "fields": "--field", "roles": "--role", "template_args": "--template-arg", "add_bos": "--bos",
+    "add_eos": "--eos",
 }  # fmt: skip
 _MOST_NAMED = 3
 
@@ -133,17 +133,19 @@ def differing_packers(old: str, new: str) -> list[str]:
     return [f"packer was {old}, is now {new}"] if old != new else []
 
 
-def differing_options(old: DocumentConfig, new: DocumentConfig) -> list[str]:
-    """The options that differ, each as "--name was OLD, is now NEW"."""
+def differing_options(
+    old: DocumentConfig, new: DocumentConfig, *, limits: bool = False
+) -> list[str]:
+    """The options that differ, each as "--name was OLD, is now NEW". `limits`: also those on which
+    no unit's bytes depend.
+    """
     differing = []
     if type(old) is not type(new):
         kinds = "documents were tokenized", "rows were packed"
         return [f"{kinds[isinstance(old, PackConfig)]}, now it is the other"]
     for item in fields(new):
         before, now = getattr(old, item.name), getattr(new, item.name)
-        # what was packed with "fail" has no bad records: skipping them would have been the same
-        fine = item.name in _LIMITS or (item.name == "on_error" and before == "fail")
-        if before != now and not fine:
+        if before != now and (limits or item.name not in LIMITS):
             option = _OPTIONS.get(item.name, f"--{item.name.replace('_', '-')}")
             differing.append(f"{option} was {_shown(before)}, is now {_shown(now)}")
     return differing

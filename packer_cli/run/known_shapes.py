@@ -9,6 +9,7 @@ from pathlib import Path
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.run_options import RunOptions
 from packer_cli.config.shapes import Shape, shape_again, shape_named
+from packer_cli.errors import DataError
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes
 from packer_cli.records import InputFile
 from packer_cli.result.manifest import Manifest, Result
@@ -24,11 +25,16 @@ def known_shapes(
     directory: Path, current: list[InputFile], config: DocumentConfig, options: RunOptions
 ) -> KnownShapes:
     """What an earlier result says of the shapes of inputs that have not changed, and of those that
-    an update keeps without their being named. Raises DataError as `load_any`.
+    an update keeps without their being named. Raises DataError as `load_any`, for an update.
     """
-    if not options.update or not holds_result(directory):
+    if options.overwrite or not holds_result(directory):
         return NOTHING_KNOWN
-    manifest = load_any(directory, incomplete_too=True)
+    try:
+        manifest = load_any(directory, incomplete_too=True, half_too=True)
+    except DataError:
+        if options.update:
+            raise
+        return NOTHING_KNOWN
     then = shape_of(manifest)
     if config.prompt_template == "chat":  # as was asked for, not because prompts are messages
         then = replace(then, of_messages=False)
@@ -56,7 +62,7 @@ def _unchanged_shapes(
     """By index among `current`: of the files that need not be read to see that they are the same.
     None with another --field, which `plan_update` refuses.
     """
-    if config.renamed != dict(manifest.config.fields):
+    if dict(config.fields) != dict(manifest.config.fields):
         return {}
     again = cache(partial(shape_again, renamed=config.renamed))
     then = {one.path: one for one in usable_identities(directory, manifest.inputs)}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from packer_cli.config.run_options import RunOptions
 from packer_cli.config.shape_rules import for_shape, refuse_idle
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
-from packer_cli.errors import InputChangedError, Interrupted, PackerError, UsageError
+from packer_cli.errors import DataError, InputChangedError, Interrupted, PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, detect_shape
 from packer_cli.inputs.discovery import find_inputs
@@ -49,9 +49,9 @@ from packer_cli.run.known_shapes import known_shapes
 from packer_cli.run.ranks import finalize_if_last
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.tokenized_source import choose_tokenized, refuse_view
-from packer_cli.run.unnamed import described, refuse_to_forget
+from packer_cli.run.unnamed import described, left_out, moves, refuse_to_forget
 from packer_cli.run.unused import name_columns, warn_of_losses
-from packer_cli.run.update import Update, plan_update
+from packer_cli.run.update import Update, plan_update, refuse_other_result
 from packer_cli.run.upload import check_options, publish
 from packer_cli.run.worker import Worker, commit_input, left_to_do
 from packer_cli.threads import Task, run_all
@@ -71,15 +71,17 @@ def pack(
     warn: Notify = lambda message: None,
     early: EarlyReference | None = None,
     staging: Path | None = None,
+    before_switch: Callable[[], None] = lambda: None,
 ) -> Result | None:
     """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
     rank that leaves work to others. Without options of rows, when `config` is no PackConfig, the
     documents are tokenized only.
 
     `notify` hears one-line messages for the user, `warn` those that nobody should miss. `early`: of
-    the tokenizer, if begun. `staging`: where what goes to a URL is packed. Raises PackerError:
-    UsageError before anything is written, DataError for bad records or storage, Interrupted for
-    Ctrl-C. Units that are packed by then are kept for the next run.
+    the tokenizer, if begun. `staging`: where what goes to a URL is packed. `before_switch`: called
+    when all is packed, before a new result takes its place. Raises PackerError: UsageError before
+    anything is written, DataError for bad records or storage, Interrupted for Ctrl-C. Units that
+    are packed by then are kept for the next run.
     """
     begun = time.monotonic()
     url = str(destination) if storage.is_url(str(destination)) else None
@@ -91,12 +93,13 @@ def pack(
     _refuse_shared_stdin(inputs, options)
     files = find_inputs(inputs, config, notify)
     known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, options)
+    raw = config.prompt_template == "none"
     files, config, shape, chosen = settled(files, config, tokenizer_name, notify, warn, known)
     choice_of(files, config)  # what a recipe asks of its sources is there, or nothing is written
-    job = _Job(config, shape, files, chosen, options, notify, stop, early)
+    job = _Job(config, shape, files, chosen, options, notify, stop, early, before_switch)
     done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
     if done is not None:
-        warn_of_losses(str(destination), done, chosen, notify, warn)
+        warn_of_losses(str(destination), done, chosen, notify, warn, raw=raw)
     what = "done" if done else "this rank is done"
     notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
     return done
@@ -117,8 +120,12 @@ def settled(
         shape, chosen = choose_tokenized(files, config, tokenizer_name, notify)
         return files, for_shape(config, shape), shape, chosen
     refuse_view(config)
-    unused = dict[str, list[str]]()
-    files, shape = detect_shape(files, config, known, unused)
+    unused, lacking = dict[str, list[str]](), dict[str, DataError]()
+    files, shape = detect_shape(files, config, known, unused, lacking)
+    own = [one.columns for one in shape.members.values() or [shape]]
+    for name, error in lacking.items():
+        if not any(columns.get(name) == config.renamed[name] for columns in own):
+            raise error
     name_columns(unused, config.shape, notify, warn)
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
@@ -142,6 +149,7 @@ class _Job:
     notify: Notify
     stop: threading.Event
     early: EarlyReference | None
+    before_switch: Callable[[], None]
 
     def to_url(self, url: str, staging: Path | None) -> Result:
         """Pack into a staging directory and upload that."""
@@ -155,25 +163,25 @@ class _Job:
                 notify=self.notify,
                 no_lock=self.options.no_lock,
             ) as claim:
-                manifest = self._pack_claimed(claim, run, None)
-            return manifest or load_any(folder, incomplete_too=True)
+                manifest = self._pack_claimed(claim, run, None, lambda: None)
+            return manifest or load_any(folder, incomplete_too=True, half_too=True)
 
         return publish(
             url, staging, run, pack_staged, overwrite=self.options.overwrite,
             no_lock=self.options.no_lock, notify=self.notify, show_progress=self.options.progress,
+            before_switch=self.before_switch,
         )  # fmt: skip
 
     def to_directory(self, destination: Path) -> Result | None:
         """Pack all, or this rank's share, or what an update calls for."""
         rank, options = self.options.as_rank, self.options
-        may_replace = options.overwrite or options.update
         with output.claimed(
-            destination, self.files, may_replace=may_replace, notify=self.notify, rank=rank,
+            destination, self.files, may_replace=True, notify=self.notify, rank=rank,
             no_lock=options.no_lock,
         ) as claim:  # fmt: skip
-            update = None
-            if (options.update or rank) and holds_result(destination):
-                earlier = load_any(destination, incomplete_too=True)
+            update, is_there = None, holds_result(destination)
+            if is_there and (options.update or rank):
+                earlier = load_any(destination, incomplete_too=True, half_too=True)
                 update = self._update(destination, earlier)
                 if not update.changed:
                     if not rank:
@@ -188,7 +196,12 @@ class _Job:
                 if update
                 else self._run(self.files, work_units(self.files, self.config))
             )
-            manifest = self._pack_claimed(claim, run, update)
+            if is_there and not (update or options.overwrite or claim.ended):
+                earlier = load_any(destination, incomplete_too=True, half_too=True)
+                refuse_other_result(destination, earlier, run)
+                self.notify(f"{destination}: up to date")
+                return earlier
+            manifest = self._pack_claimed(claim, run, update, self.before_switch)
             if manifest is not None:
                 return manifest
         return finalize_if_last(destination, self.notify, no_lock=options.no_lock)
@@ -210,27 +223,37 @@ class _Job:
         rank = self.options.as_rank
         if update.dropped and not rank:
             self.notify(f"{destination}: drops {described(update.dropped)}")
+        if update.moved:
+            self.notify(f"{destination}: {moves(update.moved)}")
+        if update.copies:
+            self.notify(f"{destination}: has these inputs already: {left_out(update.copies)}")
         if update.kept:
             self.notify(f"{destination}: keeps {described(update.kept)}")
         if not update.changed:
             self.notify(f"{destination}: {'already finished' if rank else 'up to date'}")
         return update
 
-    def _pack_claimed(self, claim: output.Claim, run: Run, update: Update | None) -> Result | None:
+    def _pack_claimed(
+        self,
+        claim: output.Claim,
+        run: Run,
+        update: Update | None,
+        before_switch: Callable[[], None],
+    ) -> Result | None:
         """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
         # an update without an earlier result is a plain run: it discards nobody else's units
         may_replace = self.options.overwrite or update is not None
         side_files = self.chosen.side_files
         if not output.begin(claim, run, side_files, may_replace=may_replace):
             self.notify(f"{claim.output}: was complete except for its last step")
-            return load_any(claim.output, incomplete_too=True)
+            return load_any(claim.output, incomplete_too=True, half_too=True)
         if update is not None:
             update.keep(claim.work)
         try:
             self._pack_rest(run, claim.work)
         except PackerError as error:
             raise _with_progress(error, run, claim.work, may_replace) from error
-        return None if self.options.as_rank else finalize(run, claim)
+        return None if self.options.as_rank else finalize(run, claim, before_switch)
 
     def _pack_rest(self, run: Run, work: Path) -> None:
         """Pack the units, and hash the inputs, that have no record in the work folder."""
@@ -318,7 +341,7 @@ def _refuse_shared_stdin(inputs: list[str], options: RunOptions) -> None:
 def _refuse_other_than_utf8(config: DocumentConfig, tokenizer: str | None) -> None:
     """UsageError for an option that no manifest can hold, before all the work rather than after."""
     options = config.as_json() | {"tokenizer": choose(tokenizer)[0]}
-    options["field"] = options.pop("fields")
+    options["field"], options["role"] = options.pop("fields"), options.pop("roles")
     options["template_arg"] = options.pop("template_args")
     for name, value in options.items():
         try:

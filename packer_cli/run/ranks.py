@@ -86,7 +86,7 @@ def finalize_if_last(destination: Path, notify: Notify, *, no_lock: bool = False
         ) as claim:
             run = load_run(claim.work / RUN)
             if run is None:  # another rank was the last
-                return load_any(destination, incomplete_too=True)
+                return load_any(destination, incomplete_too=True, half_too=True)
             return None if _missing(run, claim.work) else finalize(run, claim)
     except InUseError:
         notify(f"{destination}: other ranks are at work; the last one finishes")
@@ -97,13 +97,13 @@ def finalize_now(destination: Path, *, no_lock: bool = False) -> Result:
     """The manifest of what ranks have packed. Raises DataError when units are missing."""
     work = output.work_of(destination)
     if not work or not ((work / RUN).is_file() or (work / REPLACING).is_file()):
-        load_any(destination, incomplete_too=True)  # raises, if anything is wrong
+        load_any(destination, incomplete_too=True, half_too=True)  # raises, if anything is wrong
         raise UsageError(f"{destination}: is already finished", "see packer stats")
     with output.claimed(
         destination, [], may_replace=True, notify=lambda message: None, no_lock=no_lock
     ) as claim:
         if claim.ended is not None:
-            return load_any(destination, incomplete_too=True)
+            return load_any(destination, incomplete_too=True, half_too=True)
         run = load_run(claim.work / RUN)
         if run is None:
             raise DataError(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
@@ -32,15 +32,20 @@ from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.locks import InUseError
+from packer_cli.mixing.shares import refuse_missed, told
+from packer_cli.mixing.units import choice_of
+from packer_cli.ownership import Folder
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
 from packer_cli.result.manifest import Manifest, TokenizedManifest
 from packer_cli.result.manifest_file import as_named, load, load_any, load_tokenized
+from packer_cli.run.directory import clean, is_begun, work_of
 from packer_cli.run.pipeline import pack, settled
 from packer_cli.run.replacing import holds_result
 from packer_cli.run.update import is_same_mixture, plan_update
 
 _SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
+Raw = tuple[Source, list[InputFile], Path]  # a source, and where its tokens are to be
 _OF_RUN = {"unit_bytes", "shard_bytes"}  # options of documents that rows have, too
 
 
@@ -52,10 +57,12 @@ def pack_recipe(
     warn: Notify = lambda message: None,
     early: EarlyReference | None = None,
     staging: Path | None = None,
+    max_share_error: float | None = None,
 ) -> list[tuple[Path | str, Manifest | None]]:
     """Pack a recipe into `destination`, a directory or a URL, or into a directory for each side of
     its split in there; gives where each result is, and its manifest, or None to a rank that leaves
-    work to others. Parameters and errors are those of `pipeline.pack`.
+    work to others. Parameters and errors are those of `pipeline.pack`; ThresholdMissed for a share
+    that is off by more than `max_share_error`.
     """
     if options.add:
         raise UsageError("--add: a recipe names all of its inputs", "add them there, and --update")
@@ -70,16 +77,38 @@ def pack_recipe(
     places = [_inside(destination, part) if part else destination for part in parts]
     if options.as_rank and not all(holds_result(Path(one)) for its in directories for one in its):
         return [(place, None) for place in places]
-    finished = [_is_finished(place) for place in places]
-    is_complete = all(finished) and (not is_local_split or _joined(destination).exists())
-    results: list[tuple[Path | str, Manifest | None]] = []
-    for part, place, is_done in zip(parts, places, finished, strict=True):
+    job.tell_shares(directories, _of_rows(recipe.config, mixture), max_share_error)
+    # as long as the directory of both sides does not open, a run is putting them in their places
+    is_whole = all(map(_is_finished, places)) and (
+        not is_local_split or _joined(destination).exists()
+    )
+    results: dict[int, Manifest | None] = {}
+
+    def pack_side(number: int) -> None:
+        """Pack a side, and before it takes its place, all that follow. So the first side that is in
+        its place says that all of them are.
+        """
+        if number == len(places) or number in results:
+            return
+
+        def before_switch() -> None:
+            pack_side(number + 1)
+            if is_local_split:
+                _part_sides(destination)
+
+        part, place = parts[number], places[number]
         config = _of_rows(recipe.config, replace(mixture, part=part or TRAIN))
-        goes_on = is_done and not is_complete and not (options.overwrite or options.update)
-        results.append((place, job.packed(directories, place, config, staging, goes_on=goes_on)))
-    if is_local_split and all(map(_is_finished, places)):
+        own_staging = staging / part if staging and part else staging
+        results[number] = job.packed(
+            directories, place, config, own_staging, before_switch, goes_on=not is_whole
+        )
+        if results[number] is not None:
+            pack_side(number + 1)
+
+    pack_side(0)
+    if is_local_split and all(results.get(number) for number in range(len(places))):
         _join_sides(destination)
-    return results
+    return [(place, results.get(number)) for number, place in enumerate(places)]
 
 
 @dataclass(frozen=True)
@@ -135,46 +164,71 @@ class _Job:
             mixture, sources=tuple(replace(one, inputs=len(its)) for one, its in amounts)
         )
 
+    def tell_shares(
+        self, directories: list[list[str]], config: PackConfig, most: float | None
+    ) -> None:
+        """Say which sources' shares are off, since documents stay whole."""
+        inputs = [one for its in directories for one in its]
+        files = find_inputs(inputs, config, lambda _: None)
+        files, config, *_ = settled(files, config, None, lambda _: None, self.warn)
+        choice, mixture = choice_of(files, config), config.mixture
+        if choice is None or mixture is None:
+            return
+        if most is not None:
+            refuse_missed(mixture, choice.shares, most)
+        for share in choice.shares:
+            if share.is_missed:
+                self.notify(told(mixture, share))
+
     def packed(
         self,
         directories: list[list[str]],
         to: Path | str,
         config: PackConfig,
         staging: Path | None,
+        before_switch: Callable[[], None],
         *,
         goes_on: bool,
     ) -> Manifest | None:
-        """The rows of one side. `goes_on`: an interrupted run has finished them. Of several ranks,
-        each of which has tokenized its share, the last packs all of them.
+        """The rows of one side. `goes_on`: an interrupted run may have finished them. Of several
+        ranks, each of which has tokenized its share, the last packs all of them.
         """
         inputs, options = [one for its in directories for one in its], self.options
         is_rank = options.as_rank is not None
-        if goes_on or (is_rank and _is_finished(to)):
-            return self._finished(inputs, to, config)
+        if _is_finished(to):
+            may_replace = options.overwrite or options.update
+            work = work_of(Path(to))
+            looks_done = goes_on and not (may_replace and work and is_begun(work))
+            if looks_done:
+                clean(Path(to), no_lock=options.no_lock)
+            if (is_rank or looks_done) and (done := self._finished(inputs, to, config)):
+                return done
+            if is_rank or (goes_on and not may_replace):
+                _refuse_other(to)
         options = replace(options, rank=None, world_size=None)
         try:
-            done = pack(inputs, to, config, options, None, self.notify, self.warn, staging=staging)
+            packed = pack(
+                inputs, to, config, options, None, self.notify, self.warn, staging=staging,
+                before_switch=before_switch,
+            )  # fmt: skip
         except (InUseError, UsageError) as error:
             if is_rank and _is_finished(to):
-                return self._finished(inputs, to, config)
+                return self._finished(inputs, to, config) or _refuse_other(to)
             if is_rank and isinstance(error, InUseError):
                 self.notify(f"{to}: another rank packs the rows")
                 return None
             raise
-        if done is not None and not isinstance(done, Manifest):
+        if packed is not None and not isinstance(packed, Manifest):
             raise InternalError(f"{to}: rows were to be packed")
-        return done
+        return packed
 
-    def _finished(self, inputs: list[str], to: Path | str, config: PackConfig) -> Manifest:
-        """What is there, which must be what the recipe gives."""
+    def _finished(self, inputs: list[str], to: Path | str, config: PackConfig) -> Manifest | None:
+        """What is there, if that is what the recipe gives."""
         files = find_inputs(inputs, config, self.notify)
         files, config, shape, _ = settled(files, config, None, lambda _: None, self.warn)
-        manifest = load(to, incomplete_too=True)
+        manifest = load(to, incomplete_too=True, half_too=True)
         if not is_same_mixture(manifest, files, replace(config, shape=shape.kind)):
-            raise UsageError(
-                f"{to}: is a result of other options, amounts or documents",
-                "to pack everything again, use --overwrite",
-            )
+            return None
         self.notify(f"{to}: is finished already")
         return manifest
 
@@ -201,7 +255,7 @@ class _Job:
         self, source: Source, files: list[InputFile], to: Path, early: EarlyReference | None
     ) -> None:
         """Bring the tokenized directory of a source up to date."""
-        config, tokenizer = _options_of(source, files), self.recipe.tokenizer
+        config, tokenizer = options_of_source(source, files), self.recipe.tokenizer
         options, finished = self.options, holds_result(to)
         if finished and not isinstance(load_any(to, incomplete_too=True), TokenizedManifest):
             raise UsageError(f"{to}: holds packed rows", "name another directory: tokenized = DIR")
@@ -226,10 +280,8 @@ class _Job:
     def refuse_stale(self, source: Source, files: list[InputFile], to: Path) -> None:
         """UsageError where a tokenized directory is not what a run would make of a source now."""
         again = f"packer pack {self.recipe.path}"
-        if not holds_result(to):
-            raise UsageError(f"not tokenized yet: there is no {to}", f"run {again} first")
         files, config, shape, chosen = settled(
-            files, _options_of(source, files), self.recipe.tokenizer, self.notify, self.warn
+            files, options_of_source(source, files), self.recipe.tokenizer, self.notify, self.warn
         )
         try:
             update = plan_update(
@@ -273,7 +325,28 @@ def tokenized_before(
     return job.directories(root, job.refuse_stale)
 
 
-def _options_of(source: Source, files: list[InputFile]) -> DocumentConfig:
+def _refuse_other(to: Path | str) -> NoReturn:
+    raise UsageError(
+        f"{to}: is a result of other options, amounts or documents",
+        "to pack everything again, use --overwrite",
+    )
+
+
+def untokenized(
+    recipe: Recipe, destinations: Sequence[Path | str]
+) -> tuple[list[list[str]], list[Raw]]:
+    """(directories of every source, as a run would make them; all sources that are to be tokenized
+    for that, if one of them is not yet).
+    """
+    root = next((one for one in (_root(recipe, to) for to in destinations) if one.exists()),
+                _root(recipe, destinations[0]))  # fmt: skip
+    raw: list[Raw] = []
+    job = _Job(recipe, destinations[0], RunOptions(), lambda _: None, lambda _: None)
+    directories = job.directories(root, lambda *one: raw.append(one))
+    return directories, raw if any(not holds_result(to) for *_, to in raw) else []
+
+
+def options_of_source(source: Source, files: list[InputFile]) -> DocumentConfig:
     """Its options, without those that it has inherited and has no use for."""
     if not source.inherited:
         return source.config
@@ -370,6 +443,14 @@ def _refuse_in_the_way(destination: Path | str) -> None:
 def _joined(destination: Path | str) -> Path:
     """What makes one dataset of both sides."""
     return Path(destination) / DATASET_DICT
+
+
+def _part_sides(destination: Path | str) -> None:
+    """Have it open no more: one side is of another run for a moment."""
+    if _joined(destination).exists():
+        with Folder(Path(destination)) as folder:
+            folder.unlink(DATASET_DICT)
+            folder.sync()
 
 
 def _join_sides(destination: Path | str) -> None:

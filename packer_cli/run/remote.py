@@ -7,7 +7,6 @@ Only what packer's records list, the marker and manifests, is ever replaced or r
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,19 +18,28 @@ import msgspec
 from packer_cli import storage
 from packer_cli.errors import DataError, PackerError, UsageError, named
 from packer_cli.ownership import Listed
-from packer_cli.result.layout import INCOMPLETE, INPUT_TIMES, MANIFEST, WORK, is_result_file
+from packer_cli.result.layout import (
+    INCOMPLETE,
+    INPUT_TIMES,
+    MANIFEST,
+    WORK,
+    is_named_by_content,
+    is_result_file,
+)
 from packer_cli.result.manifest import Result
 from packer_cli.result.manifest_bytes import looks_like_one, parse_unedited
 from packer_cli.result.shards import digest
 from packer_cli.run import replacing
+from packer_cli.run.directory import finished
 from packer_cli.run.transfer import on_threads
+from packer_cli.threads import built
 
 MARKER = f"{WORK}/publishing.json"
 _MARKER_BEGINS = b'{"manifest_sha256":"'
-_NAMED_BY_CONTENT = re.compile(r"shard-.*-[0-9a-f]{16}\.arrow")
 _FETCHED_BYTES = 4 << 20
 
 
+@built
 class Marker(msgspec.Struct, frozen=True):
     """`manifest_sha256` "": nothing is uploaded yet. (size, sha256 or "") by name: `files` of the
     new result, and what of `earlier` ones lay there before, which goes once it is complete.
@@ -93,10 +101,7 @@ def refuse_to_replace(url: str, remote: Remote, own: str | None, overwrite: bool
     """Raise UsageError for what must not be replaced. `own`: the manifest's digest, if known."""
     if remote.complete:
         if not overwrite:
-            raise UsageError(
-                f"{url}: holds a finished result",
-                "choose another --output, or replace it with --overwrite",
-            )
+            raise finished(url)
         if remote.problem:
             raise UsageError(
                 f"{storage.join(url, MANIFEST)}: {remote.problem}, so it does not say which files "
@@ -147,7 +152,7 @@ def _own_digest(url: str, name: str, remote: Remote) -> str | None:
         with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
             return "" if replacing.is_input_times(file.read()) else None
     digests = {file.sha256 for file in listed if file.size in (None, size)}
-    if not digests or _NAMED_BY_CONTENT.fullmatch(name):
+    if not digests or is_named_by_content(name):
         return next(iter(digests), None)
     sha256 = digest(storage.join(url, name))[1]
     return sha256 if sha256 in digests else None
@@ -236,7 +241,7 @@ def reserved(url: str, remote: Remote) -> Iterator[None]:
 
 
 def is_uploaded(name: str, file: Listed, remote: Remote) -> bool:
-    return bool(_NAMED_BY_CONTENT.fullmatch(name)) and remote.sizes.get(name) == file.size
+    return is_named_by_content(name) and remote.sizes.get(name) == file.size
 
 
 def earlier_files(url: str, remote: Remote) -> dict[str, tuple[int, str]]:

@@ -66,9 +66,10 @@ def pack_unit(
             rows.add(batch)
             del batch  # the window holds what goes into rows, and frees it when written
         shards = rows.close()
+        rejections.close()
     finally:
         rows.abandon()
-        rejections.close()
+        rejections.abandon()
     path = sums.path if sums else None
     return UnitResult(unit, shards, rows.counts, rejections.path, stretches, path)
 
@@ -178,6 +179,7 @@ class UnitRows:
             piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64, copy=False),
         )
         more.add_trained(stock.file[order], trained_of(stock, order))
+        more.add_mixedness(lengths, stock.file[order], row_offsets)
         if planned.unbalanced is not None:
             more.attention_before = planned.unbalanced
             more.attention_after = AttentionCost.of(lengths, row_offsets)
@@ -237,4 +239,5 @@ def _count_documents(counts: Counts, batch: TokenBatch, pieces: Pieces, max_leng
     counts.empty_documents += int((lengths == 0).sum())
     counts.encoded_tokens += int(lengths.sum())
     counts.document_length += powers_histogram(placed[placed > 0])
+    counts.add_dropped(lengths[(lengths > max_length) & (placed == 0)])
     counts.add_files(batch.file, lengths, placed)

@@ -13,8 +13,8 @@ from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs
-from packer_cli.records import InputFile, Notify, Records, Slice
-from packer_cli.tokenization.encoding import Encode, Read, plain_encoder
+from packer_cli.records import InputFile, Notify, Records, Slice, turn_position
+from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
 from packer_cli.tokenization.fill_in_middle import fill_in_middle
 from packer_cli.tokenization.locate import TokenizerFiles
 from packer_cli.tokenization.specials import Specials
@@ -76,7 +76,19 @@ def plain_encode(
 ) -> Encode:
     """Makes tokens of texts. `highest`: the highest id, where records are tokens already."""
     fim = fill_in_middle(config, files)
-    return plain_encoder(tokenizer, highest, specials_of(files, config), fim)
+    encode = plain_encoder(tokenizer, highest, specials_of(files, config), fim)
+    return _counting_turns(encode) if config.turns == "each" else encode
+
+
+def _counting_turns(encode: Encode) -> Encode:
+    """The same beside conversations that become a document for each answer."""
+
+    def encode_one_each(records: Records, file: InputFile) -> Encoded:
+        encoded = encode(records, file)
+        position = turn_position(encoded.batch.position, 0)
+        return encoded._replace(batch=replace(encoded.batch, position=position))
+
+    return encode_one_each
 
 
 def specials_of(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:

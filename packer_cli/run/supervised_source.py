@@ -6,6 +6,7 @@ Texts in other files of the same run come from it, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from packer_cli.config.run_options import JINJA2, SECONDS_PER_RECORD, EncodingOp
 from packer_cli.config.shape_rules import by_file_shape
 from packer_cli.config.shapes import Shape
 from packer_cli.early import EarlyReference
+from packer_cli.errors import DamagedInputError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.records import InputFile, Notify, Records, Slice, WorkUnit
@@ -123,10 +125,12 @@ def _encoders(
     from packer_cli.supervised.encoder import SupervisedEncoder  # noqa: PLC0415
 
     return {
-        name: SupervisedEncoder(renders[name], config, tokenizers[name])
+        name: SupervisedEncoder(
+            renders[name], config, tokenizers[name], glued=not uses_template(shape, config)
+        )
         if name in renders
         else plain_encode(tokenizers[name], files, config)
-        for name, (_, config) in own.items()
+        for name, (shape, config) in own.items()
     }
 
 
@@ -151,8 +155,9 @@ def _read_here(
 def _first_composed(file: InputFile, read: Read) -> Iterator[str]:
     """Some texts from the beginning, to check the fast engine; where a few can be read alone."""
     if _has_first(file):
-        for records in read(file, beginning(file, FIRST_DOCUMENTS_CHARACTERS)):
-            yield from records.texts or []
+        with suppress(DamagedInputError):  # which the unit that reads it meets, too
+            for records in read(file, beginning(file, FIRST_DOCUMENTS_CHARACTERS)):
+                yield from records.texts or []
 
 
 def _has_first(file: InputFile) -> bool:

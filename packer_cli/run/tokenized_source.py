@@ -16,7 +16,7 @@ from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError, from_os_error
-from packer_cli.inputs.tokenized import TokenizedInputs, shape_of
+from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.records import HIGHEST_ID, InputFile, Notify
 from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
@@ -123,8 +123,7 @@ def tokenized_source(run: Run, work: Path) -> Source:
 
 def _highest_id(file: InputFile) -> int:
     """The highest id of the tokenizer that made an input."""
-    folder = Path(file.path).parent
-    facts = load_tokenized(folder)
+    folder, facts = Path(file.path).parent, opened(file).facts
     if TOKENIZER in facts.side_files:
         return highest_id(_kept(folder, facts, TOKENIZER))
     return facts.tokenizer.vocab_size - 1 if facts.tokenizer else HIGHEST_ID

@@ -6,24 +6,35 @@ documents_of(unit, job, ...)   batches of documents as tokens, in the unit's ord
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.errors import DataError, Interrupted, from_os_error
+from packer_cli.errors import DamagedInputError, DataError, Interrupted, PackerError, from_os_error
+from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.input_files import check_unchanged
 from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.packing.fitting import first_overlong
 from packer_cli.packing.pairs import rooms
 from packer_cli.progress import Progress
-from packer_cli.records import BadRecord, InputFile, Stretch, TokenBatch, WorkUnit, record_position
+from packer_cli.records import (
+    BadRecord,
+    InputFile,
+    Records,
+    Slice,
+    Stretch,
+    TokenBatch,
+    WorkUnit,
+    record_position,
+)
 from packer_cli.result.counts import Counts
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import rejected_name
@@ -38,6 +49,7 @@ class Job:
     info       of the tokenizer that made, or makes, the tokens; None where none is named
     tokenized  where the inputs are tokenized directories; `read` and `encode` are not used then
     folder     where a unit's files are written
+    damaged    why inputs, by index, cannot be decoded: a unit is made without them
     """
 
     files: Sequence[InputFile]
@@ -51,6 +63,7 @@ class Job:
     progress: Progress
     stop: threading.Event = field(default_factory=threading.Event)
     tokenized: TokenizedInputs | None = None
+    damaged: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def pad_token_id(self) -> int:
@@ -83,6 +96,28 @@ class UnitResult:
     squared_lengths: Path | None = None
 
 
+_Made = TypeVar("_Made")
+
+
+class _LeftOutError(Exception):
+    """An input of a unit that cannot be decoded, though what was read of it seemed right."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index, self.reason = index, reason
+
+
+def without_damaged(unit: WorkUnit, job: Job, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
+    """What `make` makes of a unit; where bad records are skipped, without inputs that cannot be
+    decoded. It is made anew then, so that nothing depends on how much could be read of them.
+    """
+    while True:
+        try:
+            return make(unit, job)
+        except _LeftOutError as error:
+            job = replace(job, damaged={**job.damaged, error.index: error.reason})
+
+
 def documents_of(
     unit: WorkUnit,
     job: Job,
@@ -101,11 +136,18 @@ def documents_of(
         return
     for part in unit.slices:
         file = job.files[part.file]
-        for records in job.read(file, part):
+        if part.file in job.damaged:
+            rejections.leave_out(file, job.damaged[part.file])
+            for figures in (counts, counts.file(file.index)):
+                figures.rejected_records += 1
+                figures.rejected_files += 1
+            continue
+        for records in _decoded(file, part, job):
             job.stop_if_asked()
             stretches[part.file] += records.stretches
             batch, bad, more = job.encode(records, file)
             counts.add(more)
+            counts.add_looked_at(records.looked_at)
             if bad:
                 rejections.add(file, bad)
                 counts.rejected_records += len(bad)
@@ -116,6 +158,23 @@ def documents_of(
                 yield batch
             del batch
         check_unchanged(file)
+
+
+def _decoded(file: InputFile, part: Slice, job: Job) -> Iterator[Records]:
+    """The records of a slice. Raises _LeftOutError for an input that is to be left out."""
+    try:
+        yield from job.read(file, part)
+    except DamagedInputError as error:
+        check_unchanged(file)  # a file being written to looks cut short; that is the cause
+        if job.config.on_error == "fail" or file.path == STDIN:
+            raise
+        if not part.is_whole:  # other units may have packed the rest of it
+            raise DataError(
+                f"{error.message}; only files that one work unit reads are skipped",
+                "fetch or write it again, leave it out, or give --unit-bytes more than it has",
+            ) from error
+        reason = error.message.removeprefix(f"{file.path}: ")
+        raise _LeftOutError(part.file, reason) from error
 
 
 def refuse_longer(
@@ -154,16 +213,29 @@ class Rejections:
             raise DataError(f"{file.path}, {place}: {bad[0].reason}", bad[0].tip)
         self._keep(file, bad)
 
+    def leave_out(self, file: InputFile, reason: str) -> None:
+        """List a whole file."""
+        self._keep(file, [BadRecord(-1, reason)])
+
     def _keep(self, file: InputFile, bad: list[BadRecord]) -> None:
         try:
             if self._file is None:
                 self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115
             for record in bad:
-                line = {"file": file.path, "position": record.position, "reason": record.reason}
+                position = record.position if record.position >= 0 else None  # the whole file
+                line = {"file": file.path, "position": position, "reason": record.reason}
                 self._file.write(msgspec.json.encode(line) + b"\n")
         except OSError as error:
             raise from_os_error(error, self._name, "write") from error
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        try:
+            if self._file is not None:
+                self._file.close()
+        except OSError as error:
+            raise from_os_error(error, self._name, "write") from error
+
+    def abandon(self) -> None:
+        """Let go of the file after a failure."""
+        with suppress(PackerError):  # the failure itself is the one to report
+            self.close()

@@ -6,19 +6,21 @@ Usually the user forgot them, or packs only one night's new files. So no documen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from itertools import islice
 from pathlib import Path
 
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.formats import format_of
+from packer_cli.config.formats import JSON, format_of
 from packer_cli.errors import PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.input_files import input_file
+from packer_cli.inputs.pairs import is_pair
 from packer_cli.records import InputFile
 from packer_cli.result.layout import WORK
 from packer_cli.result.manifest import Input, Result
+from packer_cli.result.shards import digest
 from packer_cli.run.directory import work_of
 from packer_cli.run.identity import RUN, load_run, may_exist
 
@@ -29,6 +31,77 @@ _MOST_NAMED = 3
 def find_unnamed(manifest: Result, current: Iterable[InputFile]) -> Unnamed:
     named = {file.path for file in current}
     return {index: one for index, one in manifest.inputs_now.items() if one.path not in named}
+
+
+def find_contents(
+    manifest: Result,
+    current: Iterable[InputFile],
+    config: DocumentConfig,
+    same: Container[int],
+    *,
+    adding: bool,
+) -> tuple[dict[int, str], dict[str, str]]:
+    """Inputs by new names whose content the result holds, so that no document is there twice.
+
+    (moved, copies): the new names of inputs, by index, that are not named any more; and, if
+    `adding`, the files that are left out, with the name of their content in the result. `same`:
+    the inputs that are named and have not changed. Only files of a size that the result knows are
+    read.
+    """
+    now = manifest.inputs_now
+    names, sizes = {one.path for one in now.values()}, {one.size for one in now.values()}
+    new = [file for file in current if file.path not in names and file.path != STDIN]
+    new = [file for file in new if file.size in sizes and not is_pair(file)]
+    if not new:
+        return {}, {}
+    unnamed, held = find_unnamed(manifest, current), dict[tuple[object, ...], list[int]]()
+    for index, one in now.items():
+        if index in unnamed or index in same:
+            held.setdefault((one.sha256, *_read_as(one.path, config)), []).append(index)
+    moved, copies = dict[int, str](), dict[str, str]()
+    for file in new:
+        places = held.get((digest(file.path)[1], *_read_as(file.path, config)), [])
+        free = [i for i in places if i in unnamed and i not in moved]
+        if adding:
+            free = [i for i in free if not may_exist(now[i].path)]
+        if free:
+            base = storage.base_name(file.path)
+            index = min(free, key=lambda i: storage.base_name(now[i].path) != base)
+            moved[index] = file.path
+        elif adding and places:
+            copies[file.path] = now[places[0]].path
+    return moved, copies
+
+
+def _read_as(path: str, config: DocumentConfig) -> tuple[str, str | None]:
+    """The format, by its name, and the compression of an input: what its bytes mean."""
+    name, compression = format_of(path, documents=config.whole_files)
+    name = config.input_format or name or JSON
+    return "jsonl" if name == JSON else name, compression
+
+
+def renamed(manifest: Result, moved: dict[int, str]) -> Result:
+    """The manifest of the same result, with other names of inputs."""
+    inputs = [dict(one) for one in manifest.document["inputs"]]
+    removed = {one["path"]: one for one in inputs if one.get("removed")}
+    for index, path in moved.items():
+        if path in removed:  # no two have the same name
+            removed[path]["path"] = inputs[index]["path"]
+        inputs[index]["path"] = path
+    return manifest.of(manifest.document | {"inputs": inputs})
+
+
+def moves(moved: dict[str, str]) -> str:
+    """How many inputs have other names now, and the first of these."""
+    plural = "s have" if len(moved) != 1 else " has"
+    shown = [f"{then} is now {now}" for then, now in islice(moved.items(), _MOST_NAMED)]
+    return f"{len(moved):,} input{plural} moved: {_named(shown, len(moved))}"
+
+
+def left_out(copies: dict[str, str]) -> str:
+    """The files that are not added, since the result holds their content."""
+    shown = [f"{path} (as {held})" for path, held in islice(copies.items(), _MOST_NAMED)]
+    return _named(shown, len(copies))
 
 
 def refuse_loss(directory: Path, unnamed: Unnamed) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 
-from packer_cli.config.shapes import ARGUMENTS, LABEL, Shape
+from packer_cli.config.shapes import ARGUMENTS, LABEL
+from packer_cli.errors import nearest
 from packer_cli.records import Notify
-from packer_cli.result.manifest import DOCUMENT_TOTALS, Result
-from packer_cli.result.manifest_check import shape_of
-from packer_cli.result.wording import count, percent, plural, unshown
+from packer_cli.result.manifest import Result
+from packer_cli.result.warnings import RAW, encoded_tokens, named, warnings_of
+from packer_cli.result.wording import count, percent, plural
 from packer_cli.run.chosen import Chosen
 
-_MOST_NAMED = 12
 _ANSWERED = (
     "content", "reasoning_content", "thinking", "tool_calls", "weight", "train", "train_detail",
 )  # fmt: skip
@@ -33,7 +32,7 @@ def name_columns(
     for names, paths in by_columns.items():
         rest = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         what = "column" if len(names) == 1 else "columns"
-        line = f"{paths[0]}{rest}: no option uses the {what} {_named(names)}; see --field"
+        line = f"{paths[0]}{rest}: no option uses the {what} {named(names)}; see --field"
         if LABEL in names and shape is None:
             warn(f"warning: {line}, and --shape preference if it says which answers are good")
         elif {"chosen", "rejected"} <= {*names}:
@@ -43,16 +42,14 @@ def name_columns(
 
 
 def warn_of_losses(
-    place: str, manifest: Result, chosen: Chosen, notify: Notify, warn: Notify
+    place: str, manifest: Result, chosen: Chosen, notify: Notify, warn: Notify, *, raw: bool
 ) -> None:
-    """Say what chat templates left out, and which fields of records nobody reads."""
-    figures = {name: getattr(manifest, name) for name in DOCUMENT_TOTALS}
-    if manifest.unshown_documents:
-        way_out = f"use {_way_out(manifest)}; --on-unshown error ends such runs"
-        warn(
-            f"warning: {place}: of {plural(manifest.unshown_documents, 'document')} the chat "
-            f"template does not show: {unshown(figures)}; {way_out}"
-        )
+    """Say what was lost or left out, and which fields of records nobody reads. `raw`: whether the
+    user asked for prompts as they are.
+    """
+    for one in warnings_of(manifest):
+        if not (raw and one.about == RAW):
+            warn(f"warning: {place}: {one}")
     if manifest.empty_turns:
         notify(
             f"{place}: {plural(manifest.empty_turns, 'turn')} of the assistant that the chat "
@@ -70,37 +67,9 @@ def warn_of_losses(
             "document of a turn begins with the conversation before it"
         )
     if manifest.unread:
-        named = [f"{name} ({count(number)}){_meant(name, chosen)}" for name, number in
+        names = [f"{name} ({count(number)}){_meant(name, chosen)}" for name, number in
                  manifest.unread.items()]  # fmt: skip
-        notify(f"{place}: neither packer nor the chat template reads {_named(named)}")
-
-
-def _way_out(manifest: Result) -> str:
-    """Of what a template does not show."""
-    of_conversations = any(one.is_chat for one in _shapes(manifest))
-    if manifest.unshown_reasoning and of_conversations and manifest.config.turns == "all":
-        return (
-            "--turns each where only earlier turns lose their reasoning, or a --chat-template "
-            "that shows all of it"
-        )
-    return "a --chat-template that shows all of it"
-
-
-def _shapes(manifest: Result) -> Iterable[Shape]:
-    shape = shape_of(manifest)
-    return shape.members.values() or [shape]
-
-
-def encoded_tokens(manifest: Result) -> int:
-    """The tokens that a run made, those that were lost included."""
-    lost = ("truncated_tokens", "dropped_tokens")
-    return manifest.tokens + sum(getattr(manifest, name, 0) for name in lost)
-
-
-def _named(names: Iterable[str]) -> str:
-    all_names = list(names)
-    more = len(all_names) - _MOST_NAMED
-    return ", ".join(all_names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+        notify(f"{place}: neither packer nor the chat template reads {named(names)}")
 
 
 def _meant(name: str, chosen: Chosen) -> str:
@@ -108,5 +77,5 @@ def _meant(name: str, chosen: Chosen) -> str:
     known: Iterable[str] = _ANSWERED if place == "messages" else ()
     if key and place == ARGUMENTS:
         known = chosen.arguments_read()
-    near = get_close_matches(key, known, 1)
-    return f", did you mean {near[0]}?" if near else ""
+    near = nearest(key, known)
+    return f", did you mean {near}?" if near else ""

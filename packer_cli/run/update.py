@@ -10,15 +10,17 @@ the same documents, each once.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
 import msgspec
 
 import packer_cli
+from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shape_rules import for_member
 from packer_cli.config.shapes import Shape, joined
@@ -33,10 +35,17 @@ from packer_cli.result.manifest_check import document_config_of, shape_of
 from packer_cli.result.shards import digest
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord
-from packer_cli.run.identity import differing_options, differing_packers, differing_tokenizers
+from packer_cli.run.directory import finished
+from packer_cli.run.identity import (
+    Run,
+    differing_options,
+    differing_packers,
+    differing_tokenizers,
+)
 from packer_cli.run.input_times import load_identities
 from packer_cli.run.unnamed import (
     Unnamed,
+    find_contents,
     find_unnamed,
     kept_file,
     read_again,
@@ -45,6 +54,7 @@ from packer_cli.run.unnamed import (
     refuse_loss_of_stdin,
     refuse_other_names,
     refuse_to_forget,
+    renamed,
 )
 
 _NOT_OF_TOKENIZER = {STATE, INFO, REJECTED, UNITS, SQUARED_LENGTHS}
@@ -63,6 +73,8 @@ class Update:
     shape    of the records, with what files have that are read again without being named
     kept     inputs that are not named and stay as they are
     dropped  inputs that are not named and go with their documents
+    moved    earlier names -> those by which inputs with the same content are named now
+    copies   named files that are not added -> inputs of the result with the same content
     """
 
     files: list[InputFile]
@@ -73,6 +85,8 @@ class Update:
     shape: Shape
     kept: Unnamed
     dropped: Unnamed
+    moved: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
 
     def keep(self, work: Path) -> None:
         """Record the units that stay, except those that an earlier run packed again.
@@ -110,6 +124,14 @@ def plan_update(
         settled = replace(config, shape=shape.kind)
         return _of_mixture(manifest, current, shape, settled)
     _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
+    same = _same_inputs(directory, manifest, current, checksum)
+    moved, copies = find_contents(manifest, current, config, same, adding=unnamed == "kept")
+    current = [file for file in current if file.path not in copies]
+    names = {manifest.inputs[index].path: path for index, path in moved.items()}
+    if moved:
+        manifest = renamed(manifest, moved)
+        # rejected.jsonl names the input of each record: such a unit is packed again
+        same |= {index for index in moved if not manifest.inputs[index].rejected_records}
     others = find_unnamed(manifest, current)
     if unnamed != "dropped":
         refuse_loss_of_stdin(manifest, current)
@@ -117,8 +139,7 @@ def plan_update(
     if unnamed == "refused":
         refuse_loss(directory, others)
     kept, dropped = (others, Unnamed()) if unnamed == "kept" else (Unnamed(), others)
-    same = _same_inputs(directory, manifest, current, checksum) | kept.keys()
-    records = _reusable(_records(directory, manifest), directory, same)
+    records = _reusable(_records(directory, manifest), directory, same | kept.keys())
     standing = {index for record in records for index in _inputs(record)}
     kept_files, shape = _kept_files(directory, manifest, kept, standing, shape, config, checksum)
     files = _numbered(manifest, [*current, *kept_files])
@@ -135,7 +156,8 @@ def plan_update(
         index: (manifest.inputs[index].size, manifest.inputs[index].sha256)
         for index in standing - {index for record in records for index, *_ in record.inputs}
     }
-    return Update(files, units, records, digests, bool(new or dropped), shape, kept, dropped)
+    changed = bool(new or dropped or moved)
+    return Update(files, units, records, digests, changed, shape, kept, dropped, names, copies)
 
 
 def _of_mixture(
@@ -145,6 +167,63 @@ def _of_mixture(
     changed = not is_same_mixture(manifest, current, config)
     units = work_units(current, config)
     return Update(current, units, [], {}, changed, shape, Unnamed(), Unnamed())
+
+
+def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
+    """UsageError for a finished result, in a directory or at a URL, that is not what `run` makes:
+    of the same inputs and options, with all its shards.
+    """
+    try:
+        earlier = document_config_of(manifest)
+    except ValueError as error:
+        raise finished(place, f"its options are damaged: {error}") from error
+    config = replace(run.config, shape=run.shape.kind)
+    differ = differing_packers(manifest.packer_version, str(packer_cli.__version__))
+    differ += differing_options(earlier, config, limits=True)
+    if not differ:
+        differ = differing_tokenizers(*_tokenizer_of(manifest), run.tokenizer, run.side_files)
+    if differ:
+        raise finished(place, "; ".join(differ))
+    if not run.resumable:
+        raise finished(place, "stdin cannot be compared with what it was made of")
+    is_remote = storage.is_url(str(place))
+    if text := _differing_inputs(place, manifest, run, by_content=is_remote):
+        raise finished(place, text, may_update=not is_remote)
+
+
+def _differing_inputs(place: Path | str, manifest: Result, run: Run, *, by_content: bool) -> str:
+    """How the inputs of a result differ from those of a run with the same options, or what of the
+    result is lost; "" for nothing.
+    """
+    paths = [one.path for one in manifest.inputs_now.values()]
+    now = [file.path for file in run.files]
+    for names, others, text in ((now, {*paths}, "is new"), (paths, {*now}, "is not named")):
+        if text_of := [name for name in names if name not in others]:
+            more = f" and {len(text_of) - 1:,} more" if len(text_of) > 1 else ""
+            return f"{text_of[0]}{more} {text}"
+    try:
+        same = _same_inputs(Path(place), manifest, list(run.files), by_content)
+    except DataError as error:
+        return error.message
+    if changed := [one.path for i, one in manifest.inputs_now.items() if i not in same]:
+        return f"{changed[0]} has changed"
+    units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
+    if paths != now or [(one.unit, one.slices) for one in manifest.units] != units:
+        return "its inputs were packed one after another, or in another order"
+    sizes = storage.sizes(str(place)) if by_content else _sizes(Path(place))
+    lost = [shard.file for shard in manifest.shards if sizes.get(shard.file) != shard.bytes]
+    return f"{lost[0]} is missing or damaged" if lost else ""
+
+
+def _sizes(folder: Path) -> dict[str, int | None]:
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries}
+
+
+def _tokenizer_of(manifest: Result) -> tuple[str | None, dict[str, str]]:
+    """The tokenizer's name, and the digests of the files that a result keeps of it."""
+    files = {n: s for n, s in manifest.side_files.items() if n not in _NOT_OF_TOKENIZER}
+    return manifest.tokenizer.source if manifest.tokenizer else None, files
 
 
 def is_same_mixture(manifest: Manifest, current: list[InputFile], config: DocumentConfig) -> bool:
@@ -220,18 +299,27 @@ def _refuse_other_options(
     tokenizer: str | None,
     side_files: dict[str, str],
 ) -> None:
+    refuse_other_packer(directory, manifest)
     try:
         differ = _differing_options(manifest, shape, config)
     except ValueError as error:
         raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
-    differ = differing_packers(manifest.packer_version, str(packer_cli.__version__)) + differ
-    kept = {n: s for n, s in manifest.side_files.items() if n not in _NOT_OF_TOKENIZER}
-    earlier = manifest.tokenizer.source if manifest.tokenizer else None
-    differ += differing_tokenizers(earlier, kept, tokenizer, side_files)
+    differ += differing_tokenizers(*_tokenizer_of(manifest), tokenizer, side_files)
     if differ:
         raise UsageError(
             f"{directory}: was packed with other options: {'; '.join(differ)}",
             f"give those options again; {_ANEW}",
+        )
+
+
+def refuse_other_packer(directory: Path, manifest: Result) -> None:
+    """UsageError for a result of another version, which may make other bytes of the same inputs."""
+    then, now = manifest.packer_version, str(packer_cli.__version__)
+    if then != now:
+        raise UsageError(
+            f"{directory}: was packed by packer {then}, and this is packer {now}, which may make "
+            "other documents and rows of the same inputs",
+            f"{_ANEW}, or go on with packer {then}",
         )
 
 

@@ -46,6 +46,7 @@ from packer_cli.run.remote import (
 )
 from packer_cli.run.staging import RESULT, files_of, finished, locked_staging
 from packer_cli.run.transfer import blocks_of, on_threads
+from packer_cli.run.update import refuse_other_result
 
 
 def check_options(url: str, options: RunOptions) -> None:
@@ -75,10 +76,12 @@ def publish(
     no_lock: bool,
     notify: Notify,
     show_progress: bool,
+    before_switch: Callable[[], None],
 ) -> Result:
     """Pack `run` and upload its result to a URL; returns its manifest.
 
-    `pack` packs it into a local directory, or goes on with it. A result that is marked incomplete
+    `pack` packs it into a local directory, or goes on with it. `before_switch`: called before the
+    manifest is uploaded. A result that is marked incomplete
     is not uploaded, and stays in the staging directory. Raises PackerError.
     """
     output.refuse_inputs_inside(url, run.files)
@@ -87,6 +90,10 @@ def publish(
             result, manifest = folder / RESULT, finished(folder / RESULT)
             remote = look(url)
             if manifest is None:
+                if remote.manifest and not (overwrite or remote.marker):
+                    refuse_other_result(url, remote.manifest, run)
+                    notify(f"{url}: up to date")
+                    return remote.manifest
                 refuse_to_replace(url, remote, None, overwrite)
                 with reserved(url, remote):
                     manifest = _packed(pack, result)
@@ -100,7 +107,10 @@ def publish(
                 unmark(url, remote)
             else:
                 refuse_to_replace(url, remote, own[1], overwrite)
-                _upload(url, result, manifest, own, remote, notify, show_progress)
+                _upload(
+                    url, result, manifest, own, remote, notify, before_switch,
+                    show_progress=show_progress,
+                )  # fmt: skip
             output.remove_result(result, no_lock=no_lock)
             return manifest
     except OSError as error:
@@ -122,6 +132,8 @@ def _upload(
     own: tuple[int, str],
     remote: Remote,
     notify: Notify,
+    before_switch: Callable[[], None],
+    *,
     show_progress: bool,
 ) -> None:
     """`own`: size and digest of the manifest."""
@@ -139,6 +151,7 @@ def _upload(
     progress.skip(1 - rest / total)
     with progress:
         _upload_files(url, result, files, left, progress)
+    before_switch()
     _check_uploaded(url, files, marker)
     blocks = blocks_of(result / MANIFEST, own[1], threading.Event(), progress)
     write(url, MANIFEST, blocks, own[0])

@@ -9,7 +9,6 @@ between two units, so a run is as safe as its records are.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
@@ -21,14 +20,13 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.run_options import EncodingOptions
 from packer_cli.durable import sync
 from packer_cli.early import EarlyReference
-from packer_cli.errors import DataError, Interrupted, from_os_error
+from packer_cli.errors import DataError, Interrupted
 from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.input_files import changed, check_unchanged
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import PART, named_by_digest
-from packer_cli.result.shards import Shard, digest
+from packer_cli.result.shards import Shard, digest, name_by_content
 from packer_cli.run import commits
 from packer_cli.run.chosen import Chosen
 from packer_cli.run.commits import UnitRecord
@@ -38,7 +36,7 @@ from packer_cli.run.encoder import prepare
 from packer_cli.run.identity import Run
 from packer_cli.run.rows import pack_unit
 from packer_cli.run.tokenized_source import tokenized_source
-from packer_cli.run.unit import Job, UnitResult
+from packer_cli.run.unit import Job, UnitResult, without_damaged
 
 _Made = TypeVar("_Made")
 _ATTEMPTS = 3
@@ -99,7 +97,7 @@ class Worker:
         lost = 0
         while True:
             try:
-                return make(unit, self._job)
+                return without_damaged(unit, self._job, make)
             except LostChildError as error:
                 self._stop_if_asked()
                 lost += 1
@@ -152,15 +150,10 @@ class Worker:
 
     def _name(self, shard: Shard) -> None:
         """Sync a shard to the disk and name it by its digest."""
-        written, job = self._job.folder / shard.file, self._job
-        sync(written)
-        shard.bytes, shard.sha256 = digest(written, job.stop.is_set)
-        self._stop_if_asked()  # the digest ended early then
-        shard.file = named_by_digest(shard.file.removesuffix(PART), shard.sha256)
-        try:
-            os.rename(written, job.folder / shard.file)
-        except OSError as error:
-            raise from_os_error(error, written, "write") from error
+        job = self._job
+        sync(job.folder / shard.file)
+        if not name_by_content(job.folder, shard, job.stop.is_set):
+            self._stop_if_asked()
 
     def _count_rejected(self, count: int) -> None:
         """Raise DataError as soon as there are too many; a share is known only at the end."""

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from packer_cli.errors import one_line
 from packer_cli.result.manifest import Manifest, Result, TokenizedManifest
+from packer_cli.result.warnings import warnings_of
 from packer_cli.result.wording import Bucket, aligned, count
 from packer_cli.stats.origin import BUILT_IN, origin_lines
 
@@ -97,6 +98,11 @@ def print_rows(console: Console, rows: list[list[str]], title: str = "") -> None
     console.print(f"\n[dim]{title}[/dim]" if title else "")
     for number, line in enumerate(aligned(rows)):
         console.print(Text(line, style="" if number else "dim"))
+
+
+def print_warnings(console: Console, manifest: Result) -> None:
+    for one in warnings_of(manifest):
+        console.print(Text(f"\nwarning: {one}", style="yellow"))
 
 
 def input_rows(manifest: Result) -> list[list[str]]:

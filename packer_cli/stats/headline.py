@@ -42,6 +42,8 @@ def headline(manifest: Manifest, *, times: str = "×") -> list[Line]:
     if f["trained_turns"]:
         lines.append(Line("turns", count(f["trained_turns"]), "written by the assistant"))
     lines.append(Line("padding", count(f["padding_tokens"]), "positions without a token"))
+    if "mixedness" in f:
+        lines += _mixed(f["mixedness"], several_inputs=len(manifest.inputs_now) > 1)
     if "attention_cost" in f:
         before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]
         for name, title, meaning in (
@@ -51,6 +53,18 @@ def headline(manifest: Manifest, *, times: str = "×") -> list[Line]:
             was = f"{meaning}; {before[name]:.3f} without --balance"
             lines.append(Line(title, f"{after[name]:.3f}", was))
     return lines
+
+
+def _mixed(f: dict[str, float | None], *, several_inputs: bool) -> list[Line]:
+    """How mixed rows are; [] where rows are of one segment."""
+    if f["spread"] is None:
+        return []
+    shares = [("have nearly one length", f["one_length"])]
+    if several_inputs:
+        shares.append(("one input", f["one_input"]))
+    known = [f"{percent(share)} {what}" for what, share in shares if share is not None]
+    rows = f"; of rows {', '.join(known)}" if known else ""
+    return [Line("mixed", percent(f["spread"]), f"of the data's spread of lengths in a row{rows}")]
 
 
 def record_name(manifest: Manifest) -> str:
@@ -91,6 +105,7 @@ def unusual(f: dict[str, Any]) -> list[tuple[str, int, str]]:
     return [
         ("empty", f["empty_documents"], "documents without a token, not packed"),
         ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
+        ("damaged", f["rejected_files"], "of these are whole inputs that cannot be decoded"),
         ("no end", f["turns_without_end"], f"of {f['trained_turns']:,} trained turns end in no "
          "special token: the model may not learn to stop"),
         ("empty turns", f["empty_turns"], "of the assistant, of which the chat template shows "
@@ -101,6 +116,8 @@ def unusual(f: dict[str, Any]) -> list[tuple[str, int, str]]:
          f"{plural(f['masked_documents'], 'document')} not trained on, by options or flags"),
         ("repeated", f["repeated_tokens"], "tokens that documents share with those of "
          "the turn before, see --turns each"),
+        ("edges", f["edge_tokens"], "tokens that hold the end of a prompt and the beginning of its "
+         "answer"),
         ("special", f["special_tokens_in_text"], "special tokens that the content of "
          "records spells out, see --special-tokens-in-text"),
         ("rearranged", f["fim_documents"], "texts put into another order, see --fim-rate"),

@@ -15,7 +15,7 @@ from packer_cli.config.columns import DEFAULT_COLUMNS, PADDED_BOUNDARIES, PAIR_C
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.option import options_of
 from packer_cli.config.options import PackConfig
-from packer_cli.config.shapes import kinds_of
+from packer_cli.config.shapes import kinds_of, prompts_described
 from packer_cli.config.strategies import keeps_order
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import Manifest, TokenizedManifest, Tokenizer
@@ -26,8 +26,8 @@ BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _DIGITS = 12  # of a digest: enough to tell tokenizers apart
 _ALWAYS = ("max_length", "strategy", "overlong")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
-                "columns", "fields", "template_args", "turn_end", "shuffle", "window_tokens",
-                "mixture"}  # fmt: skip
+                "columns", "fields", "roles", "template_args", "turn_end", "shuffle",
+                "window_tokens", "mixture"}  # fmt: skip
 
 
 class _Template(NamedTuple):
@@ -67,9 +67,9 @@ def origin_lines(manifest: Manifest | TokenizedManifest) -> list[tuple[str, str]
 
 def _records(manifest: Manifest | TokenizedManifest) -> str:
     config, shape = manifest.config, shape_of(manifest)
-    prompts = ", prompts as alpaca" if config.prompt_template == "alpaca" else ""
+    prompts = prompts_described(shape, config.prompt_template)
     trained = config.train_on or "what is default for each"
-    return f"{kinds_of(shape)}{prompts}; trained on: {trained}"
+    return f"{kinds_of(shape)}{prompts and ', '}{prompts}; trained on: {trained}"
 
 
 def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[str, str]]:
@@ -125,6 +125,8 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
         yield from _of_rows(config)
     for pair in config.get("fields", ()):
         yield f"--field {_quoted('='.join(pair))}"
+    for pair in config.get("roles", ()):
+        yield f"--role {_quoted('='.join(pair))}"
     for pair in config.get("template_args", ()):
         yield f"--template-arg {_quoted('='.join(pair))}"
     for token in config.get("turn_end", ()):

@@ -8,15 +8,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packer_cli.page.document import boxes, facts, page, section, table
-from packer_cli.page.histograms import document_lengths, row_fill, segments_per_row
+from packer_cli.page.histograms import (
+    document_lengths,
+    like_segments,
+    row_fill,
+    segments_per_row,
+)
 from packer_cli.page.markup import Markup, element, joined, shortened
 from packer_cli.page.sources import Portion, sources
 from packer_cli.result.manifest import Input, Manifest
-from packer_cli.result.sources import shares
+from packer_cli.result.sources import by_source, shares
+from packer_cli.result.warnings import warnings_of
 from packer_cli.result.wording import count, size
 from packer_cli.stats.headline import Line, headline, losses
 from packer_cli.stats.origin import origin_lines
-from packer_cli.stats.sources import by_source, counted, left_out_rows, stage_rows
+from packer_cli.stats.sources import (
+    MISSED,
+    RECORDS,
+    counted,
+    left_out_rows,
+    missed_rows,
+    record_rows,
+    stage_rows,
+)
 
 if TYPE_CHECKING:
     from packer_cli.stats.waiting import Prediction
@@ -31,7 +45,7 @@ def stats_page(directory: Path | str, manifest: Manifest, steps: Prediction | No
     lines = [*headline(manifest), *losses(manifest, always=_ALWAYS)]
     return page(
         str(directory),
-        _warning(manifest),
+        *_warnings(manifest),
         boxes(_titled(lines)),
         section("Made from", facts(origin_lines(manifest))),
         *_sources(manifest),
@@ -41,6 +55,7 @@ def stats_page(directory: Path | str, manifest: Manifest, steps: Prediction | No
         ),
         section("Row fill", row_fill(histograms.row_fill)),
         section("Segments in a row", segments_per_row(histograms.segments_per_row)),
+        *_mixedness(manifest),
         *(
             [section("Steps", element("p", steps.title()), _with_names_first(steps.rows()))]
             if steps
@@ -49,6 +64,15 @@ def stats_page(directory: Path | str, manifest: Manifest, steps: Prediction | No
         section("Inputs", *_inputs(list(manifest.inputs_now.values()))),
         footer=f"packed by packer {manifest.packer_version}",
     )
+
+
+def _mixedness(manifest: Manifest) -> list[Markup]:
+    """Whether rows hold like documents, where rows have enough for that to mean anything."""
+    lengths, inputs = manifest.histograms.one_length, manifest.histograms.one_input
+    charts = [like_segments("length", "within 5% of its median length", lengths)]
+    if len(manifest.inputs_now) > 1:
+        charts.append(like_segments("input", "from one input", inputs))
+    return [section("How mixed rows are", *charts)] if any(lengths) else []
 
 
 def _sources(manifest: Manifest) -> list[Markup]:
@@ -65,7 +89,9 @@ def _sources(manifest: Manifest) -> list[Markup]:
     others = [
         joined((element("h3", title), _with_names_first(rows)))
         for title, rows in (
-            ("Documents left out", left_out_rows(manifest)), ("Stages", stage_rows(manifest))
+            (MISSED.format(counted(manifest)).capitalize(), missed_rows(manifest)),
+            (RECORDS.capitalize(), record_rows(manifest)),
+            ("Documents left out", left_out_rows(manifest)), ("Stages", stage_rows(manifest)),
         )
         if rows
     ]  # fmt: skip
@@ -78,10 +104,10 @@ def _with_names_first(rows: list[list[str]]) -> Markup:
     return table("", head, lines)
 
 
-def _warning(manifest: Manifest) -> Markup:
-    if not manifest.incomplete:
-        return Markup()
-    return element("p", f"Marked incomplete: {manifest.incomplete}", class_="warning")
+def _warnings(manifest: Manifest) -> list[Markup]:
+    texts = [f"Marked incomplete: {manifest.incomplete}"] if manifest.incomplete else []
+    texts += [str(one) for one in warnings_of(manifest)]
+    return [element("p", text, class_="warning") for text in texts]
 
 
 def _titled(lines: list[Line]) -> list[Line]:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
+from msgspec.structs import asdict
 
 from packer_cli.packing.attention_cost import spread
+from packer_cli.result.counts import mixedness
 from packer_cli.result.manifest import TOTALS, Cost, Manifest, Result
-from packer_cli.result.sources import sources_as_json
+from packer_cli.result.sources import by_source, sources_as_json
+from packer_cli.result.warnings import warnings_of
 from packer_cli.stats.origin import origin
-from packer_cli.stats.sources import by_source
 
 if TYPE_CHECKING:
     from packer_cli.stats.waiting import Prediction
@@ -31,8 +33,14 @@ def figures(manifest: Manifest) -> dict[str, Any]:
         "unpacked_ratio": manifest.unpacked_rows / manifest.rows,
         "shards": len(manifest.shards),
         "bytes": sum(shard.bytes for shard in manifest.shards),
+        **_mixedness(manifest),
         **_attention(manifest),
     }
+
+
+def _mixedness(manifest: Manifest) -> dict[str, Any]:
+    found = mixedness(asdict(manifest), asdict(manifest.histograms))
+    return {"mixedness": found} if found else {}
 
 
 def _attention(manifest: Manifest) -> dict[str, Any]:
@@ -61,6 +69,8 @@ def as_json(
     if manifest.sources:
         content["sources"] = sources_as_json(manifest.sources)
         content["stages"] = manifest.document["stages"]
+        for name in ("missed_shares", "source_records"):
+            content[name] = manifest.document.get(name, [])
     if by == "source":
         content["by_source"] = by_source(manifest)
     return rendered(content, manifest, by)
@@ -69,6 +79,7 @@ def as_json(
 def rendered(content: dict[str, Any], manifest: Result, by: str | None) -> str:
     """A report as JSON, with the histograms, and what each shard or input has if that is asked."""
     document = manifest.document
+    content["warnings"] = [one._asdict() for one in warnings_of(manifest)]
     content["histograms"] = document["histograms"]
     if by == "shard":
         content["by_shard"] = document["shards"]

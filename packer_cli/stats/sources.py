@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from packer_cli.config.mixture import TRAIN
-from packer_cli.result.manifest import Manifest
-from packer_cli.result.sources import shares
+from packer_cli.result.manifest import DOCUMENT_TOTALS, Manifest
+from packer_cli.result.sources import by_source, shares
 from packer_cli.result.wording import count, percent
+from packer_cli.stats.headline import unusual
 
-_NOT_COUNTS = {"path", "size", "sha256", "removed", "format"}
 # What inputs are counted by, as columns: the rest of a name is what the tables begin with.
 _TITLES = {
     "documents": "documents", "tokens": "tokens", "trained_tokens": "trained",
@@ -18,19 +18,9 @@ _TITLES = {
     "dropped_documents": "dropped", "dropped_tokens": "their tokens",
     "untrained_documents": "untrained", "untrained_tokens": "their tokens",
 }  # fmt: skip
+RECORDS = "counted when sources were tokenized, each record once"
+MISSED = "shares that are off, in {}: documents stay whole"
 _ALWAYS = ("documents", "tokens", "trained_tokens")
-
-
-def by_source(manifest: Manifest) -> list[dict[str, Any]]:
-    """Of every source, the sum of each figure that the manifest has for its inputs."""
-    listed, counts = manifest.document["inputs"], []
-    for one in manifest.sources:
-        own = listed[slice(*one.inputs)]
-        names = [name for name in own[0] if name not in _NOT_COUNTS] if own else []
-        sums = {name: sum(entry[name] for entry in own)
-                for name in names if all(name in entry for entry in own)}  # fmt: skip
-        counts.append({"name": one.name} | sums)
-    return counts
 
 
 def counted(manifest: Manifest) -> str:
@@ -79,6 +69,32 @@ def loss_rows(manifest: Manifest) -> list[list[str]]:
     ])  # fmt: skip
 
 
+def missed_rows(manifest: Manifest) -> list[list[str]]:
+    """Shares that are off, since documents stay whole, and how long the document at the end of what
+    is taken is; [] for none.
+    """
+    rows = [["asked", "got", "share off", "document at its end", "source"]]
+    for one in manifest.missed_shares:
+        stage = [] if one.stage is None else manifest.stages[one.stage : one.stage + 1]
+        where = "".join(f", stage {its.name or (one.stage or 0) + 1}" for its in stage)
+        document = count(one.document) if one.document else "-"
+        figures = count(round(one.asked)), count(one.taken), percent(one.off), document
+        rows.append([*figures, f"{one.source}{where}"])
+    return rows if manifest.missed_shares else []
+
+
+def record_rows(manifest: Manifest) -> list[list[str]]:
+    """What is out of the ordinary about the records of sources, read once each; [] for nothing."""
+    nothing = dict.fromkeys(DOCUMENT_TOTALS, 0)
+    rows = [["count", "what", "source"]]
+    for one in manifest.source_records:
+        for title, figure, _ in unusual(nothing | one.totals):
+            if figure:
+                rows.append([count(figure), title, one.name])
+        rows += [[count(figure), f"unread {name}", one.name] for name, figure in one.unread.items()]
+    return rows if len(rows) > 1 else []
+
+
 def tables(manifest: Manifest, *, detail: bool) -> list[tuple[str, list[list[str]]]]:
     """(title, rows) of all that there is to say of sources and stages; [] without a recipe.
 
@@ -89,8 +105,10 @@ def tables(manifest: Manifest, *, detail: bool) -> list[tuple[str, list[list[str
     what = counted(manifest)
     found = [
         (f"sources, in shares of {what}", share_rows(manifest)),
+        (MISSED.format(what), missed_rows(manifest)),
         ("documents left out", left_out_rows(manifest)),
     ]
+    found.append((RECORDS, record_rows(manifest)))
     if detail:
         found.append((f"one epoch of each source, and {what} asked of it and taken",
                       pool_rows(manifest)))  # fmt: skip

@@ -19,6 +19,7 @@ from packer_cli.stats.drawing import (
     is_plain,
     loss_rows,
     print_rows,
+    print_warnings,
     report,
 )
 from packer_cli.stats.headline import headline, losses
@@ -43,6 +44,8 @@ def print_report(
     times = "x" if is_plain() else "×"
     with report(directory, manifest) as console:
         console.print(_figures_table(manifest, times))
+        if detail:  # the end of a run says them on stderr
+            print_warnings(console, manifest)
         for title, rows in tables(manifest, detail=by == "source"):
             print_rows(console, rows, title)
         if detail:

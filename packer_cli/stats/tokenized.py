@@ -16,6 +16,7 @@ from packer_cli.stats.drawing import (
     histogram,
     input_rows,
     print_rows,
+    print_warnings,
     report,
 )
 from packer_cli.stats.headline import unusual
@@ -50,6 +51,8 @@ def print_documents(
     """Print to stdout. `detail`: the histogram too; `deep`: say that a recount agreed."""
     with report(directory, manifest) as console:
         console.print(_figures_table(manifest))
+        if detail:  # the end of a run says them on stderr
+            print_warnings(console, manifest)
         if detail:
             lengths = power_buckets(manifest.histograms.document_length)
             histogram(console, DOCUMENT_LENGTH, lengths)

@@ -23,7 +23,6 @@ from packer_cli.result.wording import percent, plural
 from packer_cli.steps.costs import Float64, row_costs
 from packer_cli.steps.schedule import Balance, Schedule
 
-_SEED, _BLOCK_ROWS, _WINDOW_BLOCKS = 0, 256, 64  # the defaults of PackedSampler
 _STRETCH = 64  # steps that are looked at together: as many as a window has
 _MOST_ROWS = 1 << 22  # that are looked at
 _MEANING: dict[Balance | None, str] = {
@@ -141,8 +140,7 @@ def _schedule(
     manifest: Manifest, training: Training, balance: Balance | None, costs: Float64
 ) -> Schedule:
     return Schedule(
-        manifest.rows, seed=_SEED, stages=[one.rows for one in manifest.stages],
-        block_rows=_BLOCK_ROWS, window_blocks=_WINDOW_BLOCKS, world_size=training.ranks,
+        manifest.rows, stages=[one.rows for one in manifest.stages], world_size=training.ranks,
         batch_size=training.batch_size, micro_batches=training.micro_batches, balance=balance,
         costs=costs,
     )  # fmt: skip

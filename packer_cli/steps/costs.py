@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from operator import index as as_index
 
 import numpy as np
 import numpy.typing as npt
 
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64
-from packer_cli.steps.grid import whole_size
 
 Float64 = npt.NDArray[np.float64]
 Cost = Callable[[Int64], npt.ArrayLike]
@@ -50,6 +50,17 @@ def row_costs(
         return np.add(squared_lengths, linear * max_length, dtype=np.float64)
     assert cost is not None  # noqa: S101 for mypy
     return _checked(cost(squared_lengths), len(squared_lengths))
+
+
+def whole_size(name: str, size: object) -> int:
+    """A size as a plain int, which a state in JSON can hold. Raises UsageError for one below 1."""
+    try:
+        plain = as_index(size)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name}: {size!r} is not a whole number") from None
+    if plain < 1:
+        raise UsageError(f"{name}: {plain} is less than 1")
+    return plain
 
 
 def digest_of(costs: Float64) -> str:

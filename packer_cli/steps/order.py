@@ -19,6 +19,8 @@ from packer_cli._kernels import sorting
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64
 
+BLOCK_ROWS, WINDOW_BLOCKS = 256, 64  # of the shuffle, as PackedSampler has it by default
+
 
 class Order:
     """Places 0, 1, ... of all epochs to row numbers. Keeps one window of them.

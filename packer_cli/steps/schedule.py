@@ -7,25 +7,27 @@ from the rows that the order has in the same places: nothing is paid at the begi
 and memory holds the costs and a window.
 
 Which sizes dealt rows from which place on is part of a state, as far as rows still to come depend
-on it: a run may go on with other sizes in the middle of a step.
+on it: a run may go on with other sizes in the middle of a step. `Grid` is the arithmetic of epochs,
+steps and windows, `Era` the rows of places that the same sizes deal, and the functions at the end
+deal them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import astuple
-from typing import Any, Literal
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from packer_cli.errors import UsageError, one_of
+from packer_cli._kernels import dealing
+from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.records import Int64
-from packer_cli.steps.costs import Float64
-from packer_cli.steps.dealing import Unbalanced, WithinSteps, WithinWindows
-from packer_cli.steps.eras import Deal, Era
-from packer_cli.steps.grid import Grid, Sizes, Stretch, whole_size
-from packer_cli.steps.order import Order
+from packer_cli.steps.costs import Float64, whole_size
+from packer_cli.steps.order import BLOCK_ROWS, WINDOW_BLOCKS, Order, permutation
 
 Balance = Literal["step", "order"]
 BALANCES = ("step", "order")
@@ -53,11 +55,11 @@ class Schedule:
         self,
         rows: int,
         *,
-        seed: int | None,
-        stages: Sequence[int] = (),
-        block_rows: int,
-        window_blocks: int,
         world_size: int,
+        seed: int | None = 0,
+        stages: Sequence[int] = (),
+        block_rows: int = BLOCK_ROWS,
+        window_blocks: int = WINDOW_BLOCKS,
         batch_size: int = 1,
         micro_batches: int = 1,
         balance: Balance | None = None,
@@ -154,13 +156,256 @@ def _with_now(dealt: Sequence[Sequence[int]], begin: int, sizes: Sizes) -> list[
     return eras
 
 
-def _dealing(balance: Balance | None, rows: int, seed: int | None, costs: Float64 | None) -> Deal:
-    """How the rows of a block are dealt."""
+def _dealing(
+    balance: Balance | None, rows: int, seed: int | None, costs: Float64 | None
+) -> Deal | None:
+    """How the rows of a block are dealt; None: they stay as they are."""
     if balance is None:
-        return Unbalanced()
+        return None
     if balance not in BALANCES:
         raise one_of("balance", balance, BALANCES)
     if costs is None or len(costs) != rows:
         found = "no costs" if costs is None else f"{len(costs)} costs"
         raise UsageError(f"balance: {balance!r} of {rows} rows, and {found}")
-    return WithinSteps(costs) if balance == "step" else WithinWindows(costs, seed)
+    if balance == "step":
+        return partial(deal_in_steps, costs)
+    return partial(deal_in_windows, costs, seed)
+
+
+RowsAt = Callable[[int, int], Int64]  # places begin..end to rows
+Deal = Callable[[Int64, int, "Sizes"], Int64]  # rows, where they begin, and the sizes of steps
+
+
+class Era:
+    """Row numbers of the places from `grid.begin` on, which the same sizes deal, up to the next
+    interruption that changes them. Keeps one block of them, dealt.
+
+    An interruption may leave a step or a window in the middle. Its rows that were not taken come
+    first in the next era, in the places that they had in the last one, and the order goes on behind
+    them.
+
+    order    row numbers of the places begin..end, before any dealing
+    deal     deals the rows of a block: a window
+    at_once  or as many whole steps as have this many rows, where that is more: small ones are
+             quicker together. Only where each is dealt by itself.
+    before   the era that ends where this one begins
+    """
+
+    def __init__(
+        self, grid: Grid, order: RowsAt, deal: Deal | None, at_once: int, before: Era | None
+    ) -> None:
+        self.grid, self.before = grid, before
+        self._order, self._deal, self._at_once = order, deal, at_once
+        self._dealt = Stretch(-1, -1), np.empty(0, np.int64)  # both at once: see `rows_at`
+        begin = grid.begin
+        # up to where rows are those that the era before has in these places
+        self._left = before.grid.window_at(begin) if before else Stretch(begin, begin)
+        if self._left.begin == begin:
+            self._left = Stretch(begin, begin)
+        # from where on rows are those of the order
+        self._settled: int = max(self._left.end, before._settled if before else begin)
+
+    def rows_at(self, begin: int, end: int) -> Int64:
+        """int64[end - begin], the rows of the places begin..end.
+
+        A block is kept only once it is dealt: after an interruption it is dealt again, and a second
+        thread sees one block or the other.
+        """
+        pieces = []
+        while begin < end:
+            block, rows = self._dealt
+            if not block.begin <= begin < block.end:
+                block = self._block_at(begin)
+                rows = self._before_dealing(*block)
+                if self._deal is not None:
+                    rows = self._deal(rows, block.begin, self.grid.sizes)
+                self._dealt = block, rows
+            piece = rows[begin - block.begin : end - block.begin]
+            pieces.append(piece)
+            begin += len(piece)
+        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+    def _block_at(self, place: int) -> Stretch:
+        begin, end = self.grid.window_at(place)
+        size = self.grid.sizes.step
+        several = min(begin + self._at_once // size * size, self.grid.epoch_at(begin).end)
+        return Stretch(begin, max(end, several))
+
+    def _before_dealing(self, begin: int, end: int) -> Int64:
+        """The rows that this era deals in the places begin..end."""
+        if self.before is None:
+            return self._order(begin, end)
+        middle = min(max(begin, self._left.end), end)
+        left = self.before.rows_at(begin, middle)
+        return np.concatenate([left, self.before._before_dealing(middle, end)])
+
+    def needed_from(self, place: int) -> list[Era]:
+        """The eras that rows from a place on depend on, oldest first; this one is the last."""
+        eras, first = [self], self.grid.window_at(place).begin
+        while (before := eras[0].before) and first < eras[0]._settled:
+            first = before.grid.window_at(eras[0].grid.begin).begin
+            eras.insert(0, before)
+        return eras
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many ranks take how many rows. Raises UsageError for a size below 1."""
+
+    world_size: int
+    batch_size: int = 1
+    micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        for name, size in list(vars(self).items()):
+            object.__setattr__(self, name, whole_size(name, size))
+
+    @property
+    def micro_step(self) -> int:
+        """Rows of all ranks together in a micro-batch each."""
+        return self.world_size * self.batch_size
+
+    @property
+    def step(self) -> int:
+        """Rows of all ranks together in a step."""
+        return self.micro_step * self.micro_batches
+
+
+class Stretch(NamedTuple):
+    """Places begin..end."""
+
+    begin: int
+    end: int
+
+
+class Grid:
+    """Arithmetic of the places from `begin` on, of a run whose epochs have `rows` rows: where
+    epochs, steps and windows of steps begin and end.
+
+    Every rank gets as many rows of an epoch as the others: the rows left over, fewer than there are
+    ranks, begin the next one. Steps and windows are counted anew from the beginning of each epoch,
+    so its last step may be shorter.
+
+    sizes    of a step
+    ends     of the stages in an epoch, the last one being `rows`
+    window   how many steps make a window, at most
+    even     False: an epoch has all of its rows, and the first ranks one more than the others
+
+    Raises DataError for more ranks than rows.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        begin: int,
+        sizes: Sizes,
+        ends: Sequence[int] = (),
+        window: int = 1,
+        *,
+        even: bool = True,
+    ) -> None:
+        if rows < sizes.world_size:
+            raise DataError(
+                f"{sizes.world_size} ranks share {rows} rows: some would get none",
+                "use fewer ranks, or pack more data or shorter rows",
+            )
+        self.begin, self.sizes, self.window = begin, sizes, window
+        self._rows, self._ends = rows, ends or [rows]
+        self._ranks = sizes.world_size if even else 1
+
+    def epoch_of(self, place: int) -> int:
+        """The number of the epoch that a place is in, if it is the first of a rank's batch."""
+        return (place - self._within_ranks(place) + self._ranks - 1) // self._rows
+
+    def epoch_at(self, place: int) -> Stretch:
+        """The epoch that a place is in, or what these sizes have of it."""
+        return self.epoch(self.epoch_of(place))
+
+    def epoch(self, number: int) -> Stretch:
+        """The epoch of a number, or what these sizes have of it."""
+        return Stretch(max(self.begin, self._border(number)), self._border(number + 1))
+
+    def step_at(self, place: int) -> Stretch:
+        """The step that a place is in."""
+        begin, end = self.epoch_at(place)
+        begin = place - (place - begin) % self.sizes.step
+        return Stretch(begin, min(begin + self.sizes.step, end))
+
+    def window_at(self, place: int) -> Stretch:
+        """The window of steps that a place is in.
+
+        The whole steps that lie in one stage of an epoch are cut into windows as even as can be. A
+        step in which a stage ends is one by itself, and so is a shorter one.
+        """
+        epoch, step = self.epoch_at(place), self.step_at(place)
+        size = self.sizes.step
+        stage = self._stage_at(step.begin)
+        if step.end - step.begin < size or step.end > stage.end:
+            return step
+        first = -(-(max(stage.begin, epoch.begin) - epoch.begin) // size)
+        count = (min(stage.end, epoch.end) - epoch.begin) // size - first
+        windows = -(-count // self.window)
+        number = (((step.begin - epoch.begin) // size - first + 1) * windows - 1) // count
+        begin = epoch.begin + first * size
+        return Stretch(
+            begin + count * number // windows * size,
+            begin + count * (number + 1) // windows * size,
+        )
+
+    def _border(self, epoch: int) -> int:
+        """Where an epoch begins: where every rank has as many rows as the others."""
+        return epoch * self._rows - self._within_ranks(epoch * self._rows)
+
+    def _within_ranks(self, place: int) -> int:
+        return (place - self.begin) % self._ranks
+
+    def _stage_at(self, place: int) -> Stretch:
+        epoch, within = divmod(place, self._rows)
+        stage = bisect_right(self._ends, within)
+        begin = self._ends[stage - 1] if stage else 0
+        return Stretch(epoch * self._rows + begin, epoch * self._rows + self._ends[stage])
+
+
+def deal_in_steps(costs: Float64, rows: Int64, begin: int, sizes: Sizes) -> Int64:
+    """Deal the rows of steps, as many to each rank, at costs that are as even as may be.
+
+    A step of W ranks, M micro-batches and B rows in each is M micro-steps of W · B rows. Rows of
+    like cost make a micro-step; then they are dealt so that the sums of ranks are even, in each
+    micro-step and in the whole step.
+
+    costs  float64[all rows]
+    rows   int64[n], those of steps one after another, of which the last may be shorter
+
+    Returns the same rows by places: in each step, row i of rank r is at i * world_size + r.
+    """
+    rows = rows[_costliest_first(costs[rows], sizes.step)]
+    return rows[_dealt(costs[rows], sizes, exchange=True)]
+
+
+def deal_in_windows(
+    costs: Float64, seed: int | None, rows: Int64, begin: int, sizes: Sizes
+) -> Int64:
+    """Deal the rows of a window of steps in the same way, after those of like cost have met in
+    micro-steps, which are shuffled. The window begins at the place `begin`.
+    """
+    rows = rows[_costliest_first(costs[rows], len(rows))]
+    size = min(sizes.micro_step, len(rows))
+    whole = len(rows) // size
+    cut = whole * size
+    order = permutation(whole, f"{seed}/micro-steps from {begin}")
+    shuffled = rows[:cut].reshape(whole, size)[order]
+    rows = np.concatenate([shuffled.ravel(), rows[cut:]])
+    return rows[_dealt(costs[rows], sizes, exchange=False)]
+
+
+def _costliest_first(costs: Float64, size: int) -> Int64:
+    order = np.empty(len(costs), np.int64)
+    dealing.costliest_first(costs, min(size, len(costs)), order)
+    return order
+
+
+def _dealt(costs: Float64, sizes: Sizes, *, exchange: bool) -> Int64:
+    order, turns = np.empty(len(costs), np.int64), len(costs) // sizes.world_size
+    batch_size, micro_batches = min(sizes.batch_size, turns), min(sizes.micro_batches, turns)
+    dealing.deal(costs, sizes.world_size, batch_size, micro_batches, exchange, order)
+    return order

@@ -12,17 +12,17 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 from jinja2 import TemplateError, nodes
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import UsageError, nearest
 from packer_cli.supervised.chat_template import environment
 from packer_cli.supervised.messages import MalformedError, kind_of
 from packer_cli.supervised.template_variables import read_from_outside
+from packer_cli.supervised.word_looks import mentions_in
 
 PASSED = ("messages", "tools", "add_generation_prompt")
 _OWN = "_packer_"
@@ -76,11 +76,11 @@ def check_arguments(
             )
         if name not in names:
             own = arguments_of(sources, special_tokens)
-            near = get_close_matches(name, own, 1)
+            near = nearest(name, own)
             raise UsageError(
                 f"{_OPTION}: {name}: the chat template never reads it; it reads "
                 f"{', '.join(own) or 'no arguments'}",
-                f"did you mean {near[0]}?" if near else "leave it out, or use another template",
+                f"did you mean {near}?" if near else "leave it out, or use another template",
             )
     for source in sources:
         if wrong := reads_of(source).wrong_flag(arguments):
@@ -129,11 +129,7 @@ def reads_of(source: str) -> Reads:
 @lru_cache(maxsize=8)
 def mentions_of(source: str) -> frozenset[str]:
     """All names of attributes and all texts in a template: it reads no key but these."""
-    tree = environment(computes=False).parse(source)
-    names = {node.attr for node in tree.find_all(nodes.Getattr)}
-    return frozenset(names.union(
-        node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
-    ))  # fmt: skip
+    return mentions_in(environment(computes=False).parse(source))
 
 
 def _uses(node: nodes.Node, *, asked: bool) -> Iterator[tuple[str, bool]]:

@@ -30,6 +30,7 @@ from packer_cli.config.run_options import JINJA2
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.supervised.agreement import Samples, Talk, battery, differs_at_start
 from packer_cli.supervised.template_code import Mark, Root, compiled
+from packer_cli.supervised.word_looks import TwoLooks, is_constant_prompt, looks_of, mentions_in
 
 _NO_TOKEN = re.compile(r"^'(\w+_token)' is undefined$")
 FIXED_DATE = datetime(2024, 1, 1)
@@ -329,6 +330,8 @@ class ChatTemplate:
             **self._template.globals, **special_tokens, "documents": None, **(arguments or {})
         }  # fmt: skip
         self.marks_generation = _marks_generation(tree)
+        self.prompt_is_constant = is_constant_prompt(tree)
+        self._tree = tree
         self.notice = ""
         self._code: Root | None = None
         self._branches = 0
@@ -363,7 +366,21 @@ class ChatTemplate:
         """The same template with other values of some variables."""
         other = copy(self)
         other._known = {**self._known, **arguments}
+        other.__dict__.pop("looks", None)
         return other
+
+    @cached_property
+    def looks(self) -> TwoLooks:
+        """What it looks for in the words of messages and of tools."""
+        messages, tools = (
+            looks_of(self._tree, name, self._known) for name in ("messages", "tools")
+        )
+        return TwoLooks(messages, tools)
+
+    @cached_property
+    def mentions(self) -> frozenset[str]:
+        """All names of attributes and all texts in it: it reads no key but these."""
+        return mentions_in(self._tree)
 
     def render(
         self,

@@ -11,7 +11,8 @@ import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.run_options import JINJA2
-from packer_cli.config.shapes import ARGUMENTS, Shape
+from packer_cli.config.shapes import ARGUMENTS, CONTEXT, SYSTEM, Shape
+from packer_cli.config.shapes import REASONING as REASONING_FIELD
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import reader_for
 from packer_cli.records import (
@@ -37,13 +38,21 @@ from packer_cli.supervised.messages import (
     ASSISTANT,
     REASONING,
     MalformedError,
+    Naming,
     joined_content,
     kind_of,
     parse_messages,
     parse_tools,
     with_context,
 )
-from packer_cli.supervised.pairs import Side, messages_of, once, parted, without_bad
+from packer_cli.supervised.pairs import (
+    Side,
+    messages_of,
+    once,
+    parted,
+    with_more,
+    without_bad,
+)
 from packer_cli.supervised.renderer import Conversation, Document, Renderer
 from packer_cli.supervised.shown import kind_of_piece, summed, words_of
 from packer_cli.supervised.sides import MEND
@@ -118,6 +127,9 @@ class Composer:
 
         `begin` hears the position of each record before it is composed; it may raise RefusedError.
         """
+        naming = Naming(self.config.message_keys, dict(self.config.roles))
+        if naming.keys or naming.roles:
+            records = replace(records, fields=list(map(naming.applied, records.fields or [])))
         if self.shape.has_pairs:
             records = parted(records, self.shape)
         documents: list[Document] = []
@@ -168,6 +180,7 @@ class Composer:
             sides=None if records.sides is None else np.repeat(records.sides, counts),
             conversations=[document.conversation for document in documents] if again else None,
             bad=bad if records.sides is None else once(bad),
+            looked_at=records.looked_at,
             notices=tuple(r.notice for r in self.renderers if r.notice),
             consumed=records.consumed,
             stretches=records.stretches,
@@ -202,15 +215,18 @@ class Composer:
 
     def _of_fields(self, fields: dict[str, Any]) -> Document:
         """The document of a prompt and completion, without a template. Raises MalformedError."""
-        if self.shape.kind == "alpaca":
-            prompt, completion = _alpaca(fields, self.shape), self._text(fields, "output")
+        shape, system = self.shape, _optional(fields, SYSTEM, self.shape)
+        if shape.has_pairs:
+            prompt, completion, *_ = fields["side"]
+            more = ""
         else:
-            if self.shape.has_pairs:
-                prompt, completion, *_ = fields["side"]
-            else:
-                prompt, completion = self._text(fields, "prompt"), self._text(fields, "completion")
-            if self.config.prompt_template == "alpaca":
-                prompt = ALPACA.format(instruction=prompt)
+            asked, answer = _exchanged(shape)
+            prompt, completion = self._text(fields, asked), self._text(fields, answer)
+            more = _more(fields, shape)
+        if self.config.prompt_template == "alpaca":
+            prompt = _alpaca(prompt, more, system)
+        else:
+            prompt = "\n\n".join(filter(None, (system, with_more(prompt, more))))
         text = prompt + completion
         spans = None if self.config.train_on == "all" else [(len(prompt), len(text))]
         ordinary = self.specials.policy == "text" and self.specials.in_text(text)
@@ -278,27 +294,42 @@ class Composer:
         kind, columns = self.shape.kind, self.shape.columns
         arguments = parse_arguments(fields.get(ARGUMENTS), columns.get(ARGUMENTS, ARGUMENTS))
         if kind == "alpaca" and self.config.prompt_template == "chat":
-            question = "\n".join(filter(None, _instruction(fields, self.shape)))
-            exchange = _exchange(question, self._text(fields, "output"), arguments)
-            return _with_system(exchange, fields.get("system"))
+            return self._exchange(fields, arguments)
         if self.shape.is_chat:
             own, tools = self.shape.required[0], self._tools(fields)
             keep_parts = self._renderer(tools, arguments).keep_parts
             messages = parse_messages(fields[own], columns[own], keep_parts=keep_parts)
-            return _with_system(Conversation(messages, tools, arguments), fields.get("system"))
+            return self._with_system(Conversation(messages, tools, arguments), fields)
         if self.shape.has_pairs:
-            return self._of_side(fields, arguments)
+            side = self._of_side(fields, arguments)
+            return side and self._with_system(side, fields)
         if kind != "prompt-completion":
             return None
         if self.shape.of_messages:
             prompt = self._side(fields, "prompt", "user", arguments)
             completion = self._side(fields, "completion", ASSISTANT, arguments)
             messages = [*with_context(prompt), *completion]
-            return Conversation(messages, self._tools(fields), arguments)
+            conversation = Conversation(messages, self._tools(fields), arguments)
+            return self._with_system(conversation, fields)
         if self.config.prompt_template == "chat":
-            answer = self._text(fields, "completion")
-            return _exchange(self._text(fields, "prompt"), answer, arguments)
+            return self._exchange(fields, arguments)
         return None
+
+    def _exchange(self, fields: dict[str, Any], arguments: dict[str, Any] | None) -> Conversation:
+        """The conversation of a prompt, with what belongs to it, and its answer."""
+        asked, answer = _exchanged(self.shape)
+        question = with_more(self._text(fields, asked), _more(fields, self.shape))
+        exchange = _exchange(question, self._text(fields, answer), arguments)
+        if reasoning := _optional(fields, REASONING_FIELD, self.shape):
+            exchange.messages[-1] |= dict.fromkeys(REASONING[:2], reasoning)
+        return self._with_system(exchange, fields)
+
+    def _with_system(self, conversation: Conversation, fields: dict[str, Any]) -> Conversation:
+        """With the record's system field as the first message, unless it begins with another."""
+        messages, system = conversation.messages, _optional(fields, SYSTEM, self.shape)
+        if system and messages[0].get("role") != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        return conversation
 
     def _of_side(
         self, fields: dict[str, Any], arguments: dict[str, Any] | None
@@ -429,16 +460,6 @@ def _with_ranges_moved(message: _Message) -> _Message:
     return message | {DETAIL: moved}
 
 
-def _with_system(conversation: Conversation, system: Any) -> Conversation:
-    """With the record's system field as the first message, unless it begins with another."""
-    messages = conversation.messages
-    if system is not None and not isinstance(system, str):
-        raise MalformedError(f"field 'system' is {kind_of(system)}, expected a string")
-    if system and messages[0].get("role") != "system":
-        messages.insert(0, {"role": "system", "content": system})
-    return conversation
-
-
 def _exchange(question: str, answer: str, arguments: dict[str, Any] | None) -> Conversation:
     messages: list[_Message] = [
         {"role": "user", "content": question}, {"role": ASSISTANT, "content": answer},
@@ -449,21 +470,30 @@ def _exchange(question: str, answer: str, arguments: dict[str, Any] | None) -> C
 def _text(fields: dict[str, Any], own: str, shape: Shape) -> str:
     value = fields.get(own)
     if not isinstance(value, str):
-        what = "null" if value is None else type(value).__name__
-        raise MalformedError(f"field '{shape.columns[own]}' is {what}, expected a string")
+        raise MalformedError(f"field '{shape.columns[own]}' is {kind_of(value)}, expected a string")
     return value
 
 
-def _instruction(fields: dict[str, Any], shape: Shape) -> tuple[str, str]:
-    extra = "" if fields.get("input") is None else _text(fields, "input", shape)
-    return _text(fields, "instruction", shape), extra
+def _exchanged(shape: Shape) -> tuple[str, str]:
+    """The own names of what is asked, and of its answer."""
+    return ("instruction", "output") if shape.kind == "alpaca" else ("prompt", "completion")
 
 
-def _alpaca(fields: dict[str, Any], shape: Shape) -> str:
-    instruction, extra = _instruction(fields, shape)
-    if extra:
-        return ALPACA_WITH_INPUT.format(instruction=instruction, input=extra)
-    return ALPACA.format(instruction=instruction)
+def _optional(fields: dict[str, Any], own: str, shape: Shape) -> str:
+    """The text of a field that a record may have; "" for none."""
+    return "" if fields.get(own) is None else _text(fields, own, shape)
+
+
+def _more(fields: dict[str, Any], shape: Shape) -> str:
+    """What an instruction or a prompt is about."""
+    return _optional(fields, "input" if shape.kind == "alpaca" else CONTEXT, shape)
+
+
+def _alpaca(instruction: str, more: str, system: str) -> str:
+    """The text of a prompt; a system prompt takes the place of Alpaca's own."""
+    template = ALPACA_WITH_INPUT if more else ALPACA
+    own, blank, rest = template.partition("\n\n")
+    return (system or own) + blank + rest.format(instruction=instruction, input=more)
 
 
 def controls_of(documents: list[Document]) -> dict[int, list[Span]]:

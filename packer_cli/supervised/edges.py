@@ -68,6 +68,8 @@ class Learner:
         self._template, self._prompt, self._prompts = template, prompt, prompts
         self._tools = tools
         self._probe, self._text = probe, rendering.text
+        self._owners = {mark: i for i, marks in enumerate(probe.marks) for mark in marks}
+        self._usual_end = ""  # what follows the words of the last turn, which ends as its text does
 
     def edges(self, number: int, turn: Turn, inner: list[Turn]) -> Edges | None:
         """Those of message `number`; None when nothing tells where its words begin.
@@ -79,7 +81,11 @@ class Learner:
                     default=turn.stop)  # fmt: skip
         last = max((p + len(m) for m in own if (p := text.rfind(m, turn.start, turn.stop)) >= 0),
                    default=-1)  # fmt: skip
-        start, core = self._start(number, turn, first), self._prompt.strip()
+        core = self._prompt.strip()
+        if core and self._template.prompt_is_constant and text.startswith(self._prompt, turn.start):
+            start: int | None = turn.start + len(self._prompt)
+        else:
+            start = self._start(number, turn, first)
         if start is None:
             start = self._after_prompt(turn, first)
         elif core and self._prompts and text.startswith(core, turn.start):
@@ -90,7 +96,13 @@ class Learner:
         resumes = bool(inner) and last > inner[-1].start
         until = inner[0].start if inner else turn.stop
         header = text[turn.start : start]
-        stop = None if resumes else self._stop(number, start, until, header)
+        end = text[max(start, last) : until]
+        stop: int | None = until
+        # what ends like the last turn needs no rendering of the conversation up to it
+        if not self._usual_end or inner or not end.endswith(self._usual_end):
+            stop = None if resumes else self._stop(number, start, until, header)
+        if number + 1 == len(self._probe.messages) and stop == until == len(text):
+            self._usual_end = end.strip() and end
         if stop is None:
             edges = Edges(header, resumes=resumes)
         elif stop >= until:
@@ -115,7 +127,7 @@ class Learner:
         if here is None:
             return None
         rest = before[before.rfind(anchor) + len(anchor) :] if anchor else before
-        start = here + _shared(rest, self._text[here:first])
+        start = here + shared(rest, self._text[here:first])
         if not self._prompts and not self._text[turn.start : start].strip():
             return None  # a template that writes no prompts tells nothing
         if start < turn.start:
@@ -133,7 +145,7 @@ class Learner:
         if not core:
             return turn.start
         if start < 0:  # it may begin like that
-            begins = _shared(self._prompt.lstrip(), self._text[turn.start : first])
+            begins = shared(self._prompt.lstrip(), self._text[turn.start : first])
             return (
                 turn.start + begins
                 if self._text[turn.start : turn.start + begins].strip()
@@ -169,16 +181,16 @@ class Learner:
             followed = self._render(number + 1, followed=True)
             if followed is not None and anchor and anchor in followed:
                 rests.append(followed[followed.rfind(anchor) + len(anchor) :])
-        shared = min(_shared(rest, self._text[here:]) for rest in rests)
-        if anchor not in own and (shared < len(rests[0]) and here + shared < until):
+        same = min(shared(rest, self._text[here:]) for rest in rests)
+        if anchor not in own and (same < len(rests[0]) and here + same < until):
             return None  # in an empty answer, end and beginning look alike
         begin = here if anchor in own else start
-        if here + shared < until and self._ends_alike(rests, shared, here + shared, until):
+        if here + same < until and self._ends_alike(rests, same, here + same, until):
             return until
-        if len(rests) > 1 and here + shared == begin and not self._text[begin:until].strip():
-            shared = len(rests[0])  # the end of the text is the only end that the turn has
+        if len(rests) > 1 and here + same == begin and not self._text[begin:until].strip():
+            same = len(rests[0])  # the end of the text is the only end that the turn has
         # with nothing in common, the turn goes on otherwise than it ends
-        return here + shared if shared and here + shared >= start else None
+        return here + same if same and here + same >= start else None
 
     def _ends_alike(self, rests: list[str], shared: int, stop: int, until: int) -> bool:
         """Whether the turn, which goes on otherwise than the conversation up to the message from
@@ -195,20 +207,23 @@ class Learner:
     def _check(self, number: int, turn: Turn, spans: list[Span]) -> None:
         """All words of the message that the text has are in the spans, and no others."""
         inside = " ".join(self._text[start:stop] for start, stop in spans)
-        for i, marks in enumerate(self._probe.marks):
-            if i != number and any(mark in inside for mark in marks):
-                role = self._probe.messages[i].get("role")
-                raise DisagreementError(
-                    f"its turn holds words of another message, of role {role}: {inside!r}"
-                )
+        own = self._probe.marks[number]
+        shown = self._probe.shown_in(inside).difference(own)
+        if others := [self._owners[mark] for mark in shown if mark in self._owners]:
+            role = self._probe.messages[min(others)].get("role")
+            raise DisagreementError(
+                f"its turn holds words of another message, of role {role}: {inside!r}"
+            )
         whole = self._text[turn.start : turn.stop]
-        if any(mark in whole and mark not in inside for mark in self._probe.marks[number]):
+        if any(mark in whole and mark not in inside for mark in own):
             raise DisagreementError(f"its turn {whole!r} has words of its own outside {inside!r}")
 
     def _render(
         self, count: int, *, add_generation_prompt: bool = False, followed: bool = False
     ) -> str | None:
         messages = self._probe.messages[:count]
+        if count == len(self._probe.messages) and not (add_generation_prompt or followed):
+            return self._text
         if followed:
             messages = [*messages, {"role": "user", "content": _FOLLOWING}]
         try:
@@ -232,7 +247,7 @@ class Learner:
         return None if begin < 0 else begin + len(mark)
 
 
-def _shared(a: str, b: str) -> int:
+def shared(a: str, b: str) -> int:
     """How many characters two texts have in common from their beginnings, no tag cut in two."""
     count = common_prefix(a, b)
     if count in (len(a), len(b)):

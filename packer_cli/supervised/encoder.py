@@ -27,14 +27,19 @@ class SupervisedEncoder:
         render: Callable[[Conversation], Document],
         config: DocumentConfig,
         tokenizer: Tokenizer,
+        *,
+        glued: bool = False,
     ) -> None:
-        """`render` as in Composer, for conversations that are to be shortened."""
+        """`render` as in Composer, for conversations that are to be shortened. `glued`: answers
+        follow their prompts without a chat template.
+        """
+        self._glued = glued
         self._render = render
         self._config = config
         self._tokenizer = tokenizer
 
     def __call__(self, records: Records, file: InputFile) -> Encoded:
-        batch, special = token_batch(records, file, self._tokenizer)
+        batch, special, crossing = token_batch(records, file, self._tokenizer)
         turns, without_end = records.turns
         counts = Counts(
             special_tokens_in_text=special,
@@ -42,6 +47,7 @@ class SupervisedEncoder:
             turns_without_end=without_end,
             empty_turns=records.empty_turns,
             unread=dict(records.unread),
+            edge_tokens=crossing if self._glued else 0,
         )
         record = np.arange(len(records.positions))
         if records.sides is not None:  # both sides of a pair are one document

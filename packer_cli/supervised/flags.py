@@ -30,6 +30,19 @@ _Message = dict[str, Any]
 _Range = tuple[int, int]
 
 
+class Noted(list[dict[str, Any]]):
+    """Ranges that packer made of the flags of parts, and no field of the record."""
+
+
+def without_notes(message: _Message) -> _Message:
+    """The message as its chat template gets it: with what the record has, and no more."""
+    if is_context(message):
+        message = {key: value for key, value in message.items() if key != _CONTEXT}
+    if isinstance(message.get(DETAIL), Noted):
+        message = {key: value for key, value in message.items() if key != DETAIL}
+    return message
+
+
 def as_context(message: _Message) -> _Message:
     """The same message, not trained on by the choice of the user, which no flag can say."""
     return message | {_CONTEXT: None}
@@ -86,7 +99,7 @@ def wrong_detail(message: _Message) -> str:
 
 def detail_of(parts: list[Any], texts: list[str]) -> dict[str, Any]:
     """The ranges of content that is made of parts, as a field; {} where all are trained on."""
-    ranges, at = [], 0
+    ranges, at = Noted(), 0
     for part, text in zip(parts, texts, strict=True):
         if text:
             trained = not isinstance(part, dict) or is_trained(part)

@@ -1,14 +1,13 @@
 """Kinds of messages: what of a message, besides its words, may decide how it is rendered.
 
-Whoever takes messages for alike asks here, so that each message is looked at once for all:
-contexts.py (whose turns have the same edges), shown.py (of whom a template leaves out the same) and
+Whoever takes conversations for alike asks here, so that each message is looked at once for all:
+turns.py (whose turns have the same edges), shown.py (of whom a template leaves out the same) and
 agreement.py (what was never rendered before). A kind is an object, and the same one for messages
 of the same kind, so that conversations are compared by their tuples of kinds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from packer_cli._kernels import looking
@@ -19,31 +18,13 @@ _Message = dict[str, Any]
 _MOST_KNOWN = 1 << 12  # kinds: names of fields are the record's own
 
 
-@dataclass(frozen=True, eq=False)
-class Look:
-    """What of a message its own turn, and those around it, may depend on.
-
-    calls  whether it calls tools
-    """
-
-    role: Any
-    calls: bool
-
-
-@dataclass(frozen=True, eq=False)
 class Kind:
-    """A kind of message.
+    """A kind of message."""
 
-    look   the same object for all that are alike to contexts.py
-    shown  the same value for all that are alike to shown.py
-    """
-
-    look: Look
-    shown: Any
+    __slots__ = ()
 
 
 _kinds: dict[Any, Kind] = {}
-_looks: dict[Any, Look] = {}
 
 
 def kinds_of(messages: list[_Message]) -> tuple[Kind, ...]:
@@ -56,16 +37,11 @@ def kinds_of(messages: list[_Message]) -> tuple[Kind, ...]:
 
 def _made(message: _Message, key: Any) -> Kind:
     """The kind of a message of that `looking.key_of`."""
-    shown, look = _shown(message), _look(message)
     if key is None:
-        key = None, tuple(message), type(message.get("content")), shown, look, _calls(message)
-    kind = _kinds.get(key)
-    if kind is None:
-        if len(_looks) > _MOST_KNOWN:
-            _looks.clear()
-        known = _looks.setdefault(look, Look(look[0], bool(look[3])))
-        kind = _kinds.setdefault(key, Kind(known, shown))  # another thread may empty both
-    return kind
+        content = message.get("content")
+        looks = _shown(message), _look(message), _calls(message)
+        key = None, tuple(message), type(content), content == "", *looks
+    return _kinds.setdefault(key, Kind())
 
 
 def _calls(message: _Message) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@
     {"from": "gpt", "value": "..."}                      ShareGPT style: renamed
     {"from": "function_call", "value": '{"name": ..}'}   becomes an assistant's tool call
     {"function_call": {"name": ..}, ...}                 becomes one, too
+    {"speaker": "..", "text": ".."}                      renamed as --field and --role say
     content: null, a string, or a list of text parts
     tool_calls: a list of objects, or JSON text of one
 
@@ -12,12 +13,15 @@ As transformers does, fields that are null are left out of a message.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from packer_cli._kernels.looking import is_plain
+from packer_cli.config.field_tips import key_options, written
+from packer_cli.errors import named
 from packer_cli.supervised.flags import (
     DETAIL,
     FLAGS,
@@ -47,8 +51,63 @@ KNOWN_KEYS = frozenset(
 )  # fmt: skip
 
 
+# fields of records that may hold messages, and those in which text is JSON of them
+_OF_MESSAGES = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
+_AS_TEXT = _OF_MESSAGES[:2]
+# what a key is renamed to, as one whose role is named anew speaks ShareGPT; and what that hides
+_RENAMED = {"role": "from"}
+_HIDDEN = {"role": ("role", "from"), "content": ("content", "value")}
+
+
 class MalformedError(ValueError):
-    """The record does not fit its shape."""
+    """The record does not fit its shape. `tip`: what may help, beside mending it."""
+
+    def __init__(self, message: str, tip: str = "") -> None:
+        super().__init__(message, tip)  # both in args, so that errors survive pickling
+        self.tip = tip
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How the input names keys of messages and speakers, where options say so.
+
+    keys   own name -> name in the input
+    roles  speaker -> role
+    """
+
+    keys: Mapping[str, str]
+    roles: Mapping[str, str]
+
+    def applied(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a record with the names that `parse_messages` knows."""
+        own = fields.copy()
+        for name in _OF_MESSAGES:
+            value = own.get(name)
+            if name in _AS_TEXT and isinstance(value, str):
+                try:
+                    value = msgspec.json.decode(value)
+                except _JSON_ERRORS:
+                    continue
+            if isinstance(value, list):
+                own[name] = [self._message(one) if isinstance(one, dict) else one for one in value]
+        return own
+
+    def _message(self, item: dict[str, Any]) -> dict[str, Any]:
+        there = {key: own for own, key in self.keys.items() if key in item}
+        hidden = {name for own in there.values() for name in _HIDDEN.get(own, (own,))}
+        message = {
+            _RENAMED.get(there[key], there[key]) if key in there else key: value
+            for key, value in item.items()
+            if key in there or key not in hidden
+        }
+        for key in ("role", "from"):
+            speaker = message.get(key)
+            if isinstance(speaker, str) and speaker in self.roles:
+                message[key] = self.roles[speaker]
+        return message
 
 
 def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str, Any]]:
@@ -80,10 +139,7 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     elif "content" not in message and "value" in message:
         message["content"] = message.pop("value")
     message |= _tool_calls(message, where)
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        problem = f"is {kind_of(role)}, expected a string" if "role" in message else "is missing"
-        raise MalformedError(f"{where}.role {problem}")
+    role, content = _role_of(message, item, where), message.get("content")
     if problem := wrong_flag(message) or wrong_detail(message):
         raise MalformedError(f"{where}.{problem}")
     if isinstance(content, list):
@@ -97,8 +153,12 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
         )
     elif content is None and (other := [key for key in _ELSEWHERE if key in message]):
         raise MalformedError(
-            f"{where} has '{other[0]}', expected 'role' and 'content', or 'from' and 'value'"
+            f"{where} has '{other[0]}', expected 'role' and 'content', or 'from' and 'value'",
+            _naming_tip(item),
         )
+    elif content is None and role == "user":
+        # rendered, it would be an empty question, or the word None
+        raise MalformedError(f"{where} is the user's and has no content", _naming_tip(item))
     reasoning = next((message[key] for key in REASONING if key in message), None)
     if reasoning is not None:  # even "": a template may ask whether there is any
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -111,9 +171,25 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     return message
 
 
+def _role_of(message: dict[str, Any], item: dict[str, Any], where: str) -> str:
+    role = message.get("role")
+    if not isinstance(role, str):
+        problem = f"is {kind_of(role)}, expected a string"
+        if "role" not in message:
+            problem = f"is missing; keys found: {named(item)}"
+        raise MalformedError(f"{where}.role {problem}", _naming_tip(item))
+    return role
+
+
+def _naming_tip(item: dict[str, Any]) -> str:
+    options = key_options(item)
+    return f"add {written(options)}" if options else ""
+
+
 def _from_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
     speaker, value = message.pop("from"), message.pop("value", None)
     if speaker in _CALLS:
+        value = message.pop("content", None) if value is None else value
         calls = _calls(value, f"{where}.value")
         return {"role": "assistant", "content": "", "tool_calls": calls, **message}
     role = _ROLES.get(speaker, speaker) if isinstance(speaker, str) else speaker

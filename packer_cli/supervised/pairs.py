@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from packer_cli.config.shapes import Shape
+from packer_cli.config.shapes import CONTEXT, Shape
 from packer_cli.records import BadRecord, Int64, Records
 from packer_cli.supervised.messages import (
     ASSISTANT,
@@ -162,7 +162,7 @@ def _prompt(fields: dict[str, Any], shape: Shape, answers: list[Any]) -> tuple[A
     if prompt is None:
         return None, name
     if isinstance(prompt, str) and isinstance(answers[0], str):
-        return f"{prompt}\n{more}" if isinstance(more, str) and more else prompt, name
+        return with_more(prompt, more), name
     if isinstance(prompt, list) and isinstance(answers[0], list):
         return prompt, name
     # many files repeat a question of both conversations, the first or the last one, as text
@@ -175,6 +175,11 @@ def _prompt(fields: dict[str, Any], shape: Shape, answers: list[Any]) -> tuple[A
         f"field '{name}' is {kind_of(prompt)}, '{shape.columns['chosen']}' is "
         f"{kind_of(answers[0])}; {_BOTH}"
     )
+
+
+def with_more(prompt: str, more: Any) -> str:
+    """A prompt with what it is about, on a line of its own."""
+    return f"{prompt}\n{more}" if isinstance(more, str) and more else prompt
 
 
 def _labelled(fields: dict[str, Any], shape: Shape) -> Side:
@@ -199,6 +204,8 @@ def _labelled(fields: dict[str, Any], shape: Shape) -> Side:
     _check_kind(answer, names[1], shape)
     if not answer or (isinstance(answer, str) and not answer.strip()):
         raise MalformedError(f"field '{names[1]}' is an empty answer, expected one with text")
+    if isinstance(prompt, str):
+        prompt = with_more(prompt, fields.get(CONTEXT))
     return Side(prompt, answer, names[0], names[1], label)
 
 

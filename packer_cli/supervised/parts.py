@@ -17,7 +17,7 @@ from typing import Any
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering
 from packer_cli.supervised.edges import OPEN_TAG, Span
-from packer_cli.supervised.flags import DETAIL, untrained_ranges
+from packer_cli.supervised.flags import DETAIL, untrained_ranges, without_notes
 from packer_cli.supervised.messages import ASSISTANT, REASONING, joined_content
 from packer_cli.supervised.probes import THOUGHT
 from packer_cli.supervised.turns import AssistantSpans, UndecidableError
@@ -38,16 +38,17 @@ class UntrainedParts:
 
     def find(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
-        trained: Collection[int],
+        trained: Collection[int], noted: list[_Message],
     ) -> list[Span]:  # fmt: skip
         """Spans of characters, of the messages whose numbers are `trained`.
 
+        `noted`: the messages with what packer notes about them, which the template never gets.
         Raises UndecidableError.
         """
         spans = list[Span]()
-        ranged = [number for number in trained if DETAIL in messages[number]]
+        ranged = [number for number in trained if DETAIL in noted[number]]
         if ranged:
-            spans += self._ranges(rendering.text, messages, tools, ranged)
+            spans += self._ranges(rendering.text, noted, tools, ranged)
         config = self._config
         if not config.trains_reasoning:
             thoughtful = [n for n in trained if _without_reasoning(messages[n]) != messages[n]]
@@ -101,7 +102,7 @@ class UntrainedParts:
     ) -> dict[int, int]:
         """Where each mark is in the text, which has none itself."""
         try:
-            shown = self._template.render(messages, tools).text
+            shown = self._template.render(list(map(without_notes, messages)), tools).text
         except RefusedError as error:
             raise _undecided(str(error)) from error
         pieces = _MARK.split(shown)
@@ -157,24 +158,32 @@ class UntrainedParts:
         spans, what = list[Span](), "tool calls"
         for number in numbers:
             message = messages[number]
-            without = {k: v for k, v in message.items() if k not in ("tool_calls", "function_call")}
-            without["content"] = without.get("content") or ""
-            rest = without
+            uncalled = {
+                k: v for k, v in message.items() if k not in ("tool_calls", "function_call")
+            }
+            uncalled["content"] = uncalled.get("content") or ""
+            rest = uncalled
             thought = str(message.get("reasoning_content") or "").strip()
             if not (self._config.trains_reasoning and thought in rendering.text):
-                rest = _without_reasoning(without)
+                rest = _without_reasoning(uncalled)
             if not _says_something(rest):
                 spans += turns[number]
                 continue
             texts, own = list[str](), list[list[Span]]()
-            for last in (message, without):
+            thoughtless = _without_reasoning(message)
+            keeps_thought = rest is uncalled and thoughtless != message
+            for last in (message, uncalled, *[thoughtless] * keeps_thought):
                 talk = [*messages[:number], last]
                 upto = self._rendered(talk, tools)
                 texts.append(upto.text)
                 own.append(self._assistant.by_message(upto, talk, tools)[-1])
-            if [len(some) for some in own] != [1, 1]:
+            if any(len(some) != 1 for some in own):
                 raise _unclear(what, number)
             added = _added(texts[0], own[0][0], texts[1], own[1][0], white_space=False)
+            if added is not None and keeps_thought:  # some show a thought only where calls follow
+                thought_at = _added(texts[0], own[0][0], texts[2], own[2][0])
+                pieces = [] if thought_at is None else without([added], [thought_at])
+                added = pieces[0] if len(pieces) == 1 else None
             if added is None:
                 raise _unclear(what, number)
             calls = texts[0][slice(*added)]

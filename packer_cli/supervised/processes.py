@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from packer_cli.child_process import Child, LostChildError
-from packer_cli.errors import Interrupted, UsageError
+from packer_cli.errors import DamagedInputError, Interrupted, UsageError
 from packer_cli.records import InputFile, Notify, Records, Slice
 from packer_cli.supervised.limits import TEMPLATE, TIME_IS_UP
 
@@ -72,6 +72,9 @@ class ComposingProcesses:
             except LostChildError as error:
                 refused |= self._too_slow(child, error)
                 child = None
+            except DamagedInputError:  # the last that it says of the slice
+                self._release(child)
+                raise
             else:
                 self._release(child)
                 return

@@ -15,7 +15,7 @@ from packer_cli.errors import InternalError, UsageError
 from packer_cli.supervised.arguments import mentions_of, reads_of
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering
 from packer_cli.supervised.edges import Span, common_prefix
-from packer_cli.supervised.flags import DETAIL, any_flags, is_context, is_trained
+from packer_cli.supervised.flags import DETAIL, any_flags, is_context, is_trained, without_notes
 from packer_cli.supervised.messages import ASSISTANT, KNOWN_KEYS
 from packer_cli.supervised.parts import UntrainedParts, without
 from packer_cli.supervised.shown import Piece, Shown
@@ -110,7 +110,8 @@ class Renderer:
 
     def render(self, conversation: Conversation) -> Document:
         """Raises RefusedError and UndecidableError."""
-        messages, tools = conversation.messages, conversation.tools
+        noted, tools = conversation.messages, conversation.tools
+        messages = list(map(without_notes, noted)) if any_flags(noted) else noted
         try:
             rendering = self._template.render(messages, tools)
         except RefusedError:
@@ -131,8 +132,9 @@ class Renderer:
         # an empty answer has no byte, but there may be a token across the place where it would be
         turns = spans = [(start, stop) for start, stop in turns if start < stop]
         begin = turns[0][0] if turns else 0
-        if self._parts and (not self._trains_all or any(DETAIL in messages[n] for n in numbers)):
-            spans = without(spans, self._parts.find(rendering, messages, tools, numbers))
+        if self._parts and (not self._trains_all or any(DETAIL in noted[n] for n in numbers)):
+            parts = self._parts.find(rendering, messages, tools, numbers, noted)
+            spans = without(spans, parts)
             turns = [turn for turn in turns if without([turn], spans) != [turn]]
         masked = without(asked, spans) if asked != kept or turns is not spans else []
         document = Document(
@@ -166,15 +168,16 @@ class Renderer:
             self._assistant.find, rendering, messages, conversation.tools,
             last_only=last_only, empty={id(messages[n]) for n in empty},
         )  # fmt: skip
-        if self._trains_all and not any_flags(messages):  # as most are: they need no numbers
+        noted = conversation.messages
+        if self._trains_all and not any_flags(noted):  # as most are: they need no numbers
             asked = find()
             own = {len(messages) - 1} if conversation.turn is not None else set(empty)
             return asked, asked, own
         numbers = {n for n, message in enumerate(messages) if message.get("role") == ASSISTANT}
         if last_only and numbers:
             numbers = {max(numbers)}
-        context = {n for n in numbers if is_context(messages[n])}
-        silent = context | {n for n in numbers if not is_trained(messages[n])}
+        context = {n for n in numbers if is_context(noted[n])}
+        silent = context | {n for n in numbers if not is_trained(noted[n])}
         asked = kept = find(silent={id(messages[n]) for n in context})
         if silent > context:
             kept = find(silent={id(messages[n]) for n in silent})

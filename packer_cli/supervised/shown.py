@@ -5,9 +5,7 @@ it drops depends on what a message has and on what is around it, not on the word
 of marks (numbers found nowhere else) in the place of its words is rendered: what has its mark in
 the text is shown, however it is stripped, escaped or dumped, and all else is not.
 
-One probe serves all conversations of the same structure, and each of its messages serves those
-with the same surroundings. Conversations that are put together from such messages are checked:
-their words must be in the text, or not, as expected; else they get a probe of their own.
+One probe serves all conversations of the same structure.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from itertools import count
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,8 +24,7 @@ from packer_cli.supervised.messages import ASSISTANT, REASONING, joined_content
 from packer_cli.supervised.probes import RESULT, THOUGHT, thought_in
 
 _Message = dict[str, Any]
-_MOST_KINDS, _MOST_KEPT = 1 << 9, 1 << 14  # what is learned begins anew beyond
-_NOTHING: tuple[Any, ...] = ((), False)
+_MOST_KEPT = 1 << 12  # what is learned begins anew beyond
 _TOOLS = -1  # in the place of a message's number
 _CONTENT, _REASONING, _THOUGHT_IN_CONTENT = "content", "reasoning", "thought"
 _OF_ROLES = {"tool": "tool_results", "system": "system", "developer": "system"}
@@ -52,50 +48,28 @@ class Missing(NamedTuple):
     empty: tuple[int, ...] = ()
 
 
+_UNKNOWN = Missing()
+
+
 class Shown:
     """What one template shows, with the same arguments. Safe to share between threads."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._known = _Known()
+        # of structures, None where the template refuses their probe
+        self._known: dict[tuple[int, tuple[Kind, ...]], Missing | None] = {}
 
     def missing(self, text: str, messages: list[_Message], tools: list[Any] | None) -> Missing:
         """What `text` does not show of the conversation that it is rendered from."""
-        known = self._known
-        if len(known.numbers) > _MOST_KINDS or len(known.structures) > _MOST_KEPT:
-            known = self._known = _Known()
         structure = len(tools) if tools else 0, kinds_of(messages)
-        if structure not in known.structures:
-            numbers = known.numbered(structure[1])
-            found = self._found(text, messages, tools, (structure[0], *numbers), known)
-            known.structures[structure] = found
-        else:
-            found = known.structures[structure]
+        found = self._known.get(structure, _UNKNOWN)
+        if found is _UNKNOWN:
+            if len(self._known) >= _MOST_KEPT:
+                self._known.clear()
+            pieces = self._probed(messages, tools)
+            found = None if pieces is None else Missing(pieces, _empty(pieces, messages))
+            self._known[structure] = found
         return _guessed(text, messages, tools) if found is None else found
-
-    def _found(
-        self,
-        text: str,
-        messages: list[_Message],
-        tools: list[Any] | None,
-        structure: tuple[int, ...],
-        known: _Known,
-    ) -> Missing | None:
-        """What a text of such a structure does not show; None where no probe tells."""
-        around = _surroundings(structure)
-        alike = [known.around.get(one) for one in around]
-        if None not in alike:
-            found = _joined_from(alike)
-            if _fits(text, messages, found.pieces):
-                return found
-        pieces = self._probed(messages, tools)
-        if pieces is None:
-            return None
-        found = Missing(pieces, _empty(pieces, messages))
-        for number, one in enumerate(around, _TOOLS):
-            parts = tuple(part for message, part in pieces if message == number)
-            known.around[one] = parts, number in found.empty
-        return found
 
     def _probed(
         self, messages: list[_Message], tools: list[Any] | None
@@ -115,28 +89,6 @@ class Shown:
         return None
 
 
-class _Known:
-    """What was learned. `structures`: of whole conversations, None where the template refuses
-    their probe; `around`: of their messages, by what is around them, as `numbers` of kinds.
-    """
-
-    def __init__(self) -> None:
-        self.numbers: dict[Any, int] = {}
-        self.fresh = count()  # of which no two threads get the same
-        self.structures: dict[tuple[int, tuple[Kind, ...]], Missing | None] = {}
-        self.around: dict[tuple[int, ...], tuple[tuple[str | int, ...], bool]] = {}
-
-    def numbered(self, kinds: tuple[Kind, ...]) -> list[int]:
-        """The numbers of kinds. Those that are alike to all that is shown have the same."""
-        numbers = list[int]()
-        for kind in kinds:
-            number = self.numbers.get(kind.shown)
-            if number is None:
-                number = self.numbers.setdefault(kind.shown, next(self.fresh))
-            numbers.append(number)
-        return numbers
-
-
 def _guessed(text: str, messages: list[_Message], tools: list[Any] | None) -> Missing:
     """What is missing by the words alone, which tell nothing of other conversations."""
     pieces = _in_order(
@@ -150,17 +102,6 @@ def _guessed(text: str, messages: list[_Message], tools: list[Any] | None) -> Mi
 def _in_order(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """Each piece once, tools first, however it was learned."""
     return tuple(sorted(dict.fromkeys(pieces), key=lambda piece: piece.message))
-
-
-def _joined_from(alike: list[Any]) -> Missing:
-    """What is missing of a conversation, from what is of its tools and messages."""
-    if all(one == _NOTHING for one in alike):
-        return Missing()
-    pieces, empty = list[Piece](), list[int]()
-    for number, (parts, is_empty) in enumerate(alike, _TOOLS):
-        pieces += [Piece(number, part) for part in parts]
-        empty += [number] * is_empty
-    return Missing(tuple(pieces), tuple(empty))
 
 
 _MARKS = re.compile("(?=(7[0-9]{7}4951))")  # also amid other digits
@@ -299,50 +240,6 @@ def _empty(pieces: tuple[Piece, ...], messages: list[_Message]) -> tuple[int, ..
         and messages[number].get("role") == ASSISTANT
         and {part for _, part in _pieces([messages[number]], None)} <= parts
     )
-
-
-def _surroundings(structure: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """What is around the tools and each message: its neighbors, and as bits of a number, which
-    kinds of messages come before and after it at all.
-    """
-    tools, *kinds = structure
-    following, after = list[int](), 0
-    for kind in reversed(kinds):
-        following.append(after)
-        after |= 1 << kind
-    following.reverse()
-    around: list[tuple[int, ...]] = [(tools, after, kinds[-1])]
-    before, last = 0, -1
-    for kind, next_kind, after in zip(kinds, [*kinds[1:], -1], following, strict=True):
-        around.append((tools > 0, kind, last, next_kind, before, after))
-        before |= 1 << kind
-        last = kind
-    return around
-
-
-def _fits(text: str, messages: list[_Message], left_out: tuple[Piece, ...]) -> bool:
-    """Whether the text has words just of what is said to be shown, as far as templates write them
-    as they are.
-    """
-    missing, at = set(left_out), 0
-    for number, message in enumerate(messages):
-        content, role = message.get("content"), message.get("role")
-        told = list[tuple[str, str]]()
-        if len(message) > 2 and _has_words(message.get("reasoning_content")):
-            told.append((_REASONING, message["reasoning_content"]))
-        is_thought = role == ASSISTANT and type(content) is str and THOUGHT in content
-        if type(content) is str and role != "tool" and not is_thought:
-            told.append((_CONTENT, content))
-        for part, words in told:
-            stripped = words.strip()
-            place = text.find(stripped, at)  # they come in order, mostly
-            if place < 0:
-                place = text.find(stripped)
-            elif stripped:
-                at = place
-            if stripped and ((number, part) in missing) == (place >= 0):
-                return False
-    return True
 
 
 def _is_in(text: str, words: str) -> bool:

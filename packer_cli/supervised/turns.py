@@ -2,29 +2,34 @@
 
 With `{% generation %}` in the template: what is inside the tags, as in transformers. Without,
 as in most templates, the loop over the messages tells where each turn begins and ends, and what of
-it is the assistant's is learned from probes (edges.py): once for every context of a message, so
-that a conversation takes one rendering. Where no loop shows the turns, the conversation is rendered
-up to and without the message, and the texts are compared. Where that is not clear either, or the
-two disagree, it is an error: never a guess.
+it is the assistant's is learned from probes (edges.py): once for every structure of a conversation,
+so that most take one rendering. Where the words of a record may matter to the template
+(word_looks.py), the real prompt for each of its turns decides where that begins. Where no loop
+shows the turns, the conversation is rendered up to and without the message, and the texts are
+compared. Where that is not clear either, or the two disagree, it is an error: never a guess.
+
+So what is told of a record is a function of that record, the template and the options: what was
+told of others is taken only for what is known to be rendered alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import pairwise, product
 from typing import Any
 
 from packer_cli.errors import DataError
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering, Turn
-from packer_cli.supervised.contexts import contexts, distinct_contexts
 from packer_cli.supervised.edges import (
     DisagreementError,
     Edges,
     Learner,
     Span,
     common_prefix,
+    shared,
 )
-from packer_cli.supervised.messages import ASSISTANT
+from packer_cli.supervised.kinds import kinds_of
+from packer_cli.supervised.messages import ASSISTANT, KNOWN_KEYS, REASONING
 from packer_cli.supervised.probes import probe_of
 
 PROBE = "\ue000probe\ue001"
@@ -34,6 +39,9 @@ _FUNCTION = {"name": "f", "description": "d", "parameters": _PARAMETERS}
 _TOOLS = [{"type": "function", "function": _FUNCTION}]  # for templates that take no talk without
 _Message = dict[str, Any]
 _Turns = dict[int, Turn]  # by the numbers of their messages
+_Told = dict[int, Edges | str]  # of turns: their edges, or why they have none
+_PROBED = frozenset(("role", "content", *REASONING))  # fields with no words but marks in a probe
+_MOST_KEPT = 1 << 12  # structures; what is learned begins anew beyond
 
 
 class UndecidableError(DataError):
@@ -55,10 +63,10 @@ class AssistantSpans:
         if not template.marks_generation:
             self.talk, self.tools, question = _question(template)
             self._prompt, self._prompted = _generation_prompt(*question)
-        # failures are not kept: their cause may be elsewhere in the conversation
-        self._learned: dict[tuple[Any, ...], Edges] = {}
-        self._outside: dict[tuple[Any, ...], bool] = {}  # whether no loop has what the text has
-        self._headers: frozenset[str] = frozenset()
+        # of structures: the edges of their turns, and which turns the text has and no loop
+        self._learned: dict[Any, _Told] = {}
+        self._outside: dict[Any, list[int]] = {}
+        self._tagged: dict[Any, str] = {}  # what is wrong with the template's tags, "" for nothing
 
     def find(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
@@ -127,71 +135,116 @@ class AssistantSpans:
         spans = [span for part in parts for span in part]
         return spans, turns, speakers
 
+    def _structure(self, messages: list[_Message], tools: list[Any] | None) -> tuple[bool, Any]:
+        """(whether words may matter, all that the turns of its probe depend on).
+
+        None for the second where they may depend on what only this record has.
+        """
+        looks = self._template.looks
+        words = looks.messages.find(messages)
+        if words and not all(map(_PROBED.issuperset, messages)):
+            return True, None
+        known = self._template.mentions - KNOWN_KEYS
+        others = [
+            (number, key, bool(value) if isinstance(value, str) else repr(value))
+            for number, message in enumerate(messages)
+            if len(message) > 2 and not known.isdisjoint(message)
+            for key, value in message.items()
+            if key in known
+        ]
+        told = repr(tools) if tools and (looks.tools.deep or looks.tools.literals) else bool(tools)
+        return words, (words, told, kinds_of(messages), tuple(others))
+
     def _by_turns(
         self, rendering: Rendering, turns: _Turns, messages: list[_Message],
         tools: list[Any] | None,
     ) -> list[list[Span]]:  # fmt: skip
-        """The spans of each turn, from what was learned about others like it."""
-        text, around = rendering.text, contexts(messages, tools)
+        """The spans of each turn."""
+        text = rendering.text
+        words, structure = self._structure(messages, tools)
         inner = _inner(rendering.turns, turns)
+        learned = self._learned.get(structure)
+        if learned is None:
+            learned = self._learn(messages, tools)
+            if structure is not None and _is_of_all(learned, messages):
+                _keep(self._learned, structure, learned)
         parts: list[list[Span]] = []
-        fresh: Callable[[int], Edges | str] | None = None
         for number, turn in turns.items():
-            edges, within = self._learned.get(around[number]), inner.get(number, [])
-            spans = self._spans(edges, text, turn, within)
-            if spans is None:  # nothing like it was seen, or the template looks at the words, too
-                if fresh is None:
-                    fresh = self._learn(messages, tools)
-                told = fresh(number)
-                if isinstance(told, str):
-                    raise undecidable(told)
-                self._learned.setdefault(around[number], told)
-                spans = told.spans(text, turn, within)
+            within = inner.get(number, [])
+            told = learned.get(
+                number, f"no loop of the template shows the turn of message {number}"
+            )
+            spans = None if isinstance(told, str) else told.spans(text, turn, within)
+            if spans is None and structure is not None:  # fields of its own may be shown
+                told = self._learn(messages, tools).get(number, told)
+                spans = None if isinstance(told, str) else told.spans(text, turn, within)
+            if words:
+                spans = self._by_prompt(spans, text, number, turn, messages, tools, bool(within))
+            if spans is None and isinstance(told, str):
+                raise undecidable(told)
             if spans is None:
                 raise undecidable(f"message {number} is not rendered as others like it are")
             parts.append(spans)
         return parts
 
-    def _spans(
-        self, edges: Edges | None, text: str, turn: Turn, inner: list[Turn]
-    ) -> list[Span] | None:
-        """The spans of a turn; None when it may not be of that kind."""
-        if edges is None:
-            return None
-        for header in self._headers:
-            longer = len(header) > len(edges.header)
-            if longer and text.startswith(header, turn.start, turn.stop):
-                return None  # others that begin like that have a longer header
-        return edges.spans(text, turn, inner)
+    def _by_prompt(
+        self, spans: list[Span] | None, text: str, number: int, turn: Turn,
+        messages: list[_Message], tools: list[Any] | None, holds_others: bool,
+    ) -> list[Span] | None:  # fmt: skip
+        """The spans of a turn, from where the real prompt for it ends, as far as that is known.
 
-    def _learn(
-        self, messages: list[_Message], tools: list[Any] | None
-    ) -> Callable[[int], Edges | str]:
-        """A function from a message's number to the edges of its turn, or why it has none."""
+        `spans`: by its probe, None where the turn is not as that tells; `holds_others`: whether
+        there are turns of others within it.
+        """
+        if not self._prompted:
+            return spans
+        before = messages[:number]
+        try:
+            prompt = self._template.render(before, tools, add_generation_prompt=True).text
+            start = shared(prompt, text)
+            if start < turn.start:  # what comes before is rendered otherwise by now
+                plain = self._template.render(before, tools).text
+                asks = prompt[common_prefix(plain, prompt) :]
+                start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
+        except RefusedError:
+            return spans
+        if not text[turn.start : start].strip():
+            return spans
+        if spans is not None:
+            first, *others = spans
+            exact = start == len(prompt)
+            return [(start if exact else max(first[0], start), max(start, first[1])), *others]
+        if holds_others:
+            return None
+        try:
+            after = self._template.render(messages[: number + 1], tools).text
+        except RefusedError:
+            return None
+        stop = len(after) if text.startswith(after) else turn.stop
+        return [(start, max(start, stop))]
+
+    def _learn(self, messages: list[_Message], tools: list[Any] | None) -> _Told:
+        """What a probe tells of each turn of the assistant."""
         probe = probe_of(messages)
+        speakers = [n for n, message in enumerate(messages) if message.get("role") == ASSISTANT]
         try:
             rendering = self._template.render(probe.messages, tools)
         except RefusedError as error:
-            why = str(error)
-            return lambda number: why
+            return dict.fromkeys(speakers, str(error))
         turns = [turn for turn in rendering.turns if turn.message.get("role") == ASSISTANT]
         numbered = _numbered(turns, probe.messages) or {}
         inner = _inner(rendering.turns, numbered)
         learner = Learner(self._template, self._prompt, self._prompted, probe, tools, rendering)
-
-        def edges(number: int) -> Edges | str:
-            if number not in numbered:
-                return f"no loop of the template shows the turn of message {number}"
+        told: _Told = {}
+        for number in reversed(numbered):  # the last one first: it tells how turns end
             try:
-                learned = learner.edges(number, numbered[number], inner.get(number, []))
+                edges = learner.edges(number, numbered[number], inner.get(number, []))
             except DisagreementError as error:
-                return str(error)
-            if learned is None:
-                return f"message {number} does not begin as the template's prompt ends"
-            self._headers |= {learned.header}
-            return learned
-
-        return edges
+                told[number] = str(error)
+                continue
+            why = f"message {number} does not begin as the template's prompt ends"
+            told[number] = edges or why
+        return told
 
     def _outside_loops(
         self, text: str, turns: _Turns, messages: list[_Message], tools: list[Any] | None
@@ -199,19 +252,25 @@ class AssistantSpans:
         """The assistant's turns that the text has, and no loop: many templates leave turns out,
         and some write the last one after the loop over all others.
         """
-        around = {n: kind for n, kind in contexts(messages, tools).items() if n not in turns}
-        if not self._outside.keys() >= set(around.values()):
+        _, structure = self._structure(messages, tools)
+        numbers = self._outside.get(structure)
+        if numbers is None:
             probe = probe_of(messages)
             try:
                 shown = probe.shown_in(self._template.render(probe.messages, tools).text)
             except RefusedError as error:
                 raise undecidable(str(error)) from error
-            for number, kind in around.items():
-                self._outside[kind] = not shown.isdisjoint(probe.marks[number])
+            numbers = [
+                number
+                for number, message in enumerate(messages)
+                if message.get("role") == ASSISTANT and not shown.isdisjoint(probe.marks[number])
+            ]
+            if structure is not None:
+                _keep(self._outside, structure, numbers)
         return [
             Turn(*self._by_prefix(text, number, messages, tools), messages[number])
-            for number, kind in around.items()
-            if self._outside[kind]
+            for number in numbers
+            if number not in turns
         ]
 
     def _by_prefixes(
@@ -241,10 +300,14 @@ class AssistantSpans:
 
     def _check_tags(self, messages: list[_Message], tools: list[Any] | None) -> None:
         """Raises UndecidableError when the template's tags hold words of others."""
-        fresh = distinct_contexts(messages, tools).difference(self._learned)
-        if fresh and (why := self._wrongly_tagged(messages, tools)):
+        _, structure = self._structure(messages, tools)
+        why = self._tagged.get(structure)
+        if why is None:
+            why = self._wrongly_tagged(messages, tools) or ""
+            if structure is not None:
+                _keep(self._tagged, structure, why)
+        if why:
             raise undecidable(why)
-        self._learned |= dict.fromkeys(fresh, Edges(""))
 
     def _wrongly_tagged(self, messages: list[_Message], tools: list[Any] | None) -> str | None:
         probe = probe_of(messages)
@@ -258,6 +321,27 @@ class AssistantSpans:
             if message.get("role") != ASSISTANT and not in_tags.isdisjoint(marks):
                 return f"its {{% generation %}} tags hold words of role {message.get('role')}"
         return None
+
+
+def _keep(known: dict[Any, Any], structure: Any, told: Any) -> None:
+    if len(known) >= _MOST_KEPT:
+        known.clear()
+    known[structure] = told
+
+
+def _is_of_all(told: _Told, messages: list[_Message]) -> bool:
+    """Whether all conversations of a structure have such edges: none holds a name or the like."""
+    for number, edges in told.items():
+        message = messages[number]
+        if len(message) > 2 and isinstance(edges, Edges):
+            around = edges.header + edges.ending
+            if any(
+                isinstance(value, str) and value and value in around
+                for key, value in message.items()
+                if key not in _PROBED
+            ):
+                return False
+    return True
 
 
 _WAY_OUT = "use a template with {% generation %} tags (--chat-template), or --train-on all"

@@ -50,7 +50,7 @@ def plain_encoder(
         records, rearranged = _without_specials(records, specials), 0
         if fim is not None and records.texts:
             records, rearranged = fim.rearranged(records, specials)
-        batch, special = token_batch(records, file, tokenizer)
+        batch, special, _ = token_batch(records, file, tokenizer)
         if fim is not None and records.specials is None:
             special -= rearranged * fim.written(specials)
         if highest_id is not None:
@@ -99,12 +99,13 @@ def _refuse_ids_above(highest: int, batch: TokenBatch, file: InputFile) -> None:
 
 def token_batch(
     records: Records, file: InputFile, tokenizer: Tokenizer | None
-) -> tuple[TokenBatch, int]:
-    """The documents of texts or ids, all of one file, and how many special tokens texts spell out.
+) -> tuple[TokenBatch, int, int]:
+    """The documents of texts or ids, all of one file; how many special tokens texts spell out, and
+    how many trained tokens begin before what is trained on.
 
     Texts are taken out of `records`: a very long one is gone before its tokens are copied.
     """
-    special = records.specials or 0
+    special, crossing = records.specials or 0, 0
     if records.tokens is not None:
         ids, offsets, trained = records.tokens
     elif tokenizer is not None and records.texts is not None:
@@ -112,6 +113,9 @@ def token_batch(
         if records.specials is None:
             special = tokenizer.count_special(bare[0], records.texts)
         records.texts.clear()
+        if (flags := bare[2]) is not None:
+            crossing = int(np.count_nonzero(flags > 1))
+            np.minimum(flags, 1, out=flags)
         ids, offsets, trained = tokenizer.surrounded(*bare)
     elif not len(records.positions):
         ids, offsets, trained = np.empty(0, np.uint32), np.zeros(1, np.int64), None
@@ -120,4 +124,4 @@ def token_batch(
     if len(offsets) != len(records.positions) + 1:
         raise InternalError(f"{len(records.positions)} records became {len(offsets) - 1} documents")
     files = np.full(len(records.positions), file.index, np.int32)
-    return TokenBatch(ids, offsets, trained, files, records.positions), special
+    return TokenBatch(ids, offsets, trained, files, records.positions), special, crossing

@@ -264,7 +264,7 @@ def mark_trained(
     spans: Spans,
     exact: OffsetEngine | None,
 ) -> UInt8:
-    """uint8[T]: 1 for every token that holds at least one byte of a span."""
+    """uint8[T]: 1 for every token that holds a byte of a span, 2 where it begins before that."""
     trained, certain = np.zeros(len(ids), np.uint8), np.zeros(len(texts), np.uint8)
     if len(known.kinds):
         text, text_offsets = _flat(texts)
@@ -297,7 +297,7 @@ def _flat(texts: list[str]) -> tuple[UInt8, Int64]:
 
 
 def by_places(places: Int64, text: str, begin: Int64, end: Int64) -> UInt8:
-    """uint8[T] of a text whose tokens have the characters places[:, 0]..places[:, 1].
+    """As `mark_trained` of a text whose tokens have the characters places[:, 0]..places[:, 1].
 
     begin, end  int64[spans], bytes, in order
     """
@@ -310,4 +310,5 @@ def by_places(places: Int64, text: str, begin: Int64, end: Int64) -> UInt8:
     first = np.searchsorted(end, starts, side="right")  # the span that ends after the token begins
     begins = np.append(begin, np.iinfo(np.int64).max)[first]
     flags: UInt8 = ((begins < stops) & (stops > starts)).astype(np.uint8)
+    flags += flags * (starts < begins)
     return flags

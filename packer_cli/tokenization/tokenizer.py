@@ -172,9 +172,9 @@ class Tokenizer:
     ) -> Tokens:  # fmt: skip
         """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all).
 
-        A text without any token stays empty. A token is trained when it holds at least one
-        byte of its text's `spans`; EOS when the token before it is. `controls`: of some texts,
-        the characters where special tokens are; others in those texts are just text. Raises
+        A text without any token stays empty. A token is trained, 1, when it holds at least one
+        byte of its text's `spans`, and 2 when it begins before that span. `controls`: of some
+        texts, the characters where special tokens are; others in those texts are just text. Raises
         InternalError when an earlier sample of the engine differed from the reference.
         """
         ids, offsets, trained = self._encode_marked(texts, spans)

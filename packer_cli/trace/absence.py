@@ -55,7 +55,7 @@ def _rejected(packed: PackedDirectory, one: Candidate, position: int) -> str:
         with open(directory / REJECTED, "rb") as lines:
             for line in lines:
                 record = json.loads(line)
-                if record["file"] == one.path and record["position"] == position:
+                if record["file"] == one.path and record["position"] in (position, None):
                     return f"it was rejected: {record['reason']}"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # packer verify tells what is wrong with the file

@@ -1,17 +1,14 @@
 """`Steps`: which places of the order make a step, as a loop counts steps.
 
-A place counts the rows of all ranks since the run began. Each time the loop begins its loader again
-it goes through an epoch: to its last place or, where ranks are to have the same number of rows, to
-fewer than `world_size` before it; those left over begin the next epoch. Within, a step is the next
-`micro_batches` batches of every rank. The last one of an epoch may have fewer batches, and its last
-batch fewer rows, unless the loader drops such a batch. A Trainer's epochs all have as many batches
-as the first: it leaves out the last one of an epoch that has one more.
+Epochs and steps are those of `Grid`; here steps have numbers. The last step of an epoch may have
+fewer batches, and its last batch fewer rows, unless the loader drops such a batch. A Trainer's
+epochs all have as many batches as the first: it leaves out the last one of an epoch that has one
+more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +16,7 @@ import numpy as np
 from packer_cli.config.loop import Loop
 from packer_cli.errors import DataError
 from packer_cli.records import Int64
+from packer_cli.steps.schedule import Grid, Sizes, Stretch
 
 
 @dataclass(frozen=True)
@@ -37,20 +35,16 @@ class Step:
 
 
 class Steps:
-    """Of a loop over `rows` rows that began, or was resumed, at the place `begin`.
+    """The steps of a loop over `rows` rows that began, or was resumed, at the place `begin`.
 
     Raises DataError for more ranks than rows, and for a loader that drops all of an epoch.
     """
 
     def __init__(self, rows: int, loop: Loop, begin: int = 0) -> None:
-        if rows < loop.world_size:
-            raise DataError(
-                f"{loop.world_size} ranks share {rows} rows: some would get none",
-                "use fewer ranks, or pack more data or shorter rows",
-            )
-        self._rows, self._loop, self._begin = rows, loop, begin
-        late = 0 if loop.uneven else loop.world_size - 1
-        self.first_epoch = (begin + late) // rows
+        self._rows, self._loop = rows, loop
+        self.sizes = Sizes(loop.world_size, loop.batch_size, loop.micro_batches)
+        self.grid = Grid(rows, begin, self.sizes, even=not loop.uneven)
+        self.first_epoch = self.grid.epoch_of(begin)
         if loop.drop_last and rows // loop.world_size < loop.batch_size:
             raise DataError(
                 f"an epoch has {rows // loop.world_size} rows for each rank, and a loader that "
@@ -58,10 +52,9 @@ class Steps:
                 "use smaller batches",
             )
         # Epochs are of two lengths, in a pattern that begins anew after as many as there are ranks.
-        ends = self._ends(self.first_epoch + np.arange(loop.world_size + 1))
-        self._first = self._count(begin, int(ends[0]))
-        counts = [self._count(*edges) for edges in pairwise(ends.tolist())]
-        self._later = np.cumsum([0, *counts])
+        counts = [self._count(self.grid.epoch(self.first_epoch + k))
+                  for k in range(loop.world_size + 1)]  # fmt: skip
+        self._first, self._later = counts[0], np.cumsum([0, *counts[1:]])
 
     def of(self, number: int) -> Step:
         """The step of a number. The loop goes on for ever."""
@@ -71,20 +64,17 @@ class Steps:
             place = int(np.searchsorted(self._later, rest, side="right")) - 1
             epoch += 1 + periods * self._loop.world_size + place
             before = number - rest + int(self._later[place])
-        begin, end = self.epoch(epoch)
-        return self._step(number - before, number, epoch, begin, end)
+        epoch_begin = self.grid.epoch(epoch).begin
+        begin, end = self.grid.step_at(epoch_begin + (number - before) * self.sizes.step)
+        return Step(number, epoch, epoch_begin, begin, end)
 
     def at(self, place: int) -> tuple[Step, int, int] | None:
         """The step that took a place, its rank, and the number of the row among those of the rank
         in this step; None for what the loader dropped.
         """
-        epoch = self._epoch_of(place)
-        begin, end = self.epoch(epoch)
-        within = (place - begin) // self._loop.rows_per_step
-        if within >= self._count(begin, end):
-            return None
-        step = self._step(within, self.before(epoch) + within, epoch, begin, end)
-        if place not in self.places(step):
+        number, kept = self._number_at(place)
+        step = self.of(number) if kept else None
+        if step is None or place not in self.places(step):
             return None
         row, rank = divmod(place - step.begin, self._loop.world_size)
         return step, rank, row
@@ -93,18 +83,22 @@ class Steps:
         """The step in or after which a loop had taken the places before this one; None: there was
         none.
         """
-        if place <= self._begin:
+        if place <= self.grid.begin:
             return None
-        epoch = self._epoch_of(place - 1)
-        begin, end = self.epoch(epoch)
-        within = min((place - 1 - begin) // self._loop.rows_per_step, self._count(begin, end) - 1)
-        number = self.before(epoch) + within
+        number, _ = self._number_at(place - 1)
         return self.of(number) if number >= 0 else None
+
+    def _number_at(self, place: int) -> tuple[int, bool]:
+        """(number of the step that a place is in, whether its epoch has it; else of the last)."""
+        epoch = self.grid.epoch_of(place)
+        stretch = self.grid.epoch(epoch)
+        within, count = (place - stretch.begin) // self.sizes.step, self._count(stretch)
+        return self.before(epoch) + min(within, count - 1), within < count
 
     def places(self, step: Step) -> Int64:
         """int64[n], the places of a step, ascending, without those that the loader dropped."""
         places = np.arange(step.begin, step.end)
-        begin, end = self.epoch(step.epoch)
+        begin, end = self.grid.epoch(step.epoch)
         row, rank = np.divmod(places - begin, self._loop.world_size)
         of_rank = -(-(end - begin - rank) // self._loop.world_size)
         taken: Int64 = places[row < self._batches(begin, of_rank) * self._loop.batch_size]
@@ -117,30 +111,14 @@ class Steps:
         periods, rest = divmod(epoch - self.first_epoch - 1, self._loop.world_size)
         return self._first + periods * int(self._later[-1]) + int(self._later[rest])
 
-    def epoch(self, epoch: int) -> tuple[int, int]:
-        """The places at which the loop begins and ends an epoch."""
-        begin, end = self._ends(np.array([epoch - 1, epoch])).tolist()
-        return begin if epoch > self.first_epoch else self._begin, end
-
-    def _epoch_of(self, place: int) -> int:
-        """In which the loop takes a place."""
-        epoch = max(place // self._rows, self.first_epoch)
-        return epoch + (place >= self.epoch(epoch)[1])
-
-    def _ends(self, epochs: Int64) -> Int64:
-        ends = (epochs + 1) * self._rows
-        if not self._loop.uneven:
-            ends = ends - (ends - self._begin) % self._loop.world_size
-        return ends
-
-    def _count(self, begin: int, end: int) -> int:
+    def _count(self, epoch: Stretch) -> int:
         """The steps of an epoch of these places."""
-        of_rank = -(-(end - begin) // self._loop.world_size)
-        return -(-int(self._batches(begin, of_rank)) // self._loop.micro_batches)
+        of_rank = -(-(epoch.end - epoch.begin) // self._loop.world_size)
+        return -(-int(self._batches(epoch.begin, of_rank)) // self._loop.micro_batches)
 
     def _batches(self, begin: int, of_rank: Any) -> Any:
-        """Of an epoch that the loop begins at a place, with so many rows of a rank; for arrays of
-        them, too.
+        """The batches of an epoch that the loop begins at a place, with so many rows of a rank; for
+        arrays of them, too.
         """
         loop = self._loop
         batches = _in_batches(of_rank, loop)
@@ -149,12 +127,8 @@ class Steps:
         most = _in_batches(self._rows // loop.world_size, loop)
         # steps of the epoch that a run has behind it which goes on from a state
         first = (begin + loop.world_size - 1) // self._rows * self._rows
-        done = -(-(begin - first) // loop.rows_per_step)
+        done = -(-(begin - first) // self.sizes.step)
         return np.minimum(batches, max(most - done * loop.micro_batches, 0))
-
-    def _step(self, within: int, number: int, epoch: int, begin: int, end: int) -> Step:
-        first = begin + within * self._loop.rows_per_step
-        return Step(number, epoch, begin, first, min(first + self._loop.rows_per_step, end))
 
 
 def _in_batches(rows: Any, loop: Loop) -> Any:

@@ -55,7 +55,7 @@ def _about(traced: TracedStep) -> Iterator[str]:
     named = f"step {step.number:,}{since}, in epoch {step.epoch:,}"
     yield f"{named}: {places} of the order {order}{balance}"
     rows = plural(loop.batch_size, "row")
-    short = "" if step.end - step.begin == loop.rows_per_step else "; here the epoch ends"
+    short = "" if step.end - step.begin == run.steps.sizes.step else "; here the epoch ends"
     each = " each" if loop.world_size > 1 else ""
     yield f"{ranks} with {batches} of {rows}{each}{short}"
     if run.state is not None and step.begin < run.state.samples:

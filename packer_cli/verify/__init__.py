@@ -16,8 +16,9 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import packer_cli
 from packer_cli.config.documents import DocumentConfig
-from packer_cli.errors import DataError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.progress import Progress
 from packer_cli.records import Notify
 from packer_cli.result.layout import MANIFEST
@@ -55,7 +56,8 @@ def verify(
 
     `sample`: how many documents to compare; None packs every unit again. Inputs are only
     compared with a result that is sound by itself. `tokens`: as in `open_packed`. Raises DataError
-    when there is no usable manifest, or a view's tokenized directories are not there.
+    when there is no usable manifest, or a view's tokenized directories are not there; UsageError
+    with `against_inputs` for a result of another version.
     """
     manifest = load_any(directory, incomplete_too=True)
     stored = (
@@ -64,6 +66,8 @@ def verify(
         else TokenizedDirectory(directory, manifest)
     )
     config = _config_of(directory, manifest)
+    if against_inputs:
+        refuse_other_packer(directory, manifest)
     findings, stop = Findings(), threading.Event()
     if not isinstance(manifest, Manifest):
         findings.command = "tokenize"
@@ -98,6 +102,18 @@ def verify(
     return findings
 
 
+def refuse_other_packer(directory: Path, manifest: Result) -> None:
+    """UsageError for a result of another version, which may make others of the same inputs."""
+    then, now = manifest.packer_version, str(packer_cli.__version__)
+    if then != now:
+        raise UsageError(
+            f"{directory}: was packed by packer {then}, and packer {now} may make other documents "
+            "and rows of the same inputs",
+            f"verify it without --against-inputs, or with packer {then}; packer pack --overwrite "
+            "packs it again",
+        )
+
+
 def _config_of(directory: Path, manifest: Result) -> DocumentConfig:
     try:
         return (
@@ -112,7 +128,7 @@ def _config_of(directory: Path, manifest: Result) -> DocumentConfig:
 def _raise_if_replaced(stored: Stored, command: str) -> None:
     """Raise DataError if the problems may be those of a mix of two results."""
     try:
-        now = load_any(stored.path, incomplete_too=True).sha256
+        now = load_any(stored.path, incomplete_too=True, half_too=True).sha256
     except DataError:
         now = stored.facts.sha256
     if now != stored.facts.sha256:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-import packer_cli
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shape_rules import by_file_shape
@@ -18,7 +17,7 @@ from packer_cli.config.shapes import Shape
 from packer_cli.errors import InternalError
 from packer_cli.inputs.formats import reader_for
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Int64, Notify, Records, Slice, record_position
+from packer_cli.records import InputFile, Int64, Records, Slice, record_position
 from packer_cli.result.manifest import Unit
 from packer_cli.result.manifest_check import config_of
 from packer_cli.result.reader import PackedDirectory
@@ -63,21 +62,14 @@ class Comparison:
             config, shape, None, None, self._read, encode, Path(), Progress(0, show=False), stop,
         )  # fmt: skip
 
-    def of_everything(self, notify: Notify) -> Iterator[Callable[[], None]]:
+    def of_everything(self) -> Iterator[Callable[[], None]]:
         """A task for each unit that reads any of the files."""
-        version = self._stored.facts.packer_version
-        same_plan = version == packer_cli.__version__
-        if not same_plan:
-            notify(
-                f"packed by packer {version}, this is {packer_cli.__version__}: which rows "
-                "documents are in is not compared"
-            )
         rejected_from = 0
         units = self._stored.facts.units
         for about, record in zip(units, unit_records(self._stored), strict=True):
             read = {part[0] for part in about.slices}
             if read <= self._files.keys():
-                yield partial(self._pack_again, about, record, rejected_from, same_plan)
+                yield partial(self._pack_again, about, record, rejected_from)
             elif read & self._files.keys() and self._by_place:
                 yield partial(self._compare_files, about)
             rejected_from += record.rejected
@@ -122,12 +114,11 @@ class Comparison:
         rows, config = load_rows(stored, shards), config_of(stored.facts)
         return rows, Documents(PackedUnit(rows, config), config, *how)
 
-    def _pack_again(self, about: Unit, record: Any, rejected_from: int, same_plan: bool) -> None:
+    def _pack_again(self, about: Unit, record: Any, rejected_from: int) -> None:
         rows, documents = self._documents(about.unit)
         compare_packed(
-            about, record, rejected_from, rows, documents, self._job, self._stored, self._findings,
-            same_plan=same_plan,
-        )  # fmt: skip
+            about, record, rejected_from, rows, documents, self._job, self._stored, self._findings
+        )
         self._findings.count("documents_compared", documents.finish())
 
     def _compare_files(self, about: Unit) -> None:
@@ -135,6 +126,8 @@ class Comparison:
         rows, documents = self._documents(about.unit)
         for index in sorted({part[0] for part in about.slices} & self._files.keys()):
             file = self._files[index]
+            if self._stored.facts.inputs[index].rejected_files:
+                continue
             for part in slices_of(about, index):
                 for records in self._read(file, part):
                     documents.encode(records, file)
@@ -147,6 +140,8 @@ class Comparison:
         rows, documents = self._documents(number)
         compared = 0
         for index in sorted({part[0] for part in about.slices} & self._files.keys()):
+            if self._stored.facts.inputs[index].rejected_files:
+                continue  # it cannot be decoded: only packing its unit again shows as much
             file, positions = self._files[index], rows.positions(index)
             rng = np.random.default_rng([seed, number, index])
             count = min(wanted.get((number, index), 0), len(positions))

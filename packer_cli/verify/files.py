@@ -130,7 +130,8 @@ def _check_rejected(stored: Stored, findings: Findings) -> None:
         try:
             record = json.loads(line)
             path, place = record["file"], record["position"]
-            if path not in counts or type(place) is not int or place < 0:
+            is_place = place is None or (type(place) is int and place >= 0)
+            if path not in counts or not is_place:
                 raise ValueError(f"{path!r} at {place!r} is not a record of an input")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             findings.add(REJECTED, f"line {number} is not a rejected record: {error}")

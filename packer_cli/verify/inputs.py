@@ -17,11 +17,12 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
+import packer_cli
 from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape, joined, shape_named
-from packer_cli.errors import PackerError
+from packer_cli.errors import PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.formats import documents_of, groups_of
@@ -37,7 +38,7 @@ from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.encoder import source_again
 from packer_cli.run.finalize import tables_of
 from packer_cli.run.source import framed_for
-from packer_cli.threads import run_all
+from packer_cli.threads import built, run_all
 from packer_cli.verify.comparison import Comparison
 from packer_cli.verify.drawing import draws, shares
 from packer_cli.verify.findings import CHANGED, DIFFERENT, STALE, Findings
@@ -63,6 +64,7 @@ def compare_inputs(
 ) -> None:
     """Add to `findings` every input that changed, and every document that differs."""
     manifest = stored.facts
+    built(DocumentConfig)  # of tokenized directories, which threads open
     files = _unchanged(stored, config, findings, workers, stop, notify)
     findings.documents_compared, findings.inputs_compared = 0, len(files)
     if not files:
@@ -86,14 +88,14 @@ def compare_inputs(
     if isinstance(stored, PackedDirectory) and _are_tokenized(files):
         again = TokenizedComparison(stored, files, findings, stop)
         if not findings.problems:
-            run_all(_tasks(again, manifest, files, sample, seed, everything, notify), workers, stop)
+            run_all(_tasks(again, manifest, files, sample, seed, everything), workers, stop)
         for index in files if not findings.problems else ():
             numbers = None if everything else again.compared(index)
             _trace(again.directory(index), numbers, findings, workers, stop, notify)
         return
 
     def tasks(comparison: Comparison) -> Iterator[Callable[[], None]]:
-        return _tasks(comparison, manifest, files, sample, seed, everything, notify)
+        return _tasks(comparison, manifest, files, sample, seed, everything)
 
     _encode_again(stored, config, files, findings, workers, stop, tasks, fast=sample is None)
 
@@ -109,10 +111,9 @@ def _tasks(
     sample: int | None,
     seed: int,
     everything: bool,
-    notify: Notify,
 ) -> Iterator[Callable[[], None]]:
     if everything:
-        return comparison.of_everything(notify)
+        return comparison.of_everything()
     wanted = shares(manifest, set(files), sample or 0, seed)
     drawn = draws(manifest, set(files), wanted, sample or 0, seed)
     return comparison.of_sample(wanted, drawn, seed)
@@ -146,7 +147,11 @@ def _encode_again(
         return
     with closing(tokenizer) if tokenizer else nullcontext():
         used, limit = _with_its_template(stored, config), _limit_of_time(stored)
-        source = source_again(shape, used, tokenizer, tokenizer_files, limit)
+        try:
+            source = source_again(shape, used, tokenizer, tokenizer_files, limit)
+        except UsageError as error:  # its options were never those of a run with this tokenizer
+            findings.add(MANIFEST, f"damaged: config: {error.message}", remedy=DIFFERENT)
+            return
         comparison = Comparison(stored, config, shape, source.encode, files, findings, stop)
         with closing(source):
             run_all(tasks(comparison), workers, stop, source.stop)
@@ -186,7 +191,13 @@ def _trace(
 
     `numbers`: of the documents, ascending; None: all.
     """
-    own = Findings()
+    own, version = Findings(), tokenized.facts.packer_version
+    if version != packer_cli.__version__:
+        notify(
+            f"{tokenized.path}: was tokenized by packer {version}, so its documents are not "
+            "compared with its inputs; packer tokenize --overwrite tokenizes them again"
+        )
+        return
     try:
         config = document_config_of(tokenized.facts)
     except ValueError as error:
@@ -203,7 +214,7 @@ def _trace(
 
         def tasks(comparison: Comparison) -> Iterator[Callable[[], None]]:
             if numbers is None:
-                return comparison.of_everything(notify)
+                return comparison.of_everything()
             return comparison.of_numbers(numbers)
 
         _encode_again(tokenized, config, files, own, workers, stop, tasks, fast=numbers is None)
@@ -284,9 +295,11 @@ def _check_units(
         ]
         if expected == [(unit.unit, unit.slices) for unit in manifest.units]:
             tables = tables_of(list(files.values()), config, manifest.shards)
-            if tables == (manifest.sources, manifest.stages):
+            wrong = [name for name, table in tables.items()  # earlier packers have fewer
+                     if name in manifest.document and getattr(manifest, name) != table]  # fmt: skip
+            if not wrong:
                 return
-            text = "sources and stages: are not those of what the recipe takes"
+            text = f"{' and '.join(wrong)}: are not those of what the recipe takes"
     except PackerError as error:
         text = error.message
     findings.add(MANIFEST, text, remedy=DIFFERENT)
@@ -302,5 +315,5 @@ def _check_ends(manifest: Result, files: dict[int, InputFile], findings: Finding
             elif (documents := documents_of(file)) is not None:
                 text = left_out(manifest, index, documents.count, "document")
         except PackerError as error:
-            text = error.message
+            text = "" if manifest.inputs[index].rejected_files else error.message
         findings.add(file.path, *([text] if text else []), remedy=DIFFERENT)

@@ -17,6 +17,7 @@ from packer_cli.result.layout import INCOMPLETE, MANIFEST
 from packer_cli.result.manifest import Manifest, Result
 from packer_cli.result.manifest_bytes import checksum
 from packer_cli.result.manifest_check import disagreements, shape_of, why_incomplete
+from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.verify.findings import Findings
 from packer_cli.verify.reading import Stored, is_file
 
@@ -52,7 +53,7 @@ def _marked(stored: Stored, config: DocumentConfig) -> list[str]:
 
 
 def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
-    """Options that no finished run with such records, or so many bad ones, can have."""
+    """Options that no finished run with such records, or bad ones, can have."""
     wrong = list[str]()
     try:
         shape = shape_of(manifest)
@@ -65,14 +66,12 @@ def _impossible_options(manifest: Result, config: DocumentConfig) -> list[str]:
         ]
     except UsageError as error:
         wrong.append(f"config: {error.message}")
-    bad, limit = manifest.rejected_records, config.max_errors
+    bad = manifest.rejected_records
     if bad and config.on_error == "fail":
         wrong.append(f"config: on_error is 'fail', but rejected_records is {bad}")
-    if limit is not None:
-        records = bad + manifest.documents + manifest.empty_documents
-        records += manifest.dropped_documents if isinstance(manifest, Manifest) else 0
-        if bad > (limit * records if isinstance(limit, float) else limit):
-            wrong.append(f"config: max_errors is {limit}, but rejected_records is {bad}")
+    unused = manifest.looked_at_characters, manifest.unused
+    if reason := why_too_much_unused(config.max_unused, *unused):
+        wrong.append(f"config: {reason}")
     return wrong
 
 

@@ -17,7 +17,15 @@ from packer_cli.config.options import PackConfig
 from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.packing.window import trained_in
-from packer_cli.records import Int64, Slice, Stock, WorkUnit, record_position
+from packer_cli.records import (
+    InputFile,
+    Int64,
+    Records,
+    Slice,
+    Stock,
+    WorkUnit,
+    record_position,
+)
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import REJECTED, UNITS
 from packer_cli.result.manifest import OF_INPUTS, TOTALS, Unit
@@ -25,15 +33,13 @@ from packer_cli.result.shards import Shard
 from packer_cli.run.commits import UnitRecord, counts_of
 from packer_cli.run.documents import tokenize_unit
 from packer_cli.run.rows import pack_unit
-from packer_cli.run.unit import Job, UnitResult
+from packer_cli.run.unit import Job, UnitResult, without_damaged
+from packer_cli.tokenization.encoding import Encoded
 from packer_cli.verify.documents import Documents, piece_difference
 from packer_cli.verify.findings import DIFFERENT, Findings
 from packer_cli.verify.reading import Stored, part_of
 from packer_cli.verify.rows import UnitRows
 from packer_cli.verify.tokenized_unit import CountingSink, TokenizedUnit
-
-# What depends on the plan and not on the documents alone.
-_OF_PLAN = {"rows", "row_fill", "segments_per_row", "attention_before", "attention_after"}
 
 
 class PlanComparison:
@@ -134,29 +140,32 @@ def compare_packed(
     job: Job,
     stored: Stored,
     findings: Findings,
-    *,
-    same_plan: bool,
 ) -> None:
     """Make a unit of the manifest again and add the differences, those of documents first.
 
-    `rejected_from`: where its part of rejected.jsonl begins. `same_plan`: whether this packer
-    plans like the one that packed it.
+    `rejected_from`: where its part of rejected.jsonl begins.
     """
+
+    def make(unit: WorkUnit, job: Job) -> tuple[UnitResult, str]:
+        if isinstance(rows, UnitRows) and isinstance(job.config, PackConfig):
+            paths = [one.path for one in stored.facts.inputs]
+            plan = PlanComparison(number, rows, job.config, paths)
+            return pack_unit(unit, job, job.config, plan), plan.difference
+        return tokenize_unit(unit, job, CountingSink(number)), ""
+
+    def encode(records: Records, file: InputFile) -> Encoded:
+        left_out = stored.facts.inputs[file.index].rejected_files
+        return (job if left_out else documents).encode(records, file)
+
     number = about.unit
     slices = tuple(Slice(file, start, stop, 0) for file, start, stop in about.slices)
-    unit, difference = WorkUnit(number, slices), ""
+    unit = WorkUnit(number, slices)
     if job.tokenized is not None:  # rows are made again without looking at tokens
         _compare_tokenized(unit, job, job.tokenized, documents)
     with tempfile.TemporaryDirectory(prefix="packer-verify-") as folder:
-        again = replace(job, encode=documents.encode, folder=Path(folder))
+        again = replace(job, encode=encode, folder=Path(folder))
         try:
-            if isinstance(rows, UnitRows) and isinstance(job.config, PackConfig):
-                paths = [one.path for one in stored.facts.inputs]
-                plan = PlanComparison(number, rows, job.config, paths)
-                result = pack_unit(unit, again, job.config, plan)
-                difference = plan.difference
-            else:
-                result = tokenize_unit(unit, again, CountingSink(number))
+            result, difference = without_damaged(unit, again, make)
         except (DataError, UsageError) as error:
             if not documents.differing:
                 findings.add(
@@ -167,7 +176,7 @@ def compare_packed(
             documents.expect(job.files[file], rows.positions(file))
         if documents.differing:
             return
-        if same_plan and difference:
+        if difference:
             findings.add(f"unit {number}", difference, remedy=DIFFERENT)
             return
         left_out = (
@@ -175,7 +184,6 @@ def compare_packed(
         )  # what an earlier packer did not count
         if "unshown_documents" in left_out:  # `unshown_tools` counted calls, too
             left_out |= {"unshown_tools", "unread"}
-        left_out |= set() if same_plan else _OF_PLAN
         recorded = counts_of(record)
         for file in {*recorded.files, *result.counts.files}:
             for name in set(OF_INPUTS) - set(stored.facts.counted_by_input):

@@ -131,8 +131,10 @@ def _figures(total: Counts, manifest: Result) -> Iterator[tuple[str, Any, Any]]:
     for name in ("rows", *TOTALS) if isinstance(manifest, Manifest) else DOCUMENT_TOTALS:
         yield name, getattr(total, name), getattr(manifest, name)
     yield "unread", total.unread, manifest.unread
+    yield "unused", total.unused, manifest.unused
     for name, listed in asdict(manifest.histograms).items():
-        yield name, getattr(total, name).tolist(), listed
+        if listed:  # an earlier packer did not count all
+            yield name, getattr(total, name).tolist(), listed
     if isinstance(manifest, Manifest):
         yield from _row_figures(total, manifest)
     by_input = manifest.counted_by_input
@@ -147,6 +149,8 @@ def _row_figures(total: Counts, manifest: Manifest) -> Iterator[tuple[str, Any, 
         for name, cost in asdict(manifest.attention_cost).items():
             counted = getattr(total, f"attention_{name}").as_json()
             yield f"attention_cost {name}", counted, asdict(cost)
+    dropped = total.dropped_length
+    yield "dropped_length", dropped.tolist() if dropped.any() else [], manifest.dropped_length
     bound = lower_bound_rows(
         total.piece_length,
         config.max_length,

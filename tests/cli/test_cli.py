@@ -104,7 +104,10 @@ def test_usage_errors_of_the_parser(arguments: list[str], message: str) -> None:
         (["-l", 0], "--max-length: 0 is not between 1 and 16777216"),
         (["-l", -4], "--max-length: -4 is not between 1 and 16777216"),
         (["-l", 1 << 25], "--max-length: 33554432 is not between 1 and 16777216"),
-        (["--strategy", "magic"], "'magic' is not one of best-fit, first-fit,"),
+        (
+            ["--strategy", "magic"],
+            "'magic' is not one of best-fit, best-fit-decreasing, first-fit,",
+        ),
         (
             ["--overlong", "keep"],
             "--overlong: 'keep' is not one of split, truncate, truncate-turns, drop, split-text, ",
@@ -462,7 +465,7 @@ def test_interrupted_while_the_last_shards_are_hashed(
             seen.append(Path("out/.packer").exists() and stopped())
         return 0, ""
 
-    monkeypatch.setattr(worker, "digest", slow)
+    monkeypatch.setattr("packer_cli.result.shards.digest", slow)
     result = packer("pack", data, "-l", 16, "-t", "bytes", "-o", "out")
     assert (result.exit_code, seen) == (130, [True])
     assert not Path("out").exists()
@@ -518,6 +521,6 @@ def test_a_shard_that_cannot_be_begun_is_named(data: Path, monkeypatch: pytest.M
     def full(sink: object, schema: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr("packer_cli.result.shard_writer.pa.ipc.new_stream", full)
+    monkeypatch.setattr("packer_cli.result.parts.pa.ipc.new_stream", full)
     result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "out")
     assert_error(result, 1, "out/.packer/", "/shard-00000-000.arrow.part: cannot write: No space")

@@ -112,7 +112,9 @@ def test_help_says_what_is_required_and_answers_to_its_short_name() -> None:
 def test_an_option_that_is_missing_is_described(data: Path) -> None:
     result = packer("pack", "a.jsonl")
     assert_error(result, 2, "Missing option '--max-length' / '-l'.")
-    assert result.stderr.endswith("tip: add --max-length N. Tokens in a packed row: 4096, or 4k.\n")
+    assert result.stderr.endswith(
+        "tip: add --max-length N. Tokens in a packed row: 4096, or 4k, which is the same.\n"
+    )
     result = packer("export", "out", "-o", "x")
     assert "\ntip: add --to FORMAT. Format to write: trl, llamafactory, " in result.stderr
 
@@ -130,6 +132,9 @@ def test_help_says_choices_their_meaning_and_the_default() -> None:
         (["-l", "4k"], "max_length", 4096),
         (["-l", "1K"], "max_length", 1024),
         (["-l", "16", "--unit-bytes", "16M"], "unit_bytes", 16 << 20),
+        (["-l", "16", "--unit-bytes", "512kb"], "unit_bytes", 512 << 10),
+        (["-l", "16", "--unit-bytes", "1Gi"], "unit_bytes", 1 << 30),
+        (["-l", "16", "--unit-bytes", "4096B"], "unit_bytes", 4096),
         (["-l", "16", "--shard-bytes", "1.5GiB"], "shard_bytes", 3 << 29),
         (["-l", "16", "--max-loss", "1%"], "max_loss", 0.01),
         (["-l", "16", "--max-loss", "0.01"], "max_loss", 0.01),
@@ -165,6 +170,10 @@ def test_a_share_of_stats_is_written_the_same_way(share: str) -> None:
         ("--max-errors", "nan", "--max-errors: 'nan' is not a share"),
         ("--max-errors", "inf%", "--max-errors: 'inf%' is not a share"),
         ("--seed", "1" * 400, f"--seed: '{'1' * 400}' is not a whole number"),
+        *(
+            ("--unit-bytes", size, f"--unit-bytes: '{size}' is not a size like 256M or 1G")
+            for size in ("64I", "64iB", "64BB", "M", "64KM", "64X")
+        ),
         ("--unit-bytes", "1" * 400, f"--unit-bytes: '{'1' * 400}' is not a size"),
     ],
 )
@@ -199,6 +208,11 @@ def test_shapes_have_the_names_of_other_tools(data: Path, alias: str, shape: str
     [
         (["--max-lenth", "8"], "--max-length"),
         (["--max_length", "8"], "--max-length"),
+        (["--MAX-LENGTH", "8"], "--max-length"),
+        (["--length", "8"], "--max-length"),
+        (["--workres", "8"], "--workers"),
+        (["--no-shufle"], "--no-shuffle"),
+        (["--chat-templ", "x"], "--chat-template"),
         (["--seq-len", "8"], "--max-length"),
         (["--output-dir", "x"], "--output"),
         (["--text-column", "x"], "--text-field"),
@@ -241,12 +255,38 @@ def test_an_option_of_another_command_is_told(given: tuple[str, ...], having: st
 
 
 @pytest.mark.parametrize(
-    ("command", "meant"), [("statz", "stats"), ("pakc", "pack"), ("validate", "verify")]
+    ("command", "meant"),
+    [
+        ("statz", "stats"),
+        ("pakc", "pack"),
+        ("validate", "verify"),
+        ("tokenise", "tokenize"),
+        ("tokeniser", "tokenizer"),
+        ("toknize", "tokenize"),
+        ("Verify", "verify"),
+        ("exp", "export"),
+        ("statistics", "stats"),
+        ("plan-rows", "plan"),
+        ("tokens", "tokenize"),
+        ("preprocess", "pack"),
+    ],
 )
 def test_a_command_that_was_meant_is_suggested(command: str, meant: str) -> None:
     result = packer(command)
     assert_error(result, 2, f"No such command '{command}'")
     assert result.stderr.splitlines()[1] == f"tip: did you mean {meant}?"
+
+
+@pytest.mark.parametrize("command", ["in", "ls", "train", "count", "split", "run", "diff", "x"])
+def test_nothing_is_suggested_where_nothing_is_near(command: str) -> None:
+    result = packer(command)
+    assert_error(result, 2, f"No such command '{command}'")
+    assert result.stderr.splitlines()[1] == "tip: see packer --help"
+
+
+@pytest.mark.parametrize("option", ["--in", "--learning-rate", "--dry-run", "--x", "--gpus"])
+def test_no_option_is_suggested_where_none_is_near(option: str) -> None:
+    assert refused(option)[1] == "see packer pack --help"
 
 
 def test_names_of_other_tools_lead_to_options_that_exist() -> None:

@@ -45,6 +45,14 @@ def test_every_run_warns_of_a_tokenizer_that_transformers_builds_otherwise(
     assert ("warning: transformers 5 builds" in result.stderr) == warned
 
 
+def test_terminal_escapes_of_a_tokenizer_are_not_printed(folder: Path) -> None:
+    special = "</s>\x1b]0;title\x07\n"
+    tiny.save(folder / "tok", tiny.sentencepiece(), tokenizer_config={"eos_token": special})
+    shown = packer("tokenizer", "tok")
+    assert "\x1b" not in shown.stdout + shown.stderr
+    assert "\x07" not in shown.stdout + shown.stderr
+
+
 def test_mistakes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.save(folder / "tok", tiny.byte_level())
     assert_error(packer("tokenizer", "none/x/y"), 2, "tokenizer none/x/y: no such file or folder")

@@ -8,9 +8,20 @@ from typing import Any
 
 import pytest
 from altered import unaltered
-from chats import CHATML, TAGS, assistant, chat, marked, pack_marked, refused, run, user
+from chats import (
+    CHATML,
+    TAGS,
+    assistant,
+    chat,
+    marked,
+    pack_marked,
+    refused,
+    run,
+    user,
+    write,
+)
 from dialects import CALL, HI, HI_MARKED, HI_SHAREGPT, parquet
-from support import assert_error
+from support import assert_error, packer
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"city": "string"}}}
 
@@ -109,6 +120,88 @@ def test_the_system_field(folder: Path) -> None:
     ]
 
 
+# Keys and speakers with other names
+
+SPOKEN = [{"speaker": "human", "text": "Hi"}, {"speaker": "gpt", "text": "Hello"}]
+SPEAKER_TEXT = ("--field", "role=speaker", "--field", "content=text")
+NAMED_ANEW: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "keys": ({"messages": SPOKEN}, SPEAKER_TEXT),
+    "of JSON text": ({"messages": json.dumps(SPOKEN)}, SPEAKER_TEXT),
+    "of another column": ({"talk": SPOKEN}, ("--field", "messages=talk", *SPEAKER_TEXT)),
+    "of prompts": ({"prompt": SPOKEN[:1], "completion": SPOKEN[1:]}, SPEAKER_TEXT),
+    "one key": ({"messages": [one | {"role": one["speaker"]} for one in SPOKEN]},
+                ("--field", "content=text", "--role", "human=user", "--role", "gpt=assistant")),
+    "before others": ({"messages": [one | {"role": "x", "content": "y"} for one in SPOKEN]},
+                      SPEAKER_TEXT),
+    "roles": ({"messages": [{"role": "Ann", "content": "Hi"}, {"role": "Bo", "content": "Hello"}]},
+              ("--role", "Ann=user", "--role", "Bo=assistant")),
+    "roles of ShareGPT": ({"conversations": [{"from": "A", "value": "Hi"},
+                                             {"from": "B", "value": "Hello"}]},
+                          ("--role", "A=user", "--role", "B=assistant")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED_ANEW)
+def test_keys_and_speakers_are_named_by_options(folder: Path, case: str) -> None:
+    record, options = NAMED_ANEW[case]
+    assert pack_marked([record], *options) == [HI_MARKED]
+    config = json.loads(Path("out/manifest.json").read_text())["config"]
+    given = [option for pair in config["fields"] + config["roles"] for option in ["=".join(pair)]]
+    assert sorted(given) == sorted(options[1::2])
+    said = packer("stats", "out").stdout
+    assert all(f"{options[i]} {options[i + 1]}" in said for i in range(0, len(options), 2))
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+
+
+def test_other_keys_of_messages(folder: Path) -> None:
+    called = {"role": "assistant", "content": "", "calls": [{"function": CALL}]}
+    fields = ("--field", "tool_calls=calls", "--field", "train=learn")
+    turns = [user("Hi"), assistant("Hm", learn=False), called]
+    [text] = pack_marked([chat(*turns)], *fields, template=CHATML)
+    assert text.split("⟦")[1:] == [f"<call>{json.dumps(CALL)}</call><|im_end|>\n⟧"]
+
+
+def test_sides_of_pairs_have_the_same_names(folder: Path) -> None:
+    pair = {"prompt": SPOKEN[:1], "chosen": SPOKEN[1:], "rejected": [SPOKEN[1] | {"text": "No"}]}
+    assert len(pack_marked([pair], "--shape", "preference", *SPEAKER_TEXT)) == 1
+    expected = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+    ]
+    before = Path("out/manifest.json").read_bytes()
+    plain = {"prompt": expected[:1], "chosen": expected[1:], "rejected": [assistant("No")]}
+    pack_marked([plain], "--shape", "preference")
+    tokens = [json.loads(one)["tokens"] for one in (before, Path("out/manifest.json").read_bytes())]
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (("--field", "role=x"), ("--field: is for messages where it names", "shape is text")),
+        (("--role", "x=user"), ("--role: is for messages", "the records' shape is text")),
+        (("--role", "user"), ("--role: 'user' is not NAME=ROLE",)),
+    ],
+)
+def test_names_in_messages_need_messages(folder: Path, options: Any, parts: Any) -> None:
+    refused([{"text": "Hi"}], 2, *parts, options=options, template=None)
+
+
+def test_names_in_messages_in_a_recipe(folder: Path) -> None:
+    write([{"messages": SPOKEN}])
+    Path("tags.jinja").write_text(TAGS)
+    Path("mix.toml").write_text(
+        'max_length = 64\ntokenizer = "bytes"\n[[source]]\nname = "a"\ninputs = ["data.jsonl"]\n'
+        'epochs = 1\nchat_template = "tags.jinja"\nfield = {role = "speaker", content = "text"}\n'
+        'role = {human = "user"}\n'
+    )
+    done = packer("pack", "mix.toml", "-o", "mixed", "-q")
+    assert done.exit_code == 0, done.stderr
+    planned = packer("plan", "data.jsonl", "-l", 64, "-t", "bytes", "--chat-template",
+                     "tags.jinja", *SPEAKER_TEXT, "--role", "gpt=assistant", "--json")  # fmt: skip
+    assert json.loads(planned.stdout)["outcomes"][0]["trained_tokens"] == 17
+
+
 # Content
 
 
@@ -129,6 +222,15 @@ def test_an_answer_without_anything_in_it_is_no_answer(
     refused([chat(user("Hi"), empty)], 1, place)
     [text] = pack_marked([chat(user("Hi"), empty | {"weight": 0}, assistant("Yo"))], template=TAGS)
     assert text == "<user>Hi</user><assistant></assistant><assistant>⟦Yo</assistant>⟧"
+
+
+@pytest.mark.parametrize("message", [{}, {"content": None}, {"txt": "Hi"}])
+def test_a_user_without_content_is_a_bad_record(folder: Path, message: dict[str, Any]) -> None:
+    record = chat({"role": "user", **message}, assistant("Hello"))
+    result = run([record])
+    assert_error(result, 1, "messages[0] is the user's and has no content")
+    assert ("tip: add --field content=txt" in result.stderr) == ("txt" in message)
+    assert pack_marked([record, chat(*HI)], "--on-error", "skip") == [HI_MARKED]
 
 
 def test_a_template_that_needs_content_gets_an_empty_one(folder: Path) -> None:
@@ -226,7 +328,7 @@ def test_the_first_pair_tells_whether_prompts_are_messages(folder: Path) -> None
     texts = {"prompt": "Hi", "completion": "Hello"}
     messages = {"prompt": HI[:1], "completion": HI[1:]}
     assert pack_marked([messages, texts]) == [HI_MARKED] * 2
-    wrong = "field 'prompt' is list, expected a string"
+    wrong = "field 'prompt' is a list, expected a string"
     assert_error(run([texts, messages], template=None), 1, "data.jsonl, line 2 (byte ", wrong)
     columns = {"prompt": [HI[:1]], "completion": [HI[1:]]}
     assert pack_marked(parquet(columns)) == [HI_MARKED]

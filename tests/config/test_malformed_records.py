@@ -55,15 +55,18 @@ MALFORMED = {
         chat({"from": "function_call", "value": "weather()"}),
         "field 'messages[0].value' is text that is not valid JSON",
     ),
-    "prompt is a number": ({"prompt": 5, "completion": "a"}, "field 'prompt' is int"),
+    "prompt is a number": ({"prompt": 5, "completion": "a"}, "field 'prompt' is an integer"),
     "completion is null": ({"prompt": "a", "completion": None}, "field 'completion' is null"),
     "completion is an empty list": ({"prompt": "a", "completion": []}, "has no messages"),
     "instruction is null": (
         {"instruction": None, "output": "a"},
         "field 'instruction' is null",
     ),
-    "input is a list": ({"instruction": "a", "input": [], "output": "a"}, "field 'input' is list"),
-    "output is an object": ({"instruction": "a", "output": {}}, "field 'output' is dict"),
+    "input is a list": (
+        {"instruction": "a", "input": [], "output": "a"},
+        "field 'input' is a list",
+    ),
+    "output is an object": ({"instruction": "a", "output": {}}, "field 'output' is an object"),
 }
 
 

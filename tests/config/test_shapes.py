@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from altered import unaltered
 from chats import (
@@ -17,6 +19,7 @@ from chats import (
     assistant,
     chat,
     marked,
+    pack_chat,
     pack_marked,
     refused,
     run,
@@ -78,7 +81,72 @@ def test_alpaca(folder: Path) -> None:
     record = ALPACA | {"system": "Be kind."}
     texts = pack_marked([record], "--prompt-template", "chat")
     assert texts == ["<system>Be kind.</system>" + as_chat]
-    assert pack_marked([record]) == [WITH_INPUT]  # the prompt of Alpaca has no place for it
+    own = WITH_INPUT.partition("\n\n")[0]
+    assert pack_marked([record]) == [WITH_INPUT.replace(own, "Be kind.")]
+
+
+ASKED = {"question": "Say hi.", "answer": "Hello"}
+PASSAGE = {"context": "A passage."}
+AS_CHAT = ("--prompt-template", "chat")
+AS_ALPACA = ("--prompt-template", "alpaca")
+ANSWER = "<assistant>⟦Hello</assistant>⟧"
+# columns of well-known sets: the record, options, its text
+WELL_KNOWN = {
+    "context of Dolly": (
+        {"instruction": "Say hi.", "context": "In French.", "response": "Salut"}, (), WITH_INPUT,
+    ),
+    "no context": ({"instruction": "Say hi.", "context": "", "response": "Salut"}, (),
+                   WITHOUT_INPUT),
+    "context": (ASKED | PASSAGE, (), "Say hi.\nA passage.⟦Hello<eos>⟧"),
+    "context, as a chat": (ASKED | PASSAGE, AS_CHAT,
+                           f"<user>Say hi.\nA passage.</user>{ANSWER}"),
+    "context, as alpaca": (
+        {"prompt": "Say hi.", "context": "In French.", "completion": "Salut"}, AS_ALPACA,
+        WITH_INPUT,
+    ),
+    "system_prompt of OpenOrca": (ASKED | {"system_prompt": "Be kind."}, (),
+                                  "Be kind.\n\nSay hi.⟦Hello<eos>⟧"),
+    "system_prompt, as a chat": (ASKED | {"system_prompt": "Be kind."}, AS_CHAT,
+                                 f"<system>Be kind.</system><user>Say hi.</user>{ANSWER}"),
+    "an empty system_prompt": (ASKED | {"system_prompt": ""}, AS_CHAT,
+                               f"<user>Say hi.</user>{ANSWER}"),
+    "system beside messages": ({"messages": HI, "system": "Be kind."}, (),
+                               "<system>Be kind.</system>" + HI_MARKED),
+    "system beside a prompt of messages": (
+        {"prompt": HI[:1], "completion": HI[1:], "system": "Be kind."}, (),
+        "<system>Be kind.</system>" + HI_MARKED,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WELL_KNOWN)
+def test_columns_of_well_known_sets_are_used(folder: Path, name: str) -> None:
+    record, options, expected = WELL_KNOWN[name]
+    assert pack_marked([record], *options) == [expected]
+
+
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "thinking", "reasoning_content"])
+@pytest.mark.parametrize("kind", ["prompt-completion", "alpaca"])
+def test_reasoning_beside_an_answer(folder: Path, name: str, kind: str) -> None:
+    record = ASKED if kind != "alpaca" else {"instruction": "Say hi.", "output": "Hello"}
+    texts = pack_marked([record | {name: "Politely."}], *AS_CHAT, template=THINKS)
+    assert texts == ["<user>Say hi.</user><assistant>⟦<think>Politely.</think>Hello</assistant>⟧"]
+
+
+@pytest.mark.parametrize("options", [(), AS_CHAT])
+@pytest.mark.parametrize("name", ["system", "context"])
+def test_known_columns_that_hold_no_text(folder: Path, name: str, options: tuple[str]) -> None:
+    wrong = f"data.jsonl, line 1 (byte 0): field '{name}' is an object, expected a string"
+    how: dict[str, Any] = {} if options else {"template": None}
+    refused([ASKED | {name: {"title": "A"}}], 1, wrong, options=options, **how)
 
 
 def test_ids_with_labels(folder: Path) -> None:
@@ -134,9 +202,69 @@ def test_field_names_columns(folder: Path) -> None:
     assert texts == ["<system>Be kind.</system>" + HI_MARKED]
 
 
+NESTED = [
+    {"id": 1, "data": {"talk": HI, "about": {"system": "S"}, "score": [1]}},
+    {"id": 2, "data": {"talk": HI, "about": {"system": None}, "score": [1]}},
+]
+DOTS = ("--field", "conversations=data.talk", "--field", "system=data.about.system")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "arrow"])
+def test_dots_lead_to_columns_within_others(folder: Path, form: str) -> None:
+    path, table = Path(f"data.{form}"), pa.Table.from_pylist(NESTED)
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        lines = map(json.dumps, NESTED)
+        path.write_text(json.dumps(NESTED) if form == "json" else "\n".join(lines))
+    refused(path, 1, "no", "'data.tlk'", options=["--field", "messages=data.tlk"])
+    refused(path, 1, "records have no 'date.talk'", options=["--field", "messages=date.talk"])
+    assert pack_marked(path, *DOTS) == ["<system>S</system>" + HI_MARKED, HI_MARKED]
+    packed = json.loads(Path("out/manifest.json").read_text())
+    assert packed["config"]["shape"] == "conversations"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
+def test_a_name_with_dots_comes_before_what_they_lead_to(folder: Path, form: str) -> None:
+    records = [{"a": {"b": "within"}, "a.b": "by name"}]
+    path = Path(f"data.{form}")
+    if form == "jsonl":
+        write(records)
+    elif form == "parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    else:
+        path.write_text("a,a.b\nwithin,by name\n")
+    assert pack_marked(path, "--text-field", "a.b", template=None) == ["b⟦y name<eos>⟧"]
+
+
+def test_of_parquet_only_the_columns_that_dots_lead_to_are_read(folder: Path) -> None:
+    records = [{"data": {"text": "short", "blob": str(i) * 2_000_000}} for i in range(3)]
+    pq.write_table(pa.Table.from_pylist(records), "data.parquet", compression="none")
+    given = ("--text-field", "data.text", "--max-line-bytes", 1_000)
+    assert pack_marked(Path("data.parquet"), *given, template=None) == ["s⟦hort<eos>⟧"] * 3
+    assert Path("data.parquet").stat().st_size > 6_000_000
+
+
+def test_records_without_what_dots_lead_to(folder: Path) -> None:
+    records: list[Any] = [{"a": {"b": "c"}}, {"a": 1}, {"a": {"b": 2}}, {"a": {"b": {"c": "d"}}}]
+    reasons = [
+        "no field 'a.b'; fields found: a",
+        "field 'a.b' is an integer, expected a string",
+        "field 'a.b' is an object, expected a string",
+    ]
+    for record, reason in zip(records[1:], reasons, strict=True):
+        refused([records[0], record], 1, reason, options=["--text-field", "a.b"], template=None)
+
+
 def test_a_field_that_is_not_there(folder: Path) -> None:
     parts = ("data.jsonl", "no 'chosen'", "fields found: messages")
     refused([chat(*HI)], 1, *parts, options=["--field", "messages=chosen"])
+    options = ["--field", "system=about"]
+    parts = ("data.jsonl", "records of shape text have no field 'system', which --field maps")
+    refused([{"text": "Hi", "about": "me"}], 1, *parts, options=options)
     parts = ("data.jsonl", "fit none of", "fields found: foo")
     refused([{"foo": 1}], 1, *parts)
     refused([{"prompt": "Hi"}], 1, "fit none of", "prompt+completion", "fields found: prompt")
@@ -170,6 +298,111 @@ def test_messages_need_a_template(folder: Path) -> None:
 
 def test_a_template_that_does_not_compile(folder: Path) -> None:
     refused([chat(*HI)], 2, "does not compile", template="{% for %}")
+
+
+OPENAI = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+RENAMED = [{"speaker": "Ann", "utterance": "Hi"}, {"speaker": "Agent", "utterance": "Hello"}]
+LONG = "Something that is longer than a name."
+# a record, and the options that the tip must name
+TIPS: dict[str, tuple[Any, str]] = {
+    "dialogue": ({"dialogue": OPENAI}, "--field messages=dialogue"),
+    "Messages": ({"id": "3", "Messages": OPENAI}, "--field messages=Messages"),
+    "ShareGPT": ({"talk": HI_SHAREGPT}, "--field messages=talk"),
+    "JSON text": ({"dialogue": json.dumps(OPENAI)}, "--field messages=dialogue"),
+    "nested": ({"data": {"n": 1, "messages": OPENAI}}, "--field messages=data.messages"),
+    "keys": (
+        {"talk": RENAMED},
+        "--field messages=talk --field role=speaker --field content=utterance --role Ann=user "
+        "--role Agent=assistant",
+    ),
+    "roles": (
+        {"talk": [{"role": "human", "content": "Hi"}, {"role": "gpt", "content": "Hello"}]},
+        "--field messages=talk --role human=user --role gpt=assistant",
+    ),
+    "keys of messages": (
+        {"messages": [{"speaker": "human", "text": "Hi"}, {"speaker": "gpt", "text": "Hello"}]},
+        "--field role=speaker --field content=text",
+    ),
+    "content": ({"id": "x", "content": "Hello"}, "--field text=content"),
+    "TEXT": ({"TEXT": "Hello", "url": "http://a"}, "--field text=TEXT"),
+    "one long": ({"id": "x", "prose": LONG, "date": "today"}, "--field text=prose"),
+    "problem": (
+        {"problem": "Say hi.", "solution": "Hello", "level": 3},
+        "--field prompt=problem --field completion=solution",
+    ),
+    "inputs": (
+        {"inputs": "Say hi.", "targets": "Hello"},
+        "--field prompt=inputs --field completion=targets",
+    ),
+    "Alpaca": (
+        {"Instruction": "Say hi.", "Input": "", "Output": "Hello"},
+        "--field instruction=Instruction --field output=Output --field input=Input",
+    ),
+    "by position": (
+        {"a title": LONG, "id": "3", "b": LONG},
+        "--field 'prompt=a title' --field completion=b",
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("case", TIPS)
+def test_a_tip_names_the_options_that_work(folder: Path, case: str, count: int) -> None:
+    record, options = TIPS[case]
+    template = TAGS if "[{" in json.dumps(record).replace("\\", "") else None
+    path = write([record] * count)
+    result = run(path, template=template)
+    assert result.exit_code == 1
+    tip = result.stderr.strip().rpartition("tip: ")[2]
+    assert tip.endswith(options), result.stderr
+    assert pack_chat(path, *shlex.split(options), template=template)["documents"]
+    assert "⟦" in marked("out")[0]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "json"])
+def test_a_tip_for_files_of_other_formats(folder: Path, form: str) -> None:
+    path, record = Path(f"data.{form}"), {"problem": "Say hi.", "solution": "Hello"}
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist([record]), path)
+    else:
+        path.write_text(json.dumps([record]) if form == "json" else "problem,solution\nx,y\n")
+    tip = run(path, template=None).stderr
+    assert tip.endswith("tip: add --field prompt=problem --field completion=solution\n")
+
+
+@pytest.mark.parametrize("record", [{"a": 1}, {"a": "x", "b": "y", "c": "z"}, {"a": [1], "b": [2]}])
+def test_a_record_that_tells_nothing_has_the_general_tip(folder: Path, record: Any) -> None:
+    assert "tip: name the text with --text-field, or map" in run([record], template=None).stderr
+
+
+def test_a_field_is_for_the_files_that_have_it(folder: Path) -> None:
+    write([{"question": "Say hi.", "answer": "Hello"}], "a.jsonl")
+    write([{"chosen": HI, "rejected": HI[:1]}], "b.jsonl")
+    Path("tags.jinja").write_text(TAGS)
+    command = ("pack", "a.jsonl", "b.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "-q",
+               "--chat-template", "tags.jinja")  # fmt: skip
+    done = packer(*command, "--field", "messages=chosen")
+    assert done.exit_code == 0, done.stderr
+    assert marked("out") == [PAIR, HI_MARKED]
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    done = packer(*command, "--field", "messages=chose", "--overwrite")
+    assert_error(done, 1, "a.jsonl: records have no 'chose'; fields found: question, answer")
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"conversations": HI_SHAREGPT}, "<system>S</system>" + HI_MARKED),
+        (
+            {"instruction": "Hi", "output": "Hello"},
+            "<system>S</system><user>Hi</user><assistant>⟦Hello</assistant>⟧",
+        ),
+    ],
+)
+def test_one_field_that_is_mapped_leaves_the_others(folder: Path, record: Any, text: str) -> None:
+    options = ("--prompt-template", "chat") if "output" in record else ()
+    record = record | {"system_prompt": "S"}
+    assert pack_marked([record], "--field", "system=system_prompt", *options) == [text]
 
 
 # In other files

@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) 
 SIGNALLED = """
 import os
 from packer_cli.__main__ import main
-from packer_cli.export.writing import Parts
+from packer_cli.result.parts import Parts
 write = Parts.write
 def written(*arguments, **options):
     write(*arguments, **options)

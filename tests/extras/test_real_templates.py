@@ -9,6 +9,7 @@ and ends where TRL's own training templates say.
 from __future__ import annotations
 
 import json
+import random
 import re
 import sys
 from collections.abc import Iterable
@@ -256,3 +257,62 @@ def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         elif start < stop:
             found.append((start, stop))
     return found
+
+
+def longer(records: list[Json], seed: int) -> list[Json]:
+    """Random conversations made of several, some with words that templates look for."""
+    rng, made = random.Random(seed), list[Json]()
+    words = ("/no_think", "/think", "/nothink", "detailed thinking off", "Be brief.")
+    for _ in range(30):
+        parts = rng.choices(records, k=rng.choice((1, 2, 3)))
+        messages = [m for one in parts for m in one["messages"] if m["role"] != "system"]
+        if rng.random() < 0.5:
+            messages.insert(0, {"role": "system", "content": rng.choice(words)})
+        made.append({**parts[0], "messages": messages})
+    return made
+
+
+@pytest.mark.parametrize("name", further_as_heavy(TEMPLATES))
+def test_labels_depend_on_the_record_alone(folder: Path, name: str) -> None:
+    """In whatever order, and whoever packs it; and nothing of a turn's own prompt is trained on."""
+    path, template = TEMPLATES[name], TEMPLATES[name].read_text(encoding="utf-8")
+    source = chat_tokenizer(folder / "t", None)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(source / "tokenizer.json"),
+        bos_token=tiny_tokenizers.BOS, eos_token=tiny_tokenizers.EOS,
+    )  # fmt: skip
+    taken = [one for key in STRUCTURES if (one := accepted(tokenizer, key, template)) is not None]
+    if not taken:
+        pytest.skip("it takes no content that is a string")
+    records = taken + longer(taken, seed=len(name))
+    told: dict[str, str] = {}
+    for seed, more in enumerate((["--workers", 1], ["--workers", 2, "--unit-bytes", "4K"])):
+        random.Random(seed).shuffle(records)
+        texts = packed(records, path, source, "--allow-open-turns", *more)
+        by_record = {json.dumps(records[i], sort_keys=True): text for i, text in texts.items()}
+        assert by_record == (told or by_record)
+        told = by_record
+    if not re.search(r"\bgeneration -?%}", template):
+        for key, text in told.items():
+            check_prompts(tokenizer, json.loads(key), template, *spans_of(text))
+
+
+def check_prompts(
+    tokenizer: Any, record: Json, template: str, text: str, spans: list[tuple[int, int]]
+) -> None:
+    """No token of a prompt for an answer, where it is part of the text, is trained on."""
+    places = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    for i, message in enumerate(record["messages"]):
+        if message["role"] != "assistant":
+            continue
+        before = record | {"messages": record["messages"][:i]}
+        try:
+            plain = rendered(tokenizer, before, template, tokenize=False)
+            prompt = rendered(
+                tokenizer, before, template, tokenize=False, add_generation_prompt=True
+            )
+        except Exception:  # noqa: S112 jinja2's many
+            continue
+        if text.startswith(prompt) and prompt.startswith(plain):
+            held = [(a, b) for a, b in places if len(plain) <= a and b <= len(prompt)]
+            assert not [one for one in held if any(s < one[1] and one[0] < e for s, e in spans)]

@@ -36,7 +36,9 @@ BAD_LINES = {
     "no comma": (b'{"text": "a" "b": 1}', "not valid JSON: Expecting ',' delimiter at char"),
     "two on a line": (b'{"text": "a"} {}', "not valid JSON: Extra data at character 15"),
     "control character": (b'{"text": "a\tb"}', "not valid JSON: Invalid control character"),
-    "NaN": (b'{"text": "a", "x": NaN}', "not valid JSON: NaN is not a JSON value"),
+    "NaN": (b'{"text": NaN}', "not valid JSON: NaN is not a JSON value"),
+    "number beside NaN": (b'{"x": NaN, "text": 3}', "field 'text' is an integer, expected a str"),
+    "beside NaN, cut": (b'{"x": NaN, "text": "a', "not valid JSON: NaN is not a JSON value"),
     "nested": (b'{"text": "a", "x": ' + b"[" * 100_000 + b"}", "JSON nested too deeply"),
     "not UTF-8": (b'{"text": "caf\xe9"}', "invalid UTF-8 at byte 13 of the line: 0xe9"),
     "surrogate": (rb'{"text": "a\ud800b"}', "the lone surrogate \\ud800 in a string is not valid"),
@@ -66,6 +68,23 @@ def test_a_bad_line_ends_the_run(folder: Path, case: str) -> None:
     result = packer("pack", "a.jsonl", *OPTIONS, "--max-line-bytes", 150_000)
     assert_error(result, 1, f"a.jsonl, line 3 (byte 34): {reason}")
     assert not Path("out").exists()
+
+
+UNUSED_CONSTANTS = (
+    b'{"text": "a", "score": NaN}\n{"x": [-Infinity, {"y": Infinity}], "text": "NaN, \\"NaN"}\n'
+    b'{"text": "b"}\n'
+)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_what_is_no_number_in_a_field_that_nothing_uses(folder: Path, name: str) -> None:
+    data = UNUSED_CONSTANTS
+    if name == "a.json":
+        data = b"[" + data.strip().replace(b"\n", b",") + b"]"
+    (folder / name).write_bytes(data)
+    manifest = pack(name, "-l", 16)
+    assert manifest["rejected_records"] == 0
+    assert recover_texts("out") == ["a", 'NaN, "NaN', "b"]
 
 
 def test_a_line_that_fails_but_once_is_a_bad_record_too() -> None:

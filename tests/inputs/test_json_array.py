@@ -188,7 +188,7 @@ GOOD = b'[{"text": "good"},\n '
 BAD_RECORDS = {
     "trailing comma": (b"]", 20, "no record before the end of the array, after a comma"),
     "two commas": (b', {"text": "b"}]', 20, "no record before this comma"),
-    "NaN": (b'{"text": "a", "x": NaN}]', 20, "not valid JSON: NaN is not a JSON value"),
+    "NaN": (b'{"text": NaN, "x": NaN}]', 20, "not valid JSON: NaN is not a JSON value"),
     "not UTF-8": (b'{"text": "caf\xe9"}]', 20, "invalid UTF-8 at byte 13 of the record: 0xe9"),
     "line end": (b'{"text": "a\nb"}]', 20, "not valid JSON: Invalid control character at char"),
     "no field": (b'{"txt": 1}]', 20, "no field 'text'; fields found: txt"),

@@ -21,6 +21,7 @@ from packer_cli._kernels import (
     mffd,
     one_by_one,
     reference,
+    row_by_row,
     sorting,
 )
 from packer_cli._kernels import texts as text_kernels
@@ -39,7 +40,7 @@ def test_the_kernels_are_those_of_the_build_that_is_tested() -> None:
     """make test-debug and test-asan would pass without a check with the release build."""
     root = Path(__file__).parents[2]
     builds = [name for name in os.environ.get("PYTHONPATH", "").split(":") if name[:6] == "build/"]
-    for kernels in (best_fit, filling, mffd, one_by_one, sorting):
+    for kernels in (best_fit, filling, mffd, one_by_one, row_by_row, sorting):
         for build in builds:
             assert Path(kernels.__file__).is_relative_to(root / build)
 
@@ -88,13 +89,19 @@ def problems(draw: st.DrawFn, most: int = 300) -> tuple[np.ndarray, int]:
     return lengths_of(kind, capacity, n, draw(seeds)), capacity
 
 
+BEST_FITS = {
+    "best_fit_decreasing": best_fit.best_fit_decreasing,
+    "mixed_best_fit": row_by_row.mixed_best_fit,
+}
+
+
 def plan(
-    lengths: np.ndarray, capacity: int, most: int = 0
+    lengths: np.ndarray, capacity: int, most: int = 0, name: str = "best_fit_decreasing"
 ) -> tuple[list[int], list[int], list[int], dict[int, int]]:
     order, offsets = output(len(lengths)), output(len(lengths) + 1)
     tokens, counts = output(len(lengths), np.int32), output(capacity + 1, np.int32)
     counts[:] = 0
-    rows = best_fit.best_fit_decreasing(lengths, capacity, order, offsets, tokens, counts, most)
+    rows = BEST_FITS[name](lengths, capacity, order, offsets, tokens, counts, most)
     assert (offsets[rows + 1 :] == UNTOUCHED).all()
     assert (tokens[rows:] == UNTOUCHED).all()
     assert margins_kept(order, offsets, tokens, counts)
@@ -121,10 +128,11 @@ def plan_mffd(lengths: np.ndarray, capacity: int) -> tuple[list[int], list[int]]
     return reference.group_by_row(all_rows, visit.tolist(), rows + more_rows)
 
 
+@pytest.mark.parametrize("name", BEST_FITS)
 @relaxed
-@given(problems(), limits)
-def test_best_fit_decreasing_equals_its_twin(problem: tuple[np.ndarray, int], most: int) -> None:
-    assert plan(*problem, most) == reference.best_fit_decreasing(*problem, most)
+@given(problem=problems(), most=limits)
+def test_best_fit_equals_its_twin(problem: tuple[np.ndarray, int], most: int, name: str) -> None:
+    assert plan(*problem, most, name) == getattr(reference, name)(*problem, most)
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
@@ -151,7 +159,8 @@ def test_mffd_equals_its_twin(problem: tuple[np.ndarray, int]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_documents_equal_their_twins(kind: str, capacity: int) -> None:
     lengths = lengths_of(kind, capacity, 400, seed=capacity)
-    assert plan(lengths, capacity) == reference.best_fit_decreasing(lengths, capacity)
+    for name in BEST_FITS:
+        assert plan(lengths, capacity, name=name) == getattr(reference, name)(lengths, capacity)
     assert plan_mffd(lengths, capacity) == reference.mffd(lengths, capacity)
     for name in ONE_BY_ONE:
         assert decide(name, lengths, capacity) == getattr(reference, name)(lengths, capacity)
@@ -169,7 +178,8 @@ def test_the_largest_capacity_uses_all_five_levels_of_the_bitset() -> None:
     lengths = fixed(
         [1, capacity, capacity - 1, capacity // 2, 1, capacity - (1 << 18), 2], np.int32
     )
-    assert plan(lengths, capacity) == reference.best_fit_decreasing(lengths, capacity)
+    for name in BEST_FITS:
+        assert plan(lengths, capacity, name=name) == getattr(reference, name)(lengths, capacity)
     assert plan_mffd(lengths, capacity) == reference.mffd(lengths, capacity)
     for name in ("best_fit", "worst_fit"):
         assert decide(name, lengths, capacity) == getattr(reference, name)(lengths, capacity)
@@ -425,7 +435,7 @@ def test_mark_trained_equals_its_twin(
     )
     assert certain.tolist() == [flags is not None for flags in expected]
     for (a, b), flags in zip(pairwise(offsets.tolist()), expected, strict=True):
-        assert flags is None or trained[a:b].astype(bool).tolist() == flags
+        assert flags is None or trained[a:b].tolist() == flags
     assert margins_kept(trained, certain)
 
 

@@ -142,19 +142,14 @@ def test_tokens_in_all_are_what_weights_share_beside_epochs() -> None:
             id="epochs are more than all",
         ),
         pytest.param(
-            [Amount("a", weight=1), Amount("b", weight=1)], {"tokens": 150},
-            ["too long for its share: 75 tokens are asked", "% off, expected at most 0.1%"],
-            id="whole documents are too coarse",
-        ),
-        pytest.param(
             [Amount("a")], {"validation_share": 1e-9}, ["the validation split is empty"],
             id="nothing to validate with",
         ),
         pytest.param([Amount("a", tokens=1)], {}, ["'a'", "1.00 tokens"], id="not a document"),
         pytest.param([Amount("a", epochs=1e-5), Amount("b")], {}, ["'a'"], id="none of one"),
         pytest.param(
-            [Amount("a", weight=1)], {"stages": (Stage(1),)}, ["'a'", "stage 1, source"],
-            id="a stage without documents",
+            [Amount("a", weight=1)], {"stages": (Stage(1),)},
+            ["'a'", "nothing of it would be taken"], id="a stage without documents",
         ),
     ],
 )  # fmt: skip

@@ -109,7 +109,8 @@ def _cut_rows(seed: int, rows: int, capacity: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize(
-    ("strategy", "ratio"), [("mffd", 71 / 60), ("best-fit", 11 / 9), ("first-fit", 11 / 9)]
+    ("strategy", "ratio"),
+    [("mffd", 71 / 60), ("best-fit-decreasing", 11 / 9), ("first-fit", 11 / 9)],
 )
 def test_decreasing_strategies_keep_their_guarantees(
     strategy: str, ratio: float, seed: int
@@ -121,7 +122,7 @@ def test_decreasing_strategies_keep_their_guarantees(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "rows"), [("first-fit", 110), ("best-fit", 110), ("mffd", 95)]
+    ("strategy", "rows"), [("first-fit", 110), ("best-fit-decreasing", 110), ("mffd", 95)]
 )
 def test_first_fit_decreasing_reaches_its_worst_case_and_mffd_stays_below(
     strategy: str, rows: int

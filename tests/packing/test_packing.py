@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packer_cli._kernels import reference
 
 from packer_cli import PackPlan, plan_packing
-from packer_cli.config.strategies import ALIASES, NAMES, keeps_order
+from packer_cli.config.strategies import ALIASES, NAMES, keeps_order, takes_input_order
 from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.packing.fitting import fit
 from packer_cli.packing.planning import HARMONIC_CLASSES, plan_rows
@@ -120,16 +120,22 @@ def _expected_rows(strategy: str, lengths: list[int], capacity: int) -> list[lis
         rows = [owners[i : i + capacity] for i in range(0, int(firsts[-1]), capacity)]
         return [sorted(set(row)) for row in rows]
     documents = [i for i, length in enumerate(lengths) if length]
+    if not takes_input_order(strategy):
+        documents = [documents[i] for i in reference.permutation(len(documents), 0)]
     sizes = [lengths[i] for i in documents]
-    in_order = list(range(len(sizes)))
-    longest_first, shuffled = reference.longest_first(sizes), reference.permutation(len(sizes), 0)
+    in_order, longest_first = list(range(len(sizes))), reference.longest_first(sizes)
     if strategy == "mffd":
         order, offsets = reference.mffd(sizes, capacity)
+    elif strategy == "best-fit":
+        order, offsets, *_ = reference.mixed_best_fit(sizes, capacity)
+        exact = reference.best_fit_decreasing(sizes, capacity)
+        if len(offsets) - 1 > (len(exact[1]) - 1) * 1.003 + 1:
+            order, offsets, *_ = exact
     else:
         decide, visit = {
-            "best-fit": (reference.best_fit, longest_first),
+            "best-fit-decreasing": (reference.best_fit, longest_first),
             "first-fit": (reference.first_fit, longest_first),
-            "first-fit-shuffle": (reference.first_fit, shuffled),
+            "first-fit-shuffle": (reference.first_fit, in_order),
             "online-best-fit": (reference.best_fit, in_order),
             "online-first-fit": (reference.first_fit, in_order),
             "worst-fit": (reference.worst_fit, in_order),
@@ -267,8 +273,8 @@ def test_the_largest_row_and_the_longest_document() -> None:
 
 
 _NAMES = (
-    "best-fit, first-fit, online-best-fit, online-first-fit, worst-fit, first-fit-shuffle, "
-    "next-fit, harmonic, mffd, wrap"
+    "best-fit, best-fit-decreasing, first-fit, online-best-fit, online-first-fit, worst-fit, "
+    "first-fit-shuffle, next-fit, harmonic, mffd, wrap"
 )
 _NOT_FLAT = "lengths: expected a flat sequence of integers, got"
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from altered import unaltered
 from planning import assert_planned, planned
@@ -154,13 +159,24 @@ def test_stdin_that_would_be_read_twice_is_refused() -> None:
     assert result.stderr.startswith("error: -: stdin can be read once, and these lengths")
 
 
-SAMPLED = ["-l", "256,1024", "-t", "bytes", "--unit-bytes", "4k"]
+SAMPLED = ["large.jsonl", "-l", "256,1024", "-t", "bytes", "--unit-bytes", "128k"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.fixture
+def large(folder: Path) -> Path:
+    """6 MB of documents in seeded order, of which 2 MB are the smallest sample."""
+    documents = DOCUMENTS.read_bytes().splitlines(keepends=True) * 30
+    random.Random(0).shuffle(documents)
+    path = folder / "large.jsonl"
+    path.write_bytes(b"".join(documents))
+    return path
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("large")
 def test_a_sample_is_within_its_stated_error(seed: int) -> None:
-    whole = planned(DOCUMENTS, *SAMPLED, "--seed", seed)["outcomes"]
-    sample = planned(DOCUMENTS, *SAMPLED, "--seed", seed, "--sample", "40%")
+    whole = planned(*SAMPLED, "--seed", seed)["outcomes"]
+    sample = planned(*SAMPLED, "--seed", seed, "--sample", "40%")
     assert sample["sample"] == 0.4
     for estimated, exact in zip(sample["outcomes"], whole, strict=True):
         assert exact["standard_errors"] == {}
@@ -172,20 +188,81 @@ def test_a_sample_is_within_its_stated_error(seed: int) -> None:
         assert estimated["rows_over_bound"] == pytest.approx(exact["rows_over_bound"], rel=0.05)
 
 
-def test_larger_samples_hold_smaller_ones_and_100_percent_is_exact() -> None:
-    counts = [
-        planned(DOCUMENTS, *SAMPLED, "--sample", share)["outcomes"][0]["units_read"]
-        for share in ("1%", "10%", "0.5")
-    ]
-    assert counts[0] == 2  # fewer have no standard error
-    assert counts == sorted(counts)
-    exact = planned(DOCUMENTS, *SAMPLED)
-    assert planned(DOCUMENTS, *SAMPLED, "--sample", "100%")["outcomes"] == exact["outcomes"]
+@pytest.mark.usefixtures("large")
+def test_a_sample_of_all_is_exact() -> None:
+    exact = planned(*SAMPLED)
+    assert planned(*SAMPLED, "--sample", "100%")["outcomes"] == exact["outcomes"]
 
 
-def test_a_sample_of_one_unit_reads_all() -> None:
+def test_a_sample_of_little_data_reads_all() -> None:
     result = packer("plan", DOCUMENTS, "-l", 512, "-t", "bytes", "-q", "--sample", "5%")
-    assert "all work units were read (1 of 1): nothing is estimated" in result.stdout
+    assert "sample       everything was read: nothing is estimated" in result.stdout
+
+
+def _bytes_read() -> int:
+    """So far, by this process."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.fixture
+def one_file(folder: Path) -> Callable[[str], Path]:
+    """32 MB in one file, which is one work unit: in seeded order, by length, in other formats."""
+    draw = random.Random(0)
+    texts = [draw.randbytes(int(6 * draw.lognormvariate(4, 1))).hex() for i in range(28_000)]
+
+    def write(kind: str) -> Path:
+        path = folder / f"{kind}.{'parquet' if kind in ('groups', 'group') else 'jsonl'}"
+        rows = sorted(texts, key=len) if kind == "sorted" else texts
+        if path.suffix == ".parquet":
+            size = 1000 if kind == "groups" else 1 << 20
+            pq.write_table(pa.table({"text": rows}), path, row_group_size=size)
+        else:
+            path.write_bytes(jsonl(*rows))
+        if kind != "gz":
+            return path
+        packed = folder / "gz.jsonl.gz"
+        packed.write_bytes(gzip.compress(path.read_bytes(), 1))
+        return packed
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "sorted", "groups", "group"])
+def test_a_sample_is_of_pieces_of_a_file(one_file: Callable[[str], Path], kind: str) -> None:
+    path, options = one_file(kind), ["-l", "8k,32k", "-t", "bytes", "--unit-bytes", "1G"]
+    exact = planned(path, *options)
+    packer("plan", path, *options, "-q", "--sample", "1%")  # whatever is read once is read
+    before = _bytes_read()
+    sample = planned(path, *options, "--sample", "1%")
+    read = _bytes_read() - before
+    assert read < path.stat().st_size / 2  # 2 MB, and the first blocks of the file several times
+    again = planned(path, *options, "--sample", "1%")
+    assert again == sample
+    for estimated, one in zip(sample["outcomes"], exact["outcomes"], strict=True):
+        assert 0.04 < estimated["share_read"] < 0.2
+        assert estimated["rows"] == pytest.approx(one["rows"], rel=0.12)
+        assert estimated["utilization"] == pytest.approx(one["utilization"], abs=0.02)
+        error = estimated["standard_errors"]["rows"]
+        assert (error is None) == (kind == "group")
+        if kind in ("shuffled", "sorted"):
+            assert 0 < error < one["rows"] / 10
+            assert abs(estimated["rows"] - one["rows"]) < 4 * error
+    assert sample["tokens"] == pytest.approx(exact["tokens"], rel=0.12)
+
+
+def test_a_file_that_cannot_be_entered_is_sampled_from_its_beginning(
+    one_file: Callable[[str], Path],
+) -> None:
+    path, options = one_file("gz"), ["-l", "8k", "-t", "bytes", "--unit-bytes", "1G"]
+    before = _bytes_read()
+    result = packer("plan", path, *options, "--sample", "1%", "--json")
+    assert _bytes_read() - before < path.stat().st_size / 1.5
+    assert f"packer: {path}: sampled from the beginning on: compressed files" in result.stderr
+    estimated = json.loads(result.stdout)["outcomes"][0]
+    assert 0 < estimated["share_read"] < 0.6
+    assert estimated["standard_errors"] == {"rows": None, "utilization": None}
+    exact = planned(path, *options)["outcomes"][0]
+    assert estimated["rows"] == pytest.approx(exact["rows"], rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +277,7 @@ def test_a_sample_of_one_unit_reads_all() -> None:
         (["-l", "16,,32"], "--max-length: '16,,32' has nothing before or after a comma"),
         (["-l", "16,32,"], "--max-length: '16,32,' has nothing before or after a comma"),
         (["-l", "16", "--strategy", "wrap,,best-fit"], "--strategy: 'wrap,,best-fit' has nothing"),
-        (["-l", "16", "--strategy", "best-fit,bfd"], "--strategy: best-fit is given twice"),
+        (["-l", "16", "--strategy", "first-fit,ffd"], "--strategy: first-fit is given twice"),
         (["-l", "16", "--strategy", "best-fit,best"], "--strategy: "),
         (["-l", "16", "--strategy", "wrap", "--overlong", "drop"], "--overlong: drop has no"),
         (["-l", "16", "--sample", "0"], "--sample: 0 reads nothing to plan from"),
@@ -274,31 +351,32 @@ def test_lines_in_a_pipe() -> None:
     assert [len(table) for table in tables[1:]] == [5, 5, 5]
     heads = [" ".join(table[0].split()) for table in tables[1:]]
     assert heads == [
-        "max length strategy rows utilization above bound",
+        "max length strategy rows utilization above bound of one length",
         "max length strategy segments in a row on disk attention span attention share "
         "steps of an epoch",
         "max length strategy documents cut",
     ]
-    assert tables[1][1].split() == ["512", "best-fit", "385", "99.64%", "0.26%"]
+    assert tables[1][1].split() == ["512", "best-fit", "385", "99.64%", "0.26%", "12.50%"]
     assert all(line == line.rstrip() for table in tables for line in table)
 
 
 def test_a_plan_of_tokens_leaves_what_is_trained_on_to_the_directory(folder: Path) -> None:
     assert packer("tokenize", *CHAT, "-q", "-o", "tokens").exit_code == 0
-    result = packer("plan", "tokens", "-l", "512", "-q", "--html", "plan.html")
+    result = packer("plan", "tokens", "-l", "512", "-q")
     assert result.stdout.split("\n\n")[0].splitlines() == [
         "tokens",
         "made from    1 tokenized directory",
         "tokenizer    bytes",
         "documents    40 with 13,216 tokens",
     ]
+    assert packer("plan", "tokens", "-l", "512", "-q", "--html", "plan.html").exit_code == 0
     assert "trained on: all" not in (folder / "plan.html").read_text()
 
 
 def test_a_table_fits_a_terminal_of_80_columns(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(lines(*range(1, 300, 3)))
     command = [packer_script(), "plan", "a.jsonl", "-l", "128,128k", "-q", "-t", "bytes",
-               "--strategy", "first-fit-shuffle,best-fit", "--batch-tokens", "1M",
+               "--strategy", "best-fit-decreasing,best-fit", "--batch-tokens", "1M",
                "--unit-bytes", "1k", "--sample", "50%"]  # fmt: skip
     shown = _on_a_terminal(command)
     assert "above" in shown
@@ -369,9 +447,8 @@ def test_options_are_those_of_pack_that_concern_inputs_documents_and_rows() -> N
 def test_a_page_with_the_same_figures(folder: Path) -> None:
     options = ["-l", "512,4k", "-t", "bytes", "-q", "--batch-tokens", "64k"]
     result = packer("plan", DOCUMENTS, *options, "--html", "plan.html")
-    assert result.exit_code == 0, result.stderr
+    assert (result.exit_code, result.stdout) == (0, "wrote plan.html\n"), result.stderr
     page = Path("plan.html").read_text()
-    assert "utilization" in result.stdout
     for outcome in planned(DOCUMENTS, *options)["outcomes"]:
         assert f">{outcome['rows']:,}<" in page
         assert f">{outcome['utilization']:.2%}<" in page
@@ -379,5 +456,8 @@ def test_a_page_with_the_same_figures(folder: Path) -> None:
     assert packer("plan", DOCUMENTS, *options, "--html", "-").stdout == page
     Path("mine.txt").write_text("not a page")
     assert_error(packer("plan", DOCUMENTS, *options, "--html", "mine.txt"), 2, "mine.txt")
-    sampled = [*SAMPLED, "-q", "--sample", "40%", "--html", "-"]
-    assert "±" in packer("plan", DOCUMENTS, *sampled).stdout
+
+
+@pytest.mark.usefixtures("large")
+def test_a_page_says_that_its_figures_are_estimates() -> None:
+    assert "±" in packer("plan", *SAMPLED, "-q", "--sample", "40%", "--html", "-").stdout

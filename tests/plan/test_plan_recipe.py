@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chats import CHATML, assistant, chat, chat_tokenizer, user
 from mixed import write_sources
 from planning import planned
 from support import assert_error, contents, packer
@@ -116,11 +117,60 @@ def test_the_table_has_a_line_for_each_source() -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_sources_that_are_not_tokenized_are_named_with_what_to_run() -> None:
-    result = packer("plan", "mix.toml", "-q")
-    assert_error(result, 2, "source 'web'", "not tokenized yet", "mix-tokenized/web")
-    assert "packer pack mix.toml" in result.stderr
+@pytest.mark.parametrize("more", ["", SPLIT, 'dedup = "exact"\n'], ids=["", "split", "dedup"])
+def test_a_recipe_that_was_never_tokenized_is_planned_without_writing(more: str) -> None:
+    at_top = more if more.startswith("dedup") else ""
+    Path("mix.toml").write_text(at_top + RECIPE + more.removeprefix(at_top))
+    before = contents(".")
+    plan = planned("mix.toml")
+    told = packer("plan", "mix.toml").stderr
+    assert "the sources are not tokenized yet: the plan is made from everything" in told
+    assert contents(".") == before
+    _pack()
+    again = planned("mix.toml")
+    for one in (plan, again) if more != SPLIT else (*plan.values(), *again.values()):
+        del one["inputs"]["bytes"]
+    assert plan == again
+
+
+def test_a_sample_of_what_was_never_tokenized_is_an_estimate() -> None:
+    Path("mix.toml").write_text(RECIPE.replace("max_length", 'unit_bytes = "8k"\nmax_length'))
+    result = packer("plan", "mix.toml", "--sample", "30%")
+    assert "are not tokenized yet: the plan is made from 3" in result.stderr
+    assert "%, and is an estimate" in result.stderr
+    assert "work units: all figures are estimates" in result.stdout
     assert not Path("mix-tokenized").exists()
+    guess = planned("mix.toml", "--sample", "30%")
+    assert 0.3 <= guess["sample"] < 0.4
+    (outcome,) = guess["outcomes"]
+    _pack()
+    packed = _stats("mix-packed-512")
+    for name in ("rows", "tokens", "documents"):
+        assert outcome[name] == pytest.approx(packed[name], rel=0.15)
+    assert outcome["utilization"] == pytest.approx(packed["utilization"], abs=0.05)
+    for one, its in zip(outcome["sources"], packed["sources"], strict=True):
+        assert one["asked"] == pytest.approx(its["asked"], rel=0.2)
+        assert one["share_asked"] == pytest.approx(its["share_asked"], abs=0.03)
+
+
+def test_sources_of_which_one_is_tokenized_and_one_is_not() -> None:
+    done = packer("tokenize", "web", "-t", "bytes", "-q", "-o", "tokens")
+    assert done.exit_code == 0
+    Path("mix.toml").write_text(RECIPE.replace('["web"]', '["tokens"]'))
+    (outcome,) = planned("mix.toml", "--sample", "30%")["outcomes"]
+    _pack()
+    _assert_same(outcome, _stats("mix-packed-512"))
+
+
+def test_conversations_that_were_never_tokenized(folder: Path) -> None:
+    chat_tokenizer(folder / "tok", CHATML)
+    turns = [chat(user("Hi?" * n), assistant("Yes. " * n)) for n in range(1, 200)]
+    Path("talk.jsonl").write_text("".join(json.dumps(one) + "\n" for one in turns))
+    text = RECIPE.replace('tokenizer = "bytes"', 'tokenizer = "./tok"\non_error = "skip"')
+    Path("mix.toml").write_text(text.replace("code.jsonl", "talk.jsonl"))
+    (plan,) = planned("mix.toml")["outcomes"]
+    _pack()
+    _assert_same(plan, _stats("mix-packed-512"))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ COUNTS = st.builds(
     piece_length=st.lists(FIGURE, min_size=1, max_size=9).map(np.array),
     attention_before=COSTS,
     attention_after=COSTS,
-    files=st.dictionaries(st.integers(0, 5), st.builds(FileCounts, *[FIGURE] * 11), max_size=3),
+    files=st.dictionaries(st.integers(0, 5), st.builds(FileCounts, *[FIGURE] * 14), max_size=3),
 )
 
 
@@ -136,7 +136,7 @@ def test_a_loss_is_added_to_the_figures_of_its_name() -> None:
         {"piece_length": "AAAA"},
         {"piece_length": 5},
         {"attention_before": [1, 2, 3, 4, 5]},
-        {"files": [[0, *range(14)]]},
+        {"files": [[0, *range(15)]]},
         {"files": 3},
     ],
     ids=str,

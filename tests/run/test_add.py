@@ -223,13 +223,42 @@ def test_kept_inputs_that_cannot_be_packed_anew_are_named(
     assert packed() == sorted([changed, "quite another", "text 0", "text 3"])
 
 
-def test_one_file_by_two_names_is_refused(nights: list[str]) -> None:
+def test_one_file_by_two_names_is_refused_once_it_has_changed(nights: list[str]) -> None:
     Path("link.jsonl").symlink_to(nights[0])
+    Path(nights[0]).write_bytes(jsonl("changed"))
     message = f"link.jsonl: is {nights[0]} in the result, by another name"
     for how in ("--add", "--update"):
         refused("link.jsonl", how, message=message, tip="use the name")
-    message = f"./{nights[1]}: is {nights[1]} in the result, by another name"
-    refused(nights[0], f"./{nights[1]}", "--add", message=message, tip="use the name")
+
+
+def test_content_that_the_result_holds_is_not_added_again(nights: list[str]) -> None:
+    """By another name, from another directory, be the file a copy, a link or named as well."""
+    before = contents("out")
+    Path("copy.jsonl").write_bytes(Path(nights[0]).read_bytes())
+    Path("link.jsonl").symlink_to(Path(nights[0]).resolve())
+    for name in ("copy.jsonl", "link.jsonl", f"./{nights[0]}", Path(nights[0]).resolve()):
+        for more in ([], [nights[0]] if name == "copy.jsonl" else [nights[1]]):
+            stderr = add(*more, name)
+            assert f"out: has these inputs already: {name} (as {nights[0]})" in stderr
+            assert "out: up to date" in stderr
+            assert contents("out") == before
+    add(nights[2], "copy.jsonl")
+    assert packed() == of_nights(0, 1, 2)
+    Path(nights[0]).write_bytes(jsonl("changed"))
+    add(nights[0], "copy.jsonl")  # whose content the result would not hold any more
+    assert packed() == sorted(["changed", *of_nights(0, 1, 2)])
+
+
+def test_content_that_is_named_twice_is_warned_of(nights: list[str]) -> None:
+    Path("copy.jsonl").write_bytes(Path(nights[0]).read_bytes())
+    for command in (["pack", nights[0], "copy.jsonl", *OPTIONS, "--overwrite"],
+                    ["pack", nights[0], "copy.jsonl", *OPTIONS]):  # fmt: skip
+        done = packer(*command)
+        assert done.exit_code == 0
+        assert done.stderr == (
+            "packer: warning: out: 60 documents are there more than once: copy.jsonl has the "
+            f"content of {nights[0]}; name one of such files\n"
+        )
 
 
 def test_stdin_does_not_replace_what_came_by_stdin(folder: Path) -> None:

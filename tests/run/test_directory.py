@@ -69,11 +69,48 @@ def test_an_empty_directory_is_used(data: Path) -> None:
     assert recover_texts("out") == ["first", "second"]
 
 
+@pytest.mark.parametrize("command", ["pack", "tokenize"])
+@pytest.mark.parametrize("more", [[], ["-q"], ["--json"], ["--rank", 0, "--world-size", 1]])
+def test_the_same_command_again_does_nothing(data: Path, command: str, more: list[object]) -> None:
+    arguments = [command, "a.jsonl", "-t", "bytes", "-o", "out", *more]
+    arguments += ["-l", 16] if command == "pack" else []
+    first = packer(*arguments)
+    before, times = contents("out"), [path.stat() for path in Path("out").iterdir()]
+    again = packer(*arguments)
+    assert (again.exit_code, again.stdout) == (0, first.stdout)
+    said = "already finished" if "--rank" in more else "up to date"
+    assert (f"out: {said}\n" in again.stderr) == ("-q" not in more)
+    assert contents("out") == before
+    assert [path.stat() for path in Path("out").iterdir()] == times
+
+
 def test_a_finished_result_is_not_replaced_unasked(data: Path) -> None:
+    """The message says what differs, and the tip names --update where that works."""
     pack("a.jsonl", "-l", 16)
     before = contents(Path("out"))
-    assert_error(packer("pack", "a.jsonl", *OPTIONS), 2, "out: holds a finished result")
-    assert contents(Path("out")) == before
+
+    def refused(*arguments: object, differs: str, update: bool) -> None:
+        done = packer("pack", *arguments, "-t", "bytes", "-q", "-o", "out")
+        assert_error(done, 2, f"out: holds a finished result that differs: {differs}")
+        tip = done.stderr.splitlines()[1]
+        assert ("--update" in tip, "--overwrite" in tip) == (update, True)
+        assert contents(Path("out")) == before
+
+    refused("a.jsonl", "-l", 8, differs="--max-length was 16, is now 8", update=False)
+    differs = "--on-error was fail, is now skip"
+    refused("a.jsonl", "-l", 16, "--on-error", "skip", differs=differs, update=False)
+    Path("b.jsonl").write_bytes(jsonl("b"))
+    refused("a.jsonl", "b.jsonl", "-l", 16, differs="b.jsonl is new", update=True)
+    refused("b.jsonl", "-l", 16, differs="b.jsonl is new", update=True)
+    (shard,) = Path("out").glob("shard-*")
+    shard.rename("elsewhere")
+    before, whole = contents(Path("out")), before
+    refused("a.jsonl", "-l", 16, differs=f"{shard.name} is missing", update=True)
+    Path("elsewhere").rename(shard)
+    before = whole
+    content = Path("a.jsonl").read_bytes()
+    Path("a.jsonl").write_bytes(content + content)
+    refused("a.jsonl", "-l", 16, differs="a.jsonl has changed", update=True)
 
 
 def test_overwrite_replaces_a_result_and_leaves_other_files(data: Path) -> None:
@@ -310,3 +347,60 @@ def test_a_disk_that_is_full_from_the_start(folder: Path, small_disk: Path) -> N
     result = packer("pack", "a.jsonl", *OPTIONS[:-1], "disk/out")
     assert_error(result, 1, "disk/out", "cannot write: No space left on device")
     assert not Path("disk/out/manifest.json").exists()
+
+
+# Programs that are packer, but may write no file of more than 6,000 bytes; whose shards fail when
+# they are written, and again when they are closed.
+SMALL_FILES = """
+import resource, signal
+from packer_cli.__main__ import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+main()
+"""
+FAILING_TWICE = """
+import pyarrow
+from packer_cli.__main__ import main
+class Failing:
+    closed = False
+    def writable(self):
+        return True
+    def tell(self):
+        return 0
+    def write(self, data):
+        raise OSError(28, "No space left on device")
+    def close(self):
+        raise OSError(5, "Input/output error")
+pyarrow.OSFile = lambda path, mode: Failing()
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("records", "failing"), [(1, "rejected-00000.jsonl"), (100, ".arrow.part")]
+)
+@pytest.mark.parametrize("command", [["pack", "-l", "64"], ["tokenize"]], ids=["pack", "tokenize"])
+def test_the_first_file_that_cannot_be_written_is_named(
+    folder: Path, command: list[str], records: int, failing: str
+) -> None:
+    """Rejected records are in a buffer until their file is closed."""
+    (folder / "a.jsonl").write_bytes(jsonl(*["some words " * 20] * records) + b"{broken\n" * 50)
+    command = [*command, "a.jsonl", "-t", "bytes", "-q", "--on-error", "skip", "-o", "out"]
+    done = altered(SMALL_FILES, *command)
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[0]
+    assert error.startswith("error: out/.packer/"), done.stderr
+    assert error.endswith(f"{failing}: cannot write: File too large"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["pack", "tokens", "--view", "-l", "16"], ["pack", "a.jsonl", "-l", "16", "-t", "bytes"],
+     ["tokenize", "a.jsonl", "-t", "bytes"]],
+    ids=["view", "pack", "tokenize"],
+)  # fmt: skip
+def test_the_failure_that_came_first_is_reported(data: Path, command: list[str]) -> None:
+    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens").exit_code == 0
+    done = altered(FAILING_TWICE, *command, "-q", "-o", "out")
+    assert done.returncode == 1
+    assert "-00000-000.arrow.part: cannot write: No space left on device\n" in done.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +14,13 @@ from pathlib import Path
 import pytest
 from altered import altered, unaltered
 from chats import CHATML, assistant, chat, chat_tokenizer, user
-from support import assert_error, check_directory, contents, jsonl, packer
+from support import assert_error, check_directory, contents, heavy, jsonl, packer
 from test_resume import CRASHING
+
+from packer_cli.errors import DataError
+from packer_cli.result import manifest_file
+from packer_cli.result.manifest_bytes import to_bytes
+from packer_cli.result.opening import open_packed
 
 EACH = 1 if int(os.environ.get("PACKER_KILLS", "10")) >= 50 else 9
 
@@ -102,6 +109,99 @@ def test_killed_at_every_step_to_the_disk() -> None:
         assert files_of(out) == whole, step
 
 
+def _sides(out: str) -> dict[str, str] | None:
+    """What a reader finds in each side: its run; None where it is refused, with what to do."""
+    done = packer("stats", out, "--json")
+    if done.exit_code:
+        told = done.stderr
+        assert "are not of one run" in told or "has not finished" in told, told
+        assert "run the same" in told
+        return None
+    sides = ("train", "validation")
+    return {side: json.loads(Path(out, side, "manifest.json").read_text())["run"] for side in sides}
+
+
+@pytest.mark.usefixtures("recipe")
+@pytest.mark.parametrize(("how", "view"), [("--overwrite", ""), heavy("--update", "--view")])
+def test_killed_while_both_sides_are_replaced(
+    how: str, view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another seed, documents of the one run's validation are in the other run's train."""
+    monkeypatch.setattr(manifest_file, "_WAITS", 1)
+    write_recipe(top='tokenized = "tokens"')
+    arguments = ["pack", "mix.toml", "--workers", "1", "-q", *([view] if view else []), "-o"]
+    assert packer(*arguments, "first").exit_code == 0
+    assert packer(*arguments, "second", "--seed", "7").exit_code == 0
+    runs = [_sides("first"), _sides("second")]
+    assert runs[0] != runs[1]
+    whole = files_of("second")
+
+    def command(out: str, step: int) -> list[str]:
+        failure = "os.kill(os.getpid(), 9)"
+        return [CRASHING.format(step=step, failure=failure), *arguments, out, how, "--seed", "7"]
+
+    shutil.copytree("first", "counted")
+    steps = int(altered(*command("counted", -1)).stderr.split()[-1])
+    refused = 0
+    half = steps // 2  # both are packed
+    for step in sorted({*range(1, half, 3 * EACH - 2), *range(half, steps + 1, min(EACH, 4))}):
+        out = f"at{step}"
+        validation = Path(out, "validation", "manifest.json")
+        shutil.copytree("first", out)
+        killed = altered(*command(out, step))
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        found = _sides(out)
+        assert found is None or found in runs, step
+        refused += found is None
+        if found is None:
+            assert not Path(out, "dataset_dict.json").exists(), step
+        before = validation.stat()
+        is_there = json.loads(validation.read_text())["run"] == runs[1]["validation"]
+        done = packer(*command(out, 0)[1:])
+        assert done.exit_code == 0, (step, done.stderr)
+        assert files_of(out) == whole, step
+        assert _sides(out) == runs[1], step
+        if found is None and is_there:  # only what is left is done
+            assert os.path.samestat(validation.stat(), before), step
+        assert not [*Path(out).rglob(".packer")], step
+    assert refused > 3
+
+
+@pytest.mark.usefixtures("recipe")
+def test_halves_of_two_runs_are_refused_by_all_that_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What --overwrite of packer 0.2 left when it was ended after train's manifest."""
+    monkeypatch.setattr(manifest_file, "_WAITS", 1)
+    pack(out="out")
+    pack("--seed", "7", out="other")
+    shutil.rmtree("out/train")
+    shutil.copytree("other/train", "out/train")
+    for command in (
+        ["stats", "out"], ["stats", "out/train"], ["verify", "out"], ["show", "out/train"],
+        ["show", "out/validation"], ["export", "out/train", "--to", "numpy", "-o", "exported"],
+    ):  # fmt: skip
+        failed = packer(*command)
+        assert failed.exit_code == 1, command
+        assert "are not of one run" in failed.stderr
+        assert "run the same packer pack again" in failed.stderr
+    monkeypatch.chdir("out/train")
+    assert_error(packer("stats", "."), 1, ". and ", "are not of one run")
+    assert_error(packer("stats", "../validation/"), 1, "are not of one run")
+    monkeypatch.chdir("../..")
+    with pytest.raises(DataError, match="out/train and out/validation are not of one run"):
+        open_packed("out/train")
+    shutil.move("out/train", "alone")  # which is a result as any other
+    assert packer("verify", "alone", "-q").exit_code == 0
+    assert packer("verify", "out/validation", "-q").exit_code == 0
+    pack("--overwrite", out="out")
+    manifest = Path("out/train/manifest.json")
+    edited = manifest.read_text().replace('"run": "', '"run": "0')
+    manifest.write_text(edited)
+    assert_error(packer("verify", "out/validation"), 1, "are not of one run")
+    shutil.rmtree("out/validation")
+    failed = packer("verify", "out/train")
+    assert "run is '0" in failed.stdout
+
+
 def rank(number: int, size: int, out: str) -> list[str]:
     options = ["--unit-bytes", "20k", "-q", "-o", out]
     return ["pack", "mix.toml", *options, "--rank", str(number), "--world-size", str(size)]
@@ -137,6 +237,8 @@ def test_ranks_at_once() -> None:
 def test_nothing_is_tokenized_again_for_other_amounts_and_rows() -> None:
     first = pack()
     assert first.count("-tokenized/") == 3
+    again = pack()
+    assert [f"{one}: up to date" in again for one in ("out/train", "out/validation")] == [True] * 2
     before = {path: path.stat().st_mtime_ns for path in Path("mix-tokenized").rglob("*.arrow")}
     assert before
     write_recipe(weight=2)
@@ -208,6 +310,34 @@ def test_bad_records_of_one_source() -> None:
     assert not Path("out").exists()
 
 
+@pytest.mark.usefixtures("recipe")
+def test_what_the_sources_records_lacked_is_in_the_report_of_the_mixture() -> None:
+    with Path("b.jsonl").open("a") as file:
+        file.write('{"other": 1}\n' * 5 + '{"text": ""}\n' * 3)
+    write_recipe(top='on_error = "skip"\neos = false')
+    told = packer("pack", "mix.toml", "-q", "-o", "out")
+    assert told.exit_code == 0, told.stderr
+    lines = ["counted when sources were tokenized, each record once", "count what source",
+             "3 empty b", "5 rejected b"]  # fmt: skip
+    for report in (told, packer("stats", "out/train"), packer("stats", "out/validation")):
+        assert " ".join(lines) in " ".join(report.stdout.split())
+    (found,) = (
+        one for one in json.loads(packer("stats", "out/train", "--json").stdout)["source_records"]
+        if one["name"] == "b"
+    )  # fmt: skip
+    counted = {"documents": 300, "empty_documents": 3, "rejected_records": 5}
+    assert found["totals"].items() >= counted.items()
+    packer("stats", "out/train", "--html", "page.html")
+    assert lines[0].capitalize() in Path("page.html").read_text()
+    manifest = Path("out/train/manifest.json")
+    assert packer("verify", "out/train", "--against-inputs").exit_code == 0
+    document = json.loads(manifest.read_text())
+    document["source_records"][1]["totals"]["rejected_records"] = 4
+    manifest.write_bytes(to_bytes({k: one for k, one in document.items() if k != "sha256"}))
+    wrong = packer("verify", "out/train", "--against-inputs")
+    assert "source_records: are not those of what the recipe takes" in wrong.stdout
+
+
 def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:
     chat_tokenizer(recipe / "tok", CHATML)
     turns = [chat(user("Hi?" * n), assistant("Yes. " * n)) for n in range(1, 40)]
@@ -257,6 +387,79 @@ def test_a_source_too_small_for_validation_verifies(recipe: Path) -> None:
     for how in ((), ("--against-inputs", "--sample", "all")):
         done = packer("verify", "out", *how)
         assert done.exit_code == 0, done.output
+
+
+LONG = """
+max_length = 64
+tokenizer = "bytes"
+{top}
+
+[[source]]
+name = "long"
+inputs = ["long.jsonl"]
+{long}
+
+[[source]]
+name = "short"
+inputs = ["short.jsonl"]
+{short}
+"""
+AMOUNTS = [
+    ("by weight", "tokens = 3000", "weight = 1", "weight = 1", "1,500", ""),
+    ("fixed", "", "tokens = 1500", "epochs = 1", "1,500", ""),
+    ("in a stage", '[[stage]]\ntokens = 3000\nname = "last"\n', "weight = 1", "weight = 1",
+     "1,500", ", stage last"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("top", "long", "short", "asked", "stage"), [one[1:] for one in AMOUNTS],
+    ids=[one[0] for one in AMOUNTS],
+)  # fmt: skip
+def test_a_share_that_whole_documents_miss_is_told_and_no_error(
+    folder: Path, top: str, long: str, short: str, asked: str, stage: str
+) -> None:
+    (folder / "long.jsonl").write_bytes(jsonl(*(f"{number}" * 500 for number in range(10, 15))))
+    (folder / "short.jsonl").write_bytes(jsonl(*(f"short {number}" for number in range(300))))
+    at_top, tables = ("", top) if top.startswith("[") else (top, "")
+    text = LONG.format(top=at_top, long=long, short=short) + tables
+    (folder / "mix.toml").write_text(text)
+    done = packer("pack", "mix.toml", "-o", "out")
+    assert done.exit_code == 0, done.stderr
+    where = "stage last, " if stage else ""
+    begin = f"packer: {where}source 'long': {asked} tokens are asked of it, 1,001 are taken, "
+    (line,) = (one for one in done.stderr.splitlines() if one.startswith(begin))
+    assert "since documents are whole and the one at its end has 1,001: its share is " in line
+    off = line.split()[-2]
+    stats = " ".join(packer("stats", "out").stdout.split())
+    title = "shares that are off, in tokens: documents stay whole"
+    assert f"{title} asked got share off document at its end source" in stats
+    assert f" 1,500 1,001 {off} 1,001 long{stage}" in stats
+    assert packer("stats", "out", "--html", "page.html").exit_code == 0
+    page = (folder / "page.html").read_text()
+    assert title.capitalize() in page
+    assert f"long{stage}</" in page
+    missed = json.loads(Path("out/manifest.json").read_text())["missed_shares"]
+    assert json.loads(packer("stats", "out", "--json").stdout)["missed_shares"] == missed
+    assert missed[0].items() >= {"source": "long", "asked": 1500, "taken": 1001}.items()
+    plan = json.loads(packer("plan", "mix.toml", "--json", "-q").stdout)
+    assert plan["outcomes"][0]["missed_shares"] == missed
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    told = (f"source 'long': {asked} tokens are asked of it", f"{off} off, --max-share-error is 2")
+    for command in (["pack", "mix.toml", "-o", "new"], ["plan", "mix.toml"]):
+        failed = packer(*command, "-q", "--max-share-error", "2%")
+        assert failed.exit_code == 1
+        assert all(part in failed.stderr for part in told)
+        (percent,) = re.findall(r"--max-share-error ([0-9.]+%)$", failed.stderr.strip())
+        assert packer(*command, "-q", "--max-share-error", percent).exit_code == 0
+    (folder / "mix.toml").write_text("max_share_error = 0.02\n" + text)
+    assert_error(packer("pack", "mix.toml", "-o", "newer", "-q"), 1, *told)
+    assert not Path("newer").exists()
+
+
+def test_a_limit_of_shares_is_for_recipes(recipe: Path) -> None:
+    failed = packer("pack", "c.jsonl", "-l", "64", "--max-share-error", "1%")
+    assert_error(failed, 2, "--max-share-error: is for recipes with sources")
 
 
 @pytest.mark.usefixtures("recipe")

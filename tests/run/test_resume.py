@@ -377,7 +377,10 @@ def test_limits_may_be_others(inputs: Path) -> None:
 
 def test_a_result_that_stands_is_not_gone_on_with(interrupted: Path) -> None:
     assert packer(*arguments("out")).exit_code == 0
-    assert_error(packer(*arguments("out")), 2, "out: holds a finished result")
+    before = contents("out")
+    assert packer(*arguments("out")).exit_code == 0
+    assert_error(packer(*arguments("out", "--seed", "1")), 2, "out: holds a finished result")
+    assert contents("out") == before
 
 
 def test_shards_that_were_damaged_meanwhile_are_packed_again(interrupted: Path) -> None:

@@ -92,9 +92,25 @@ def test_files_of_one_shape_are_told_together() -> None:
     assert "packer: sft/a.jsonl and 2 more: messages" in said.splitlines()
 
 
-@pytest.mark.parametrize("options", [[], ["--prompt-template", "chat"], ["--train-on", "all"]])
-def test_documents_are_those_of_a_run_of_their_own(options: list[str]) -> None:
-    """Whatever shapes the other files have; as rows, and tokenized first."""
+OF_SOME = {  # options, and the files that have what they are for
+    (): (),
+    ("--prompt-template", "chat"): ("alpaca", "prompts"),
+    ("--train-on", "all"): (*NAMES, "texts"),
+    ("--train-on", "final"): ("messages", "sharegpt"),
+    ("--turns", "each"): ("messages", "sharegpt"),
+    ("--no-train-reasoning",): ("messages", "sharegpt"),
+    ("--no-train-tool-calls",): ("messages", "sharegpt"),
+    ("--turn-end", "\n"): ("messages", "sharegpt"),
+    ("--allow-open-turns",): ("messages", "sharegpt"),
+    ("--on-unshown", "error"): ("messages", "sharegpt"),
+}
+
+
+@pytest.mark.parametrize("options", OF_SOME)
+def test_documents_are_those_of_a_run_of_their_own(options: tuple[str, ...]) -> None:
+    """Whatever shapes the other files have, which options for one do not concern; as rows, and
+    tokenized first.
+    """
     write_texts()
     run("pack", "sft", *OPTIONS, *options, "-l", 512, "--overlong", "drop", "-o", "out")
     run("tokenize", "sft", *OPTIONS, *options, "-o", "tokens")
@@ -102,8 +118,7 @@ def test_documents_are_those_of_a_run_of_their_own(options: list[str]) -> None:
     run("pack", "tokens", "-l", 512, "--overlong", "drop", "-o", "twice")
     together = list[str]()
     for name in [*NAMES, "texts"]:
-        is_prompt = name in ("alpaca", "prompts")
-        given = options if is_prompt or "--train-on" in options else []
+        given = options if name in OF_SOME[options] else ()
         is_rendered = name in ("messages", "sharegpt") or "chat" in given
         own = OPTIONS if is_rendered else OPTIONS[:2]
         run("pack", f"sft/{name}.jsonl", *own, *given, "-l", 512, "-o", name)
@@ -198,6 +213,23 @@ def test_an_option_is_for_one_of_the_shapes_at_least(options: list[str], message
     assert_error(done, 2, "--chat-template: is for messages", "alpaca or prompt-completion")
 
 
+def test_turns_of_conversations_alone_become_documents() -> None:
+    write_texts()
+    turns = [user("one"), assistant("1"), user("two"), assistant("2")]
+    write([chat(*turns)] * 2, "sft/messages.jsonl")
+    run("pack", "sft", *PACK, "--turns", "each", "--overlong", "drop", "-o", "out")
+    documents = {Path(one["path"]).stem: one["documents"] for one in manifest_of()["inputs"]}
+    assert documents == {"alpaca": 6, "messages": 4, "prompts": 6, "sharegpt": 6, "texts": 2}
+    verify()
+    for name in ("alpaca", "texts", "messages"):
+        second = Path(f"sft/{name}.jsonl").read_bytes().index(b"\n") + 1
+        found = packer("trace", "out", "--find", f"sft/{name}.jsonl:{second}", "--ranks", 1,
+                       "--json")  # fmt: skip
+        assert found.exit_code == 0, found.stderr
+    options = [*PACK, "--turns", "each", "--overlong", "drop", "--json"]
+    assert json.loads(packer("plan", "sft", *options).stdout)["outcomes"][0]["segments"] == 24
+
+
 def test_turns_are_left_out_where_there_are_any() -> None:
     turns = [user("a" * 30), assistant("b" * 30)]
     write([chat(*turns * 5)], "sft/long.jsonl")
@@ -225,7 +257,11 @@ def test_reports_know_the_shapes() -> None:
     (line,) = (line for line in lines if line[-1:] == ["sft/sharegpt.jsonl"])
     assert line[-2] == "conversations"
     text = packer("stats", "out").stdout
-    assert "records      alpaca, messages, prompt-completion, conversations; trained on: " in text
+    [records] = [line for line in text.splitlines() if line.startswith("records  ")]
+    assert records.startswith(
+        "records      alpaca, messages, prompt-completion, conversations, prompts of alpaca as "
+        "alpaca, prompts of prompt-completion as they are; trained on: "
+    )
     assert "template     chat.jinja" in text
     plan = packer("plan", "sft", *PACK)
     assert plan.exit_code == 0, plan.stderr

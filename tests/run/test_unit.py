@@ -18,7 +18,7 @@ from packer_cli.config.options import PackConfig
 from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, Interrupted
 from packer_cli.progress import Progress
-from packer_cli.records import BadRecord, InputFile, Slice, Stretch, TokenBatch, WorkUnit
+from packer_cli.records import BadRecord, InputFile, LookedAt, Slice, Stretch, TokenBatch, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.shards import Shard
 from packer_cli.run.rows import pack_unit
@@ -90,7 +90,7 @@ def job_of(
             yield SimpleNamespace(
                 lengths=np.array(batch, np.int64),
                 first=first, supervised=how.get("supervised", False), bad=how.get("bad", []),
-                consumed=1, stretches=[Stretch(number, 1, "")],
+                consumed=1, stretches=[Stretch(number, 1, "")], looked_at=LookedAt(),
             )  # fmt: skip
 
     shape = Shape("tokens")

@@ -278,8 +278,79 @@ def test_a_result_of_another_version_is_refused(
     before = contents("out")
     monkeypatch.setattr("packer_cli.__version__", "9.9")
     done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "out")
-    assert_error(done, 2, "is now 9.9")
+    assert_error(done, 2, "out: was packed by packer ", "this is packer 9.9")
+    assert "--overwrite" in done.stderr
     assert contents("out") == before
+    plain = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out")
+    assert_error(plain, 2, "holds a finished result that differs: packer was ", "is now 9.9")
+    assert contents("out") == before
+
+
+@pytest.mark.parametrize("how", [["--update"], ["--update", "--prune"], ["--add"]])
+def test_inputs_that_have_moved_keep_their_units(result: Path, how: list[str]) -> None:
+    before, texts_before = inodes(result), sorted(recover_texts("out"))
+    Path("new").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        Path("new", name).write_bytes(Path(name).read_bytes())  # a copy: at other times
+        Path(name).unlink()
+    messages = update("new/b.jsonl", "new/a.jsonl", *how)
+    said = "out: 2 inputs have moved: b.jsonl is now new/b.jsonl, a.jsonl is now new/a.jsonl\n"
+    assert said in messages
+    assert sorted(recover_texts("out")) == texts_before
+    shards = {name: how for name, how in before.items() if name.startswith("shard")}
+    assert inodes(result).items() >= shards.items()
+    paths = [one["path"] for one in json.loads((result / "manifest.json").read_bytes())["inputs"]]
+    assert paths == ["new/a.jsonl", "new/b.jsonl"]
+    before = inodes(result)
+    assert "up to date" in update("new", *how)
+    assert inodes(result) == before
+
+
+def test_an_input_that_moves_to_the_name_of_one_that_was_dropped(result: Path) -> None:
+    update("b.jsonl", "--prune")
+    Path("b.jsonl").rename("a.jsonl")
+    update("a.jsonl")
+    assert sorted(recover_texts("out")) == sorted(texts(1))
+
+
+def test_what_was_rejected_of_an_input_that_has_moved(folder: Path) -> None:
+    """rejected.jsonl names it as the manifest does."""
+    Path("a.jsonl").write_bytes(b"{\n" + jsonl(*texts(1)))
+    command = ["--on-error", "skip"]
+    assert packer("pack", "a.jsonl", *command, *OPTIONS, "-o", "out").exit_code == 0
+    Path("a.jsonl").rename("b.jsonl")
+    update("b.jsonl", *command)
+    assert '"file":"b.jsonl"' in Path("out/rejected.jsonl").read_text()
+
+
+def test_equal_bytes_that_are_read_in_another_way_are_other_documents(folder: Path) -> None:
+    Path("a.jsonl").write_bytes(jsonl("one"))
+    assert packer("pack", "a.jsonl", *OPTIONS, "-o", "out").exit_code == 0
+    Path("a.jsonl").rename("a.txt")
+    done = packer("pack", "a.txt", *OPTIONS, "--update", "--prune", "-o", "out")
+    assert done.exit_code == 0
+    assert recover_texts("out") == [jsonl("one").decode().rstrip()]
+
+
+def test_how_bad_records_are_dealt_with_may_differ_from_night_to_night(folder: Path) -> None:
+    for seed, name in enumerate(("a.jsonl", "b.jsonl")):
+        Path(name).write_bytes(jsonl(*texts(seed)) + b"{\n" * 3)
+    skipping = ["--on-error", "skip"]
+    assert packer("pack", "a.jsonl", *skipping, *OPTIONS, "-o", "out").exit_code == 0
+    # the limit is for what this run packs
+    few = packer("pack", "b.jsonl", *skipping, "--max-errors", 2, *OPTIONS, "--add", "-o", "out")
+    assert_error(few, 1, "records are bad", "--max-errors is 2")
+    update("b.jsonl", *skipping, "--max-errors", 3, "--add")
+    assert len(Path("out/rejected.jsonl").read_bytes().splitlines()) == 6
+    Path("c.jsonl").write_bytes(jsonl(*texts(2)))
+    update("c.jsonl", "--add")  # with --on-error fail
+    result = Path("out/manifest.json")
+    assert json.loads(result.read_bytes())["rejected_records"] == 6
+    Path("d.jsonl").write_bytes(b"{\n")
+    before = result.read_bytes()
+    done = packer("pack", "d.jsonl", *OPTIONS, "--add", "-o", "out")
+    assert_error(done, 1, "d.jsonl, line 1")
+    assert result.read_bytes() == before
 
 
 def test_options_that_cannot_be_had_together(result: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from shop import MARKER, OUT, Shop, fail_at, local, pack, succeeds, there
+from shop import MARKER, OPTIONS, OUT, Shop, fail_at, local, pack, succeeds, there
 from support import assert_error, contents, jsonl, packer
 
 from packer_cli.run import transfer
@@ -105,8 +105,17 @@ def test_a_finished_result_is_replaced_only_when_asked() -> None:
     fsspec.filesystem("shop").pipe_file(f"{OUT}/notes.txt", b"mine")
     fsspec.filesystem("shop").pipe_file(f"{OUT}/shard-99999-000.arrow", b"stale")
     before = there()
-    assert_error(pack(), 2, f"{OUT}: holds a finished result")
+    assert_error(pack(), 2, f"{OUT}: holds a finished result that differs: a.jsonl is new")
     assert there() == before
+    Shop.log.clear()
+    again = packer("pack", "b.jsonl", *OPTIONS, "-o", OUT)
+    assert (again.exit_code, f"{OUT}: up to date" in again.stderr) == (0, True)
+    assert there() == before
+    assert Shop.log == []
+    content = Path("b.jsonl").read_bytes()
+    Path("b.jsonl").write_bytes(content[:-4] + b"~" + content[-3:])  # no size or time tells
+    assert pack(source="b.jsonl").exit_code == 2
+    Path("b.jsonl").write_bytes(content)
     Shop.log.clear()
     succeeds("--overwrite")
     mine = {"notes.txt": b"mine", "shard-99999-000.arrow": b"stale"}

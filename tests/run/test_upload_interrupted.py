@@ -58,6 +58,24 @@ def test_an_upload_that_fails_halfway_goes_on(monkeypatch: pytest.MonkeyPatch) -
     assert there() == local()
 
 
+def test_an_upload_of_documents_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_THREADS", 1)
+    command = ["tokenize", "a.jsonl", "-t", "bytes", "--unit-bytes", 6000, "--workers", 1, "-q"]
+    assert packer(*command, "-o", "here").exit_code == 0
+    fail_at(4, OSError("no"))
+    assert_error(packer(*command, "-o", OUT), 1, f"{OUT}/", ".arrow: cannot write: no")
+    shards = {name for name in there() if name.endswith(".arrow")}
+    assert len(shards) == 3
+    assert {name.partition("-")[0] for name in shards} == {"documents", "index"}
+    Shop.disturb = lambda what, name: None
+    Shop.log.clear()
+    result = packer(*command[:-1], "-o", OUT)
+    assert result.exit_code == 0, result.stderr
+    assert f"{OUT}: continuing: 3 of " in result.stderr
+    assert not shards & {name for what, name in Shop.log if what == "write"}
+    assert there() == contents("here")
+
+
 def test_every_object_is_checked_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_THREADS", 1)
 

@@ -92,7 +92,8 @@ def test_the_seed_changes_the_order_and_nothing_else(data: Path) -> None:
 def test_shuffling_can_be_switched_off(data: Path) -> None:
     files = []
     for seed in (0, 1):
-        pack(*INPUTS[:4], "--no-shuffle", "--seed", seed, "--overwrite")
+        options = ["--strategy", "online-best-fit", "--no-shuffle", "--seed", seed]
+        pack(*INPUTS[:4], *options, "--overwrite")
         files.append(shard_of().read_bytes())
     assert files[0] == files[1]
 

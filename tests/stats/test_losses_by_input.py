@@ -104,7 +104,7 @@ def test_stats_show_the_inputs_that_lost_something(folder: Path) -> None:
     assert [line.split() for line in lines[first + 1 :] if line] == [
         ["2", "121", "a.jsonl"], ["1", "31", "c.jsonl"],
     ]  # fmt: skip
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines[first:])) <= 80
     by_input = json.loads(packer("stats", "out", "--by", "input", "--json").stdout)["by_input"]
     assert [one["dropped_tokens"] for one in by_input] == [121, 0, 31]
 

@@ -15,11 +15,10 @@ pytestmark = pytest.mark.usefixtures("folder")
 TEXTS = ["a" * 15, "b" * 7, "c" * 3, "d" * 3, "e" * 9, "f" * 9, "g" * 40, ""]
 
 
-def written(*options: object) -> Page:
-    """The page of `out`, and that the table is printed beside it."""
-    result = packer("stats", "out", "--html", "page.html", *options)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == packer("stats", "out", *options).stdout
+def written() -> Page:
+    """The page of `out`, and that its name is printed instead of the table."""
+    result = packer("stats", "out", "--html", "page.html")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "wrote page.html\n", "")
     content = Path("page.html").read_bytes()
     assert_stands_alone(content)
     return Page(content)
@@ -43,7 +42,7 @@ def test_the_figures_are_those_of_json(overlong: str) -> None:
     Path("a.jsonl").write_bytes(jsonl(*TEXTS) + b"{\n")
     Path("b.jsonl").write_bytes(jsonl(*TEXTS[:3] * 50))
     pack("a.jsonl", "b.jsonl", "-l", 16, "--overlong", overlong, "--on-error", "skip")
-    page = written("--by", "input")
+    page = written()
     f: Any = json.loads(packer("stats", "out", "--by", "input", "--json").stdout)
     for title, name in (
         ("rows", "rows"),
@@ -209,7 +208,18 @@ def test_an_empty_file_is_written_and_a_link_leads_to_the_page() -> None:
 
 def test_json_goes_beside_a_page() -> None:
     packed()
-    written("--json")
+    result = packer("stats", "out", "--html", "page.html", "--json", "--by", "input")
+    assert result.stdout == packer("stats", "out", "--json", "--by", "input").stdout
+    assert result.stderr == "packer: wrote page.html\n"
+    assert_stands_alone(Path("page.html").read_bytes())
+
+
+def test_lines_for_each_input_are_not_in_a_page() -> None:
+    packed()
+    result = packer("stats", "out", "--html", "page.html", "--by", "input")
+    assert_error(result, 2, "--by and --html: --by adds lines to the table")
+    assert result.stderr.endswith("tip: leave one of them out, or add --json\n")
+    assert not Path("page.html").exists()
 
 
 @pytest.mark.parametrize(

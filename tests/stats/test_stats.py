@@ -76,6 +76,8 @@ def test_the_figures(packed: Path) -> None:
         "document_length": histogram(32, at2=2, at3=3, at4=1),
         "row_fill": histogram(21, at10=1, at17=2, at20=1),
         "segments_per_row": histogram(32, at0=2, at1=2),
+        "one_length": histogram(21),
+        "one_input": histogram(21),
     }
 
 
@@ -89,6 +91,7 @@ def test_the_table(packed: Path) -> None:
         "documents 6 in 6 segments",
         "tokens 52 46 trained on (88.46%)",
         "padding 12 positions without a token",
+        "mixed 94.24% of the data's spread of lengths in a row",
         "empty 1 documents without a token, not packed",
         "85-90% 2 " + "█" * 40,
         "full 1 " + "█" * 20,
@@ -199,6 +202,31 @@ def test_deep_names_a_changed_figure_of_the_manifest(packed: Path, name: str) ->
 def test_deep_names_a_changed_histogram(packed: Path) -> None:
     rewrite(packed, lambda manifest: manifest["histograms"]["row_fill"].reverse())
     assert_error(packer("stats", "out", "--deep"), 1, "row_fill: [0, 0,")
+
+
+@pytest.mark.parametrize("name", ["length_squares", "length_squares_in_rows", "one_length"])
+def test_deep_counts_again_how_mixed_rows_are(packed: Path, name: str) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        if name in manifest:
+            manifest[name] += 1
+        else:
+            manifest["histograms"][name][0] += 1
+
+    rewrite(packed, change)
+    assert_error(packer("stats", "out", "--deep"), 1, f"differ: {name}: ")
+
+
+def test_results_of_earlier_packers_do_not_say_how_mixed_they_are(packed: Path) -> None:
+    def forget(manifest: dict[str, Any]) -> None:
+        for name in ("one_length", "one_input"):
+            del manifest["histograms"][name]
+        for name in ("length_squares", "length_squares_in_rows"):
+            del manifest[name]
+
+    rewrite(packed, forget)
+    assert packer("stats", "out", "--deep").exit_code == 0
+    assert "mixed" not in packer("stats", "out").stdout
+    assert "mixedness" not in json.loads(packer("stats", "out", "--json").stdout)
 
 
 def tamper(directory: Path, column: str, change: Callable[[Any], None]) -> None:

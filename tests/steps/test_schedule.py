@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.steps import dealing, order
+from packer_cli.steps import order
+from packer_cli.steps import schedule as scheduling
 from packer_cli.steps.costs import row_costs
-from packer_cli.steps.grid import Grid, Sizes
-from packer_cli.steps.schedule import Schedule
+from packer_cli.steps.schedule import Grid, Schedule, Sizes
 
 SMALL: dict[str, Any] = {"seed": 3, "block_rows": 4, "window_blocks": 3}
 relaxed = settings(max_examples=150, deadline=None)
@@ -180,8 +180,8 @@ def test_what_is_forgotten_is_not_guessed() -> None:
         (None, order, "permutation", 1),
         (None, order, "permutation", 400),
         ("step", order, "permutation", 340),
-        ("step", dealing, "_dealt", 1),
-        ("order", dealing, "_dealt", 2),
+        ("step", scheduling, "_dealt", 1),
+        ("order", scheduling, "_dealt", 2),
     ],
 )
 def test_an_interruption_leaves_no_rows_of_another_place(

@@ -302,15 +302,6 @@ def test_what_it_is_not_for(folder: Path, record: Any, options: Any, parts: Any)
     assert_error(run([record], *options), 2, *parts)
 
 
-def test_files_of_other_shapes_beside_conversations(folder: Path) -> None:
-    write([THOUGHTS])
-    write([{"text": "Hi"}], "b.jsonl")
-    Path("t.jinja").write_text(TAGS)
-    result = packer("pack", "data.jsonl", "b.jsonl", "-o", "out", "-l", 256, "-t", "bytes", *EACH,
-                    "--chat-template", "t.jinja", "-q")  # fmt: skip
-    assert_error(result, 2, "--turns: each is for conversations; some files have", "text")
-
-
 def test_what_cannot_be_told_is_an_error(folder: Path) -> None:
     record = chat(user("q"), assistant("a", weight=0))
     refused([record], 1, "rearranges", options=EACH, template=REWRITTEN)

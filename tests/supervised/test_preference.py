@@ -59,6 +59,18 @@ FORMS = {
         {"instruction": "Add.", "input": "2+2=", "chosen": "4", "rejected": "5"},
         ["Add.\n" + one for one in PAIR_MARKED],
     ),
+    "system of Orca-DPO": (
+        {"system": "Be kind.", "question": "2+2=", "chosen": "4", "rejected": "5"},
+        ["Be kind.\n\n" + one for one in PAIR_MARKED],
+    ),
+    "context": (
+        {"question": "Add.", "context": "2+2=", "chosen": "4", "rejected": "5"},
+        ["Add.\n" + one for one in PAIR_MARKED],
+    ),
+    "system beside messages": (
+        {"system": "Be kind.", "prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]},
+        ["<system>Be kind.</system>" + one for one in CHAT_MARKED],
+    ),
     "an input alone": ({"input": "2+2=", "chosen": "4", "rejected": "5"}, PAIR_MARKED),
     "text without a prompt": (
         {"chosen": "Q: 2+2 A: 4", "rejected": "Q: 2+2 A: 5"},

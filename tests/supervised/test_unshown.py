@@ -276,17 +276,17 @@ def test_many_fields_that_nobody_reads(folder: Path) -> None:
 
 
 def test_columns_that_no_option_uses(folder: Path) -> None:
-    write([{"instruction": "Add.", "context": "2 2", "response": "4", "category": "math"}])
-    write([chat(user("Hi"), assistant("Yes"), system="Be kind.")], "chat.jsonl")
+    write([{"instruction": "Add.", "subject": "2 2", "response": "4", "category": "math"}])
+    write([chat(user("Hi"), assistant("Yes"), lang="en")], "chat.jsonl")
     Path("t.jinja").write_text(TAGS)
     result = packer("pack", "data.jsonl", "chat.jsonl", "-l", 512, "-t", "bytes", "-o", "out",
                     "--chat-template", "t.jinja")  # fmt: skip
     lines = [one for one in result.stderr.splitlines() if "no option uses" in one]
     assert lines == [
-        "packer: data.jsonl: no option uses the columns context, category; see --field",
-        "packer: chat.jsonl: no option uses the column system; see --field",
+        "packer: data.jsonl: no option uses the columns subject, category; see --field",
+        "packer: chat.jsonl: no option uses the column lang; see --field",
     ]
-    result = packer("pack", "data.jsonl", "--field", "input=context", "-l", 512, "-t", "bytes",
+    result = packer("pack", "data.jsonl", "--field", "input=subject", "-l", 512, "-t", "bytes",
                     "-o", "other")  # fmt: skip
     assert "no option uses the column category;" in result.stderr
 

@@ -148,7 +148,11 @@ def random_spans(texts: list[str], seed: int) -> tuple[list[list[tuple[int, int]
 
 
 def expected_flags(places: Int64, spans: list[tuple[int, int]]) -> list[int]:
-    return [int(any(a < stop and start < b for a, b in spans)) for start, stop in places.tolist()]
+    held = [[a for a, b in spans if a < stop and start < b] for start, stop in places.tolist()]
+    return [
+        0 if not own else 2 if min(own) > start else 1
+        for own, (start, _) in zip(held, places.tolist(), strict=True)
+    ]
 
 
 class Places:

@@ -40,7 +40,9 @@ def steps_of(rows: int, loop: Loop, begin: int) -> Iterator[tuple[int, list[list
         if loop.trainer:  # whose steps all have as many rows, but for the last of an epoch
             most = len(batches_of(list(range(rows // loop.world_size)), loop))
             if begin > epoch * rows:
-                most -= size * -(-(begin - epoch * rows) // loop.rows_per_step)
+                most -= size * -(
+                    -(begin - epoch * rows) // (loop.world_size * loop.batch_size * size)
+                )
             batches, begin = [its[: max(most, 0)] for its in batches], 0
         for first in range(0, max(map(len, batches)), size):
             yield epoch, [its[first : first + size] for its in batches]
@@ -102,7 +104,7 @@ def test_steps_far_away_follow_one_another(rows: int, loop: Loop, number: int) -
         assert after.begin == step.end
     else:
         assert after.epoch == step.epoch + 1
-        assert after.begin == after.epoch_begin == steps.epoch(step.epoch)[1]
+        assert after.begin == after.epoch_begin == steps.grid.epoch(step.epoch).end
     assert steps.last_before(after.begin + 1) == after
 
 

@@ -108,3 +108,10 @@ def test_other_edits(packed: Path, change: Callable[[Any], Any], message: str) -
 def test_a_manifest_of_no_use(packed: Path, change: Callable[[Any], Any], message: str) -> None:
     rewrite(change)
     assert_error(packer("verify", "out"), 1, f"out/manifest.json: {message}")
+
+
+def test_a_fim_rate_that_no_run_with_its_tokenizer_has(packed: Path) -> None:
+    rewrite(lambda manifest: manifest["config"].update(fim_rate=0.5))
+    result = packer("verify", "out", "--against-inputs", "-q")
+    assert result.exit_code == 1
+    assert "manifest.json: damaged: config: --fim-rate: needs three tokens" in result.stdout

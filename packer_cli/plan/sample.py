@@ -1,0 +1,274 @@
+"""What a sample reads: parts of work units, of which each stands for its unit.
+
+Of many units, some are read whole. Of few, pieces are read of each, spread over all of it by the
+seed: bytes, or row groups. A record belongs to the piece that it begins in, so any is as likely to
+be read as any other. Files that cannot be entered in the middle, such as compressed ones, are read
+from their beginning, as far as needed.
+
+A part is planned as often as makes up about a unit: rows that are not full, and whatever else
+depends on how many documents there are, are then as they are in the unit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TypeVar
+
+import numpy as np
+
+from packer_cli import storage
+from packer_cli.config.documents import MIB
+from packer_cli.config.formats import format_named
+from packer_cli.config.options import PackConfig
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.formats import documents_of, groups_of
+from packer_cli.inputs.tokenized import is_tokenized
+from packer_cli.records import InputFile, Records, Slice, TokenBatch, WorkUnit
+from packer_cli.tokenization.encoding import Read
+
+_PART_BYTES = MIB // 2  # so that a part has documents of many lengths
+_FEWEST, _MOST = 8, 64  # parts: fewer tell too little of the error, more tell little more
+_LEAST_PART_BYTES = MIB // 4
+_PIECE_BYTES = MIB // 32
+_LINE_BYTES = 4 << 10  # read at a time, and ever more, to find where a line begins
+_BEGINNING_BYTES = 4 * MIB  # of a file that is read from its beginning: in blocks
+LEAST_UNITS = 2  # of tokenized directories: fewer have no standard error
+_BATCH_TOKENS = 1 << 20
+_BYTES_PER_TOKEN = 4
+_One = TypeVar("_One")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is read of a work unit at once.
+
+    unit         with the slices that are read
+    unit_weight  bytes of text of the whole unit
+    stored       bytes of each slice in its file, and
+    share        what is read of them, from the beginning; () for a unit that is read whole
+    """
+
+    unit: WorkUnit
+    unit_weight: int
+    stored: tuple[float, ...] = ()
+    share: tuple[float, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.share
+
+    @property
+    def weight(self) -> float:
+        """Bytes of text that are read, about."""
+        each = zip(self.unit.slices, self.share or [1.0] * len(self.unit.slices), strict=True)
+        return sum(one.weight * min(share, 1.0) for one, share in each)
+
+
+def weight_of(slices: Sequence[Slice]) -> int:
+    """About how many bytes of text they have."""
+    return sum(one.weight for one in slices)
+
+
+def sampled(
+    files: Sequence[InputFile],
+    units: Sequence[WorkUnit],
+    share: float | None,
+    config: PackConfig,
+) -> list[Part]:
+    """The parts of `units` that are read, in their order: all units whole where there is no sample,
+    and where the inputs are too small for one.
+    """
+    if share is None or any(file.path == STDIN for file in files):
+        return _whole(units)
+    if is_tokenized(files):  # of these, only the index is read
+        return _whole(spread(units, max(LEAST_UNITS, math.ceil(share * len(units))), config.seed))
+    whole = sum(weight_of(unit.slices) for unit in units)
+    wanted = max(share, _FEWEST * _LEAST_PART_BYTES / whole)  # of all
+    if wanted >= 1:
+        return _whole(units)
+    count = int(min(max(wanted * whole / _PART_BYTES, _FEWEST), _MOST))
+    if wanted * len(units) >= count:
+        return _whole(spread(units, math.ceil(wanted * len(units)), config.seed))
+    chosen = spread(units, count, config.seed)
+    of_each = max(count // len(chosen), 1)
+    own = min(wanted * len(units) / len(chosen), 1)
+    parts = [part for unit in chosen for part in _parts(files, unit, own, of_each, config)]
+    return parts or _whole(units)  # for one long line
+
+
+def begun_in_the_middle(file: InputFile) -> bool:
+    """Whether records are read from the middle of a file without what comes before them."""
+    cut_by = format_named(file.format).cut_by
+    return not file.compression and cut_by in ("byte", "row group", "document")
+
+
+class PartReader:
+    """Reads the slices of a part, as far as it says. `weight`: bytes of text that were read."""
+
+    def __init__(self, read: Read, part: Part) -> None:
+        self._read = read
+        limits = zip(part.stored, part.share, strict=True)
+        self._limits = {} if part.is_whole else dict(zip(part.unit.slices, limits, strict=True))
+        self.weight = 0.0
+
+    def __call__(self, file: InputFile, one: Slice) -> Iterator[Records]:
+        stored, share = self._limits.get(one, (0.0, 1.0))
+        consumed = 0
+        for records in self._read(file, one):
+            yield records
+            consumed += records.consumed
+            if share < 1 and consumed >= share * stored:
+                self.weight += one.weight * min(consumed / stored, 1)
+                return
+        self.weight += one.weight
+
+
+def repeated(batches: Sequence[TokenBatch], copies: int) -> Iterator[TokenBatch]:
+    """All batches so many times, in batches of no more tokens than a run has. They have no ids."""
+    tokens = sum(int(batch.offsets[-1] - batch.offsets[0]) for batch in batches)
+    most = max(_BATCH_TOKENS // max(tokens, 1), 1)
+    for first in range(0, copies, most):
+        times = min(most, copies - first)
+        for batch in batches:
+            lengths = np.tile(np.diff(batch.offsets), times)
+            yield replace(
+                batch,
+                offsets=np.concatenate([[0], np.cumsum(lengths)]),
+                trained=None if batch.trained is None else np.tile(batch.trained, times),
+                file=np.tile(batch.file, times),
+                position=np.tile(batch.position, times),
+                chosen=None if batch.chosen is None else np.tile(batch.chosen, times),
+            )
+
+
+def _whole(units: Sequence[WorkUnit]) -> list[Part]:
+    return [Part(unit, weight_of(unit.slices)) for unit in units]
+
+
+def spread(ones: Sequence[_One], count: int, *seed: object) -> list[_One]:
+    """`count` of these, as far from each other as can be."""
+    count, first = min(count, len(ones)), _drawn(*seed)
+    return [ones[int((place + first) * len(ones) / count)] for place in range(count)]
+
+
+def _drawn(*seed: object) -> float:
+    """A number from 0 to 1, without the latter."""
+    key = hashlib.sha256("/".join(map(str, ("sample", *seed))).encode()).digest()
+    return int.from_bytes(key[:6], "big") / (1 << 48)
+
+
+def _parts(
+    files: Sequence[InputFile], unit: WorkUnit, share: float, count: int, config: PackConfig
+) -> list[Part]:
+    """Of a unit, `count` parts that together are a share of it; one where it is not entered."""
+    weight = weight_of(unit.slices)
+    if not all(begun_in_the_middle(files[one.file]) for one in unit.slices):
+        return [_beginnings(files, unit, share, config.seed)]
+    most = share * weight / _PIECE_BYTES
+    if groups := _groups(files, unit):  # of which no less than a few megabytes are decoded
+        most = min(max(math.ceil(share * groups), 2), groups)
+    count = max(1, min(count, int(most)))
+    pieces = max(1, int(most / count))  # of each part
+    size = share * weight / (count * pieces)
+    # lengths may drift in a file, and what is planned together are documents of one window
+    step = max(min(weight, _BYTES_PER_TOKEN * (config.window_tokens or 0)) / pieces, size)
+    parts: list[Part] = []
+    for number in range(count):
+        found = list[tuple[Slice, float, float]]()
+        first = (number + _drawn(config.seed, unit.index, number)) / count * weight
+        for place in range(pieces):
+            drawn = _drawn(config.seed, unit.index, number, place)
+            begin = (first + place * step + drawn * (step - size)) % weight
+            found += _between(files, unit, begin, begin + size)
+        if found:
+            slices, stored, shares = zip(*found, strict=True)
+            parts.append(Part(WorkUnit(unit.index, slices), weight, stored, shares))
+    return parts
+
+
+def _beginnings(files: Sequence[InputFile], unit: WorkUnit, share: float, seed: int) -> Part:
+    """Some of the files of a unit, and of each as much as makes up the share together."""
+    slices = spread(unit.slices, math.ceil(share * len(unit.slices)), seed, unit.index)
+    weight = weight_of(unit.slices)
+    each = share * weight / max(weight_of(slices), 1)
+    stored = [_stored(files, one) for one in slices]
+    shares = tuple(max(each, _BEGINNING_BYTES / max(size, 1)) for size in stored)
+    return Part(WorkUnit(unit.index, tuple(slices)), weight, tuple(stored), shares)
+
+
+def _groups(files: Sequence[InputFile], unit: WorkUnit) -> int:
+    """How many row groups a unit has; 0 where it has bytes or documents."""
+    slices = ((groups_of(files[one.file]) or [], one) for one in unit.slices)
+    return sum(len(groups[one.start : one.stop]) for groups, one in slices)
+
+
+def _stored(files: Sequence[InputFile], one: Slice) -> float:
+    """Bytes of a slice in its file."""
+    file = files[one.file]
+    if (groups := groups_of(file)) is not None:
+        rows = [group.rows for group in groups]
+        return file.size * sum(rows[one.start : one.stop]) / max(sum(rows), 1)
+    share = file.size / documents.count if (documents := documents_of(file)) else 1.0
+    return share * (_stop(file, one) - one.start)
+
+
+def _between(
+    files: Sequence[InputFile], unit: WorkUnit, begin: float, end: float
+) -> Iterator[tuple[Slice, float, float]]:
+    """(slice, its bytes in the file, the share to be read) of what lies from `begin` to `end` in
+    the unit, counted in weight.
+    """
+    for one in unit.slices:
+        low, high = max(begin, 0.0), min(end, float(one.weight))
+        begin, end = begin - one.weight, end - one.weight
+        if low >= high:
+            continue
+        file = files[one.file]
+        groups = groups_of(file)
+        if groups is None:
+            size = _stop(file, one) - one.start
+            start, stop = (one.start + round(size * at / one.weight) for at in (low, high))
+            weight = high - low
+            if format_named(file.format).cut_by == "byte":  # lines may be longer than a piece
+                start, stop = _line_from(file, start), _line_from(file, stop)
+                weight = stop - start
+            if start < stop:
+                yield Slice(one.file, start, stop, max(round(weight), 1)), 0.0, 1.0
+            continue
+        begins = list(
+            accumulate((group.bytes for group in groups[one.start : one.stop]), initial=0)
+        )
+        inside = [place for place, at in enumerate(begins[:-1]) if low <= at < high]
+        if inside:
+            first, last, share = inside[0], inside[-1] + 1, 1.0
+        else:
+            last = next(place for place, at in enumerate(begins) if at > low)
+            first = last - 1
+            share = (high - low) / max(begins[last] - begins[first], 1)
+        piece = Slice(one.file, one.start + first, one.start + last, begins[last] - begins[first])
+        yield piece, _stored(files, piece), share
+
+
+def _line_from(file: InputFile, start: int) -> int:
+    """Where the first line begins that begins at a byte or after it; the file's end for none."""
+    if not start:
+        return 0
+    with storage.open_bytes(file.path) as stored:
+        at, size = stored.seek(start - 1), _LINE_BYTES
+        while data := stored.read(size):
+            if newline := data.find(b"\n") + 1:
+                return at + newline
+            at, size = at + len(data), min(2 * size, MIB)
+    return at
+
+
+def _stop(file: InputFile, one: Slice) -> int:
+    """Where a slice of bytes or documents ends."""
+    if one.stop is not None:
+        return one.stop
+    documents = documents_of(file)
+    return file.size if documents is None else documents.count

@@ -1,0 +1,220 @@
+"""What a user must hear of a result: what was lost, left out or joined as nobody may have meant.
+
+A warning is told from the manifest alone, so that the end of a run, `packer stats` and its page
+say the same.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
+from packer_cli.config.shapes import CHAT, CONTEXT, ONLY_IN_CHATS, Shape, prompt_templates
+from packer_cli.result.layout import TEMPLATE
+from packer_cli.result.manifest import DOCUMENT_TOTALS, Input, Manifest, Result
+from packer_cli.result.manifest_check import shape_of
+from packer_cli.result.manifest_file import as_named
+from packer_cli.result.wording import percent, plural, unshown
+
+_SHARE = 0.01  # of tokens, characters or documents: what is less is no cause for alarm
+_MOST_NAMED = 12
+RAW = "raw"
+
+
+class Warned(NamedTuple):
+    """`about`: what it is about, for programs. `text`: what is there, with its share. `way_out`:
+    the options that help.
+    """
+
+    about: str
+    text: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.way_out}"
+
+
+def warnings_of(manifest: Result) -> list[Warned]:
+    """Those of a result, the gravest first."""
+    dropped = _dropped(manifest) if isinstance(manifest, Manifest) else ()
+    return [
+        *dropped, *_left_out(manifest), *_copies(manifest), *_unused(manifest),
+        *_unshown(manifest), *_raw_prompts(manifest), *_edges(manifest),
+    ]  # fmt: skip
+
+
+def encoded_tokens(manifest: Result) -> int:
+    """The tokens that a run made, those that were lost included."""
+    lost = ("truncated_tokens", "dropped_tokens")
+    return manifest.tokens + sum(getattr(manifest, name, 0) for name in lost)
+
+
+def unused_share(characters: int, unused: Iterable[int]) -> float:
+    """The share of the characters of records looked at that nothing uses."""
+    return sum(unused) / max(characters, 1)
+
+
+def why_too_much_unused(
+    max_unused: float | None, characters: int, unused: dict[str, int]
+) -> str | None:
+    """Why --max-unused refuses a result; None when it allows what nothing uses."""
+    share = unused_share(characters, unused.values())
+    if max_unused is None or share <= max_unused:
+        return None
+    return (
+        f"{share:.4f} of the text of records is in fields that nothing uses, {named(unused)}; "
+        f"--max-unused is {max_unused}"
+    )
+
+
+def named(names: Iterable[str]) -> str:
+    """The first of many names."""
+    all_names = list(names)
+    more = len(all_names) - _MOST_NAMED
+    return ", ".join(all_names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _dropped(manifest: Manifest) -> Iterator[Warned]:
+    encoded = encoded_tokens(manifest)
+    documents = manifest.documents + manifest.dropped_documents
+    untrained = manifest.untrained_documents, manifest.untrained_tokens
+    overlong = (
+        manifest.dropped_documents - untrained[0], manifest.dropped_tokens - untrained[1],
+    )  # fmt: skip
+    length = manifest.config.max_length
+    for about, (number, tokens), why, way_out in (
+        ("dropped", overlong, f"longer than --max-length {length}", _longer(manifest)),
+        ("untrained", untrained, "without a token to train on", ["--keep-untrained keeps them"]),
+    ):
+        if tokens > _SHARE * encoded:
+            text = (
+                f"{number:,} of {plural(documents, 'document')} dropped, "
+                f"{percent(tokens / encoded)} of the tokens: {why}"
+            )
+            yield Warned(about, text, ", ".join([*way_out, "--max-loss 1% makes it an error"]))
+
+
+def _longer(manifest: Manifest) -> list[str]:
+    """What would keep documents that are longer than a row."""
+    ways = []
+    if any(one.is_chat for one in _shapes(manifest)):
+        ways.append("--overlong truncate-turns keeps their last turns")
+    left = 0
+    for exponent in reversed(range(len(manifest.dropped_length))):
+        left += manifest.dropped_length[exponent]
+        if left > _SHARE * encoded_tokens(manifest):
+            if (length := 2 << exponent) <= MAX_LENGTH_LIMIT:
+                kept = 1 - (left - manifest.dropped_length[exponent]) / encoded_tokens(manifest)
+                how_much = "all" if kept == 1 else f"{kept:.1%} of the tokens"
+                ways.append(f"--max-length {length} keeps {how_much}")
+            break
+    return ways
+
+
+def _left_out(manifest: Result) -> Iterator[Warned]:
+    if not manifest.rejected_files:
+        return
+    names = [one.path for one in manifest.inputs_now.values() if one.rejected_files]
+    files = plural(manifest.rejected_files, "input")
+    text = f"leaves out {files} that cannot be decoded: {named(names)}"
+    yield Warned("files", text, "see rejected.jsonl; once mended, use --update")
+
+
+def _copies(manifest: Result) -> Iterator[Warned]:
+    """Inputs with the content of an earlier one. What a recipe takes of its sources is not of
+    interest here: it has epochs.
+    """
+    if isinstance(manifest, Manifest) and manifest.sources:
+        return
+    first, copies = dict[str, Input](), list[tuple[Input, Input]]()
+    for one in manifest.inputs_now.values():
+        other = first.setdefault(one.sha256, one)
+        if other is not one and one.documents:
+            copies.append((other, one))
+    if not copies:
+        return
+    more = f"; so have {len(copies) - 1:,} more" if len(copies) > 1 else ""
+    (original, copy), documents = copies[0], sum(one.documents for _, one in copies)
+    there = "are there more than once" if documents > 1 else "is there more than once"
+    text = (
+        f"{plural(documents, 'document')} {there}: {as_named(copy.path)} has the content of "
+        f"{as_named(original.path)}{more}"
+    )
+    yield Warned("copies", text, "name one of such files")
+
+
+def _unused(manifest: Result) -> Iterator[Warned]:
+    whole = manifest.looked_at_characters
+    large = {name: number for name, number in manifest.unused.items() if number > _SHARE * whole}
+    if not large:
+        return
+    looked_at = f"of {plural(manifest.looked_at_records, 'record')} looked at"
+    names = [f"{name} ({percent(number / whole)})" for name, number in large.items()]
+    text = f"nothing uses the text in {named(names)}, {looked_at}"
+    if large.keys() <= ONLY_IN_CHATS and "chat" not in _prompts(manifest).values():
+        way_out = "--prompt-template chat uses it"
+    else:
+        way_out = _place_for(next(iter(large)), manifest)
+    yield Warned("unused", text, f"{way_out}, --max-unused 1% makes it an error")
+
+
+def _place_for(name: str, manifest: Result) -> str:
+    """The option that makes something of a field."""
+    kinds = {one.kind for one in _shapes(manifest)}
+    column = shlex.quote(name)
+    if kinds == {"text"}:
+        return f"--text-field {column} packs it instead"
+    if kinds <= {*CHAT}:
+        return f"--field system={column} makes it the system message"
+    own = CONTEXT if kinds == {"prompt-completion"} else "input"
+    return f"--field {own}={column} puts it below the prompt"
+
+
+def _unshown(manifest: Result) -> Iterator[Warned]:
+    if not manifest.unshown_documents:
+        return
+    figures = {name: getattr(manifest, name) for name in DOCUMENT_TOTALS}
+    text = (
+        f"of {plural(manifest.unshown_documents, 'document')} the chat template does not show: "
+        f"{unshown(figures)}"
+    )
+    way_out = "use a --chat-template that shows all of it"
+    of_conversations = any(one.is_chat for one in _shapes(manifest))
+    if manifest.unshown_reasoning and of_conversations and manifest.config.turns == "all":
+        way_out = (
+            "use --turns each where only earlier turns lose their reasoning, or a --chat-template "
+            "that shows all of it"
+        )
+    yield Warned("unshown", text, f"{way_out}; --on-unshown error ends such runs")
+
+
+def _raw_prompts(manifest: Result) -> Iterator[Warned]:
+    raw = [name for name, template in _prompts(manifest).items() if template == "none"]
+    if raw and TEMPLATE in manifest.side_files:
+        text = (
+            f"prompts and answers of records of shape {' and '.join(raw)} are joined as they are, "
+            "though the tokenizer has a chat template"
+        )
+        yield Warned(RAW, text, "--prompt-template chat uses it")
+
+
+def _edges(manifest: Result) -> Iterator[Warned]:
+    documents = manifest.documents + getattr(manifest, "dropped_documents", 0)
+    if manifest.edge_tokens > _SHARE * documents:
+        text = (
+            f"{plural(manifest.edge_tokens, 'token')} in {plural(documents, 'document')} "
+            f"({percent(manifest.edge_tokens / documents)}) hold the end of a prompt and the "
+            "beginning of its answer: no prompt ends there when the model is asked"
+        )
+        yield Warned("edges", text, "--prompt-template chat or alpaca parts them")
+
+
+def _shapes(manifest: Result) -> Iterable[Shape]:
+    shape = shape_of(manifest)
+    return shape.members.values() or [shape]
+
+
+def _prompts(manifest: Result) -> dict[str, str]:
+    return prompt_templates(shape_of(manifest), manifest.config.prompt_template)

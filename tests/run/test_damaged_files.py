@@ -1,0 +1,150 @@
+"""`--on-error skip` with files that cannot be decoded: left out whole, counted and listed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import COMPRESSORS, assert_error, contents, jsonl, packer, recover_texts
+
+from packer_cli.inputs import byte_streams
+
+OPTIONS = ["-t", "bytes", "-q", "--on-error", "skip"]
+TEXTS = [f"{i} " + "x" * (i * 7 % 90) for i in range(200)]
+
+
+def table(form: str) -> bytes:
+    columns, out = pa.table({"text": TEXTS}), io.BytesIO()
+    if form == "parquet":
+        pq.write_table(columns, out, row_group_size=50, compression="zstd")
+    else:
+        with pa.ipc.new_stream(out, columns.schema) as writer:
+            writer.write_table(columns)
+    return out.getvalue()
+
+
+def spoilt(data: bytes, place: float) -> bytes:
+    at = int(len(data) * place)
+    return data[:at] + bytes(byte ^ 0xA5 for byte in data[at : at + 40]) + data[at + 40 :]
+
+
+def damaged() -> dict[str, bytes]:
+    files = {}
+    for ending, compress in COMPRESSORS.items():
+        whole = compress(jsonl(*TEXTS))
+        files |= {f"cut.jsonl.{ending}": whole[:-9], f"empty.json.{ending}": b""}
+        files |= {f"other.jsonl.{ending}": b"quite another thing"}
+        files |= {f"spoilt.jsonl.{ending}": spoilt(whole, 0.5)} if ending != "lz4" else {}
+    parquet, arrow = table("parquet"), table("arrow")
+    files |= {"cut.parquet": parquet[:-9], "spoilt.parquet": spoilt(parquet, 0.4)}
+    files |= {"cut.arrow": arrow[:-9]}
+    return files
+
+
+@pytest.fixture
+def whole(folder: Path) -> list[str]:
+    Path("a.jsonl").write_bytes(jsonl(*TEXTS[:90]))
+    Path("z.jsonl").write_bytes(jsonl(*TEXTS[90:]) + b"{\n")
+    return ["a.jsonl", "z.jsonl"]
+
+
+@pytest.mark.parametrize("name", damaged())
+def test_a_damaged_file_ends_a_run_or_is_left_out(whole: list[str], name: str) -> None:
+    Path(name).write_bytes(damaged()[name])
+    fails = packer("pack", "a.jsonl", name, "-l", 64, "-t", "bytes", "-q", "-o", "fails")
+    assert_error(fails, 1, f"{name}: ")
+    assert "or leave the file out, with --on-error skip" in fails.stderr
+    # also as the first of all files
+    for command in ([*whole, name], [name, *whole]):
+        done = packer("pack", *command, "-l", 64, *OPTIONS, "-o", "out", "--overwrite")
+        assert done.exit_code == 0, done.stderr
+        warning = f"packer: warning: out: leaves out 1 input that cannot be decoded: {name}; "
+        assert done.stderr.startswith(warning)
+        assert sorted(recover_texts("out")) == sorted(TEXTS)
+        check(name)
+
+
+def check(name: str) -> None:
+    lines = [json.loads(line) for line in Path("out/rejected.jsonl").read_bytes().splitlines()]
+    (line,) = (line for line in lines if line["position"] is None)
+    assert line["file"] == name
+    assert name not in line["reason"]
+    stats = json.loads(packer("stats", "out", "--json").stdout)
+    assert (stats["rejected_records"], stats["rejected_files"]) == (2, 1)
+    assert "damaged" in packer("stats", "out").stdout
+    for sample in ("1000", "all"):
+        verified = packer("verify", "out", "-q", "--against-inputs", "--sample", sample)
+        assert verified.exit_code == 0, verified.stdout
+
+
+def test_the_bytes_depend_on_nothing_else(
+    whole: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not on how much of a damaged file is read at a time, nor on who packs it."""
+    for name, data in damaged().items():
+        Path(name).write_bytes(data)
+    command = ["pack", *whole, *damaged(), "-l", 64, *OPTIONS, "-o", "first"]
+    assert packer(*command, "--workers", 1).exit_code == 0
+    assert sorted(recover_texts("first")) == sorted(TEXTS)
+    for workers, block in ((1, 100), (3, 1000)):
+        monkeypatch.setattr(byte_streams, "BLOCK_BYTES", block)
+        command[-1] = f"by-{workers}"
+        assert packer(*command, "--workers", workers).exit_code == 0
+        assert contents(command[-1]) == contents("first")
+
+
+@pytest.mark.parametrize("kind", ["pack", "tokenize"])
+def test_a_damaged_file_of_conversations(folder: Path, kind: str) -> None:
+    """Which are read in processes of their own."""
+    lines = b""
+    for i in range(50):
+        turns = [("user", f"{i}?"), ("assistant", "x" * i)]
+        chat = {"messages": [{"role": role, "content": text} for role, text in turns]}
+        lines += json.dumps(chat).encode() + b"\n"
+    names = [f"{i}.jsonl.gz" for i in range(5)]
+    for name in names:
+        Path(name).write_bytes(COMPRESSORS["gz"](lines)[:-9])
+    Path("b.jsonl").write_bytes(lines)
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    Path("t.jinja").write_text(template)
+    options = ["--chat-template", "t.jinja", *OPTIONS, *(["-l", 64] if kind == "pack" else [])]
+    for workers in (1, 2):
+        out = f"by-{workers}"
+        done = packer(kind, *names, "b.jsonl", *options, "--workers", workers, "-o", out)
+        assert done.exit_code == 0, done.stderr
+        assert json.loads(packer("stats", out, "--json").stdout)["rejected_files"] == 5
+    assert contents("by-1") == contents("by-2")
+
+
+def test_a_file_that_is_left_out_counts_as_a_bad_record(whole: list[str]) -> None:
+    Path("b.jsonl.gz").write_bytes(COMPRESSORS["gz"](jsonl("b"))[:-9])
+    command: list[Any] = [
+        "pack", *whole, "b.jsonl.gz", "-l", 64, *OPTIONS, "-o", "out", "--max-errors"
+    ]  # fmt: skip
+    assert_error(packer(*command, 1), 1, "2 records are bad so far; --max-errors is 1")
+    assert packer(*command, 2).exit_code == 0
+    Path("b.jsonl.gz").write_bytes(COMPRESSORS["gz"](jsonl("b")))
+    assert packer(*command, 2, "--update").exit_code == 0
+    assert sorted(recover_texts("out")) == sorted([*TEXTS, "b"])
+    assert json.loads(packer("stats", "out", "--json").stdout)["rejected_files"] == 0
+
+
+def test_a_damaged_file_that_several_units_read_ends_the_run(whole: list[str]) -> None:
+    Path("b.parquet").write_bytes(spoilt(table("parquet"), 0.4))
+    command = ["pack", "b.parquet", *whole, "-l", 64, *OPTIONS, "-o", "out", "--unit-bytes", 1000]
+    assert_error(packer(*command), 1, "b.parquet: ", "only files that one work unit reads")
+
+
+def test_what_is_planned_is_packed(whole: list[str]) -> None:
+    Path("b.jsonl.gz").write_bytes(COMPRESSORS["gz"](jsonl("b"))[:-9])
+    command = [*whole, "b.jsonl.gz", "-l", 64, *OPTIONS]
+    planned = packer("plan", *command, "--json")
+    assert planned.exit_code == 0, planned.stderr
+    assert packer("pack", *command, "-o", "out").exit_code == 0
+    rows = json.loads(packer("stats", "out", "--json").stdout)["rows"]
+    assert f'"rows": {rows}' in planned.stdout
