@@ -42,12 +42,12 @@ def lines(count: int, seed: int) -> str:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A packed directory, a view, and one of two stages."""
+    """A packed directory, by length so that rows cost unlike much, and a view."""
     folder = tmp_path_factory.mktemp("results")
     for name, seed in (("a", 0), ("b", 1)):
         (folder / f"{name}.jsonl").write_text(lines(3000, seed))
     commands = [
-        ["pack", "a.jsonl", "-l", L, "-o", "packed", "--unit-bytes", "20K"],
+        ["pack", "a.jsonl", "-l", L, "-o", "packed", "--unit-bytes", "20K", "--strategy", "bfd"],
         ["tokenize", "b.jsonl", "-o", "tokens"],
         ["pack", "tokens", "-l", L, "--view", "-o", "view"],
     ]
