@@ -328,6 +328,7 @@ class Cache:
 def _refuse_others(own: OwnFolder) -> None:
     """Raise UsageError for a cache in which others may have put files."""
     place = own.inside.path
+    written = {*own.inside.names()} - {LOCK}  # listed first: who writes has set the modes
     for folder in (place.parent, place):
         status = os.stat(folder, follow_symlinks=False)
         if status.st_uid != os.geteuid():
@@ -335,13 +336,13 @@ def _refuse_others(own: OwnFolder) -> None:
                 f"cache: {folder}: belongs to another user, whose files are not trusted",
                 "choose another cache=",
             )
-        if status.st_mode & _OTHERS:
-            if {*own.inside.names()} - {LOCK}:
-                raise UsageError(
-                    f"cache: {folder}: others may write in it, and their files are not trusted",
-                    f"remove it, or choose another cache=; to keep it: chmod go-w {folder}",
-                )
-            os.chmod(folder, stat.S_IMODE(status.st_mode) & ~_OTHERS)  # as it was just made
+        if status.st_mode & _OTHERS and written:
+            raise UsageError(
+                f"cache: {folder}: others may write in it, and their files are not trusted",
+                f"remove it, or choose another cache=; to keep it: chmod go-w {folder}",
+            )
+        with explained(folder):
+            os.chmod(folder, 0o700)  # whatever the umask lets others do with the files in it
     if strangers := own.strangers(_OWN):
         raise UsageError(
             f"cache: {place}: holds files that packer did not make: {strangers[0]}", _MOVE

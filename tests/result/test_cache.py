@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import stat
 import threading
 import time
 from collections import Counter
@@ -401,6 +402,8 @@ class TestTrust:
         finally:
             os.umask(before)
         content(opened(url), 0)
+        (shard,) = Path("cache").rglob("shard-*")
+        assert [stat.S_IMODE(one.stat().st_mode) for one in shard.parents[:2]] == [0o700, 0o700]
 
 
 def test_two_results_share_a_cache(packed: Path, url: str, place: Path) -> None:
