@@ -35,7 +35,7 @@ from typing import Any
 
 from packer_cli.durable import make_folders
 from packer_cli.errors import DataError, PackerError, UsageError, from_os_error
-from packer_cli.ownership import Folder, OwnFolder, claim, file_digest
+from packer_cli.ownership import Folder, OwnFolder, claim, content_digest
 from packer_cli.result.fetching import Wanted, fetch
 from packer_cli.result.layout import PART
 from packer_cli.result.wording import size as in_words
@@ -121,14 +121,17 @@ class Cache:
 
     def _adopted(self, name: str, wanted: Wanted) -> bool:
         """Whether a file without a seal is what is wanted, by its content; then it has one now."""
-        status = self._inside.status(name)
-        if status is None or wanted.size not in (None, status.st_size):
-            return False
         with explained(self.path(name)):
-            if file_digest(self._inside, name) != wanted.sha256:
+            try:
+                descriptor = self._inside.open(name)
+            except FileNotFoundError:
                 return False
-            with open(self._inside.open(name, os.O_RDWR), "rb") as file:
-                self._sealed(name, file.fileno())
+            with open(descriptor, "rb", buffering=0) as file:  # it stays the same if its name goes
+                if wanted.size not in (None, os.fstat(descriptor).st_size):
+                    return False
+                if content_digest(file) != wanted.sha256:
+                    return False
+                self._sealed(name, descriptor)
         return True
 
     def read(self, kind: str, sha256: str) -> bytes | None:
@@ -141,7 +144,7 @@ class Cache:
         name = _name(kind, sha256)
         self.touch([sha256], kind)
         while not self._holds(name, len(content)):
-            with self._begun(name, len(content)) as descriptor, explained(self.path(name)):
+            with self._begun(name, len(content)) as descriptor:
                 if descriptor is not None:
                     os.pwrite(descriptor, content, 0)
                     os.fsync(descriptor)
@@ -156,8 +159,8 @@ class Cache:
         """
         name = _name(kind, wanted.sha256)
         self.touch([wanted.sha256], kind)
-        while not self._holds(name, wanted.size) and not self._adopted(name, wanted):
-            if self.try_to_fetch(kind, wanted):
+        while not self._is_here(name, wanted):
+            if self._fetched(name, wanted):
                 self.waited_for += wanted.size or 0
                 break  # where times have no nanoseconds, there are no seals
             if not self._holds(name, wanted.size):
@@ -171,9 +174,15 @@ class Cache:
         takes its room, and once `stopped` says so. Raises as `local`.
         """
         name = _name(kind, wanted.sha256)
-        if self._holds(name, wanted.size) or self._adopted(name, wanted):
-            return False
-        with self._begun(name, wanted.size or 0) as descriptor, explained(self.path(name)):
+        return not self._is_here(name, wanted) and self._fetched(name, wanted, stopped)
+
+    def _is_here(self, name: str, wanted: Wanted) -> bool:
+        return self._holds(name, wanted.size) or self._adopted(name, wanted)
+
+    def _fetched(
+        self, name: str, wanted: Wanted, stopped: Callable[[], bool] = lambda: False
+    ) -> bool:
+        with self._begun(name, wanted.size or 0) as descriptor:
             if descriptor is None or not fetch(wanted, descriptor, stopped):
                 return False
             self._put_in_place(name, descriptor)
@@ -191,7 +200,7 @@ class Cache:
         It is removed unless it has been renamed to its name at the end.
         """
         part = name + PART
-        with ExitStack() as stack:
+        with explained(self.path(name)), ExitStack() as stack:
             with self._alone():  # or others take it for a leftover
                 descriptor = stack.enter_context(self._held(part))
                 if ready := descriptor is not None and self._is(part, descriptor):
@@ -229,14 +238,13 @@ class Cache:
                     "needed for a shard and what goes with it",
                     "give more cache_bytes",
                 )
-        with explained(self.path(part)):
-            os.ftruncate(descriptor, 0)
-            try:
-                os.posix_fallocate(descriptor, 0, max(size, 1))
-            except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                    raise
-            os.ftruncate(descriptor, size)
+        os.ftruncate(descriptor, 0)
+        try:
+            os.posix_fallocate(descriptor, 0, max(size, 1))
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+        os.ftruncate(descriptor, size)
         return True
 
     @contextmanager

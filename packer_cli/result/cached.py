@@ -106,9 +106,10 @@ class CachedDirectory(PackedDirectory):
         order that makes the cache useless is a UsageError.
         """
         self._look()
-        self._used[np.searchsorted(self._ends, rows, side="right")] = True
         self.cache.given += len(rows) * self._bytes / len(self)
-        return super().gather(rows, columns)
+        found = super().gather(rows, columns)
+        self._used[np.searchsorted(self._ends, rows, side="right")] = True
+        return found
 
     @cached_property
     def _used(self) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -26,7 +27,8 @@ from support import packer, random_ids
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result import fetching
+from packer_cli.ownership import Folder
+from packer_cli.result import cache, fetching
 from packer_cli.result.cache import Ahead, Cache
 from packer_cli.result.cached import CachedDirectory, open_cached
 from packer_cli.result.foresight import Foresight
@@ -269,6 +271,12 @@ class TestFaults:
         with pytest.raises(DataError, match="changed since the dataset was opened"):
             open_cached(url, Cache(Path("cache").absolute()), digest)
 
+    def test_fewer_rows_in_shards_than_in_all(self, url: str, place: Path) -> None:
+        said = json.loads((place / "manifest.json").read_text())
+        (place / "manifest.json").write_text(json.dumps(said | {"rows": said["rows"] + 5}))
+        with pytest.raises(DataError, match=r"its total is .* rows, its shards"):
+            opened(url).take(np.array([said["rows"] + 4]))
+
     def test_no_result(self, url: str, place: Path) -> None:
         (place / "manifest.json").unlink()
         with pytest.raises(DataError, match=r"has no manifest\.json"):
@@ -357,6 +365,29 @@ class TestTrust:
         for _ in range(2):
             content(opened(url), 0)
         assert not shards_fetched()
+
+    @pytest.mark.parametrize("kind", ["shard", "manifest"])
+    def test_a_file_that_goes_while_it_is_looked_at(
+        self, packed: Path, url: str, shard: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another process makes room: it is fetched again, as if it had gone before."""
+
+        def goes(called: Callable[..., Any]) -> Callable[..., Any]:
+            def do(*given: Any) -> Any:
+                for path in shard.parent.glob(f"{kind}-{64 * '?'}"):
+                    path.unlink()
+                return called(*given)
+
+            return do
+
+        os.utime(shard)
+        result = opened(url)
+        if kind == "shard":
+            monkeypatch.setattr(cache, "content_digest", goes(cache.content_digest))
+        else:
+            monkeypatch.setattr(Folder, "open", goes(Folder.open))
+        again = open_cached(url, Cache(Path("cache").absolute()), result.digest)
+        assert content(again, 0) == content(open_packed(packed), 0)
 
     def test_where_times_have_no_nanoseconds_everything_is_compared(
         self, packed: Path, url: str, monkeypatch: pytest.MonkeyPatch
