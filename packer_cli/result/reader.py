@@ -74,7 +74,12 @@ class PackedDirectory:
         return self.facts.rows
 
     def find(self, row: int) -> tuple[Shard, int]:
-        """The shard that holds a row counted over all shards, and the row's number in it."""
+        """The shard that holds a row counted over all shards, and the row's number in it.
+
+        Raises IndexError for a negative row, DataError for one that no shard has.
+        """
+        if row < 0:  # numpy would find it in the first shard
+            raise IndexError(f"row {row} of {len(self)}")
         index = int(np.searchsorted(self._ends, row, side="right"))
         if index == len(self._ends):
             raise DataError(

@@ -116,7 +116,8 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
         segments = list(_segments(batch, packed.facts, origins))
     except (ValueError, KeyError, pa.ArrowException) as error:
         place = f"{packed.path / shard.file}: row {shard_row}"
-        raise DataError(f"{place}: is damaged: {error}", PACK_AGAIN) from error
+        reason = str(error).removeprefix(f"row {index}: ")  # it has another number in its shard
+        raise DataError(f"{place}: is damaged: {reason}", PACK_AGAIN) from error
     used = sum(len(segment.ids) for segment in segments)
     return Row(index, shard.file, shard_row, segments, packed.max_length - used)
 

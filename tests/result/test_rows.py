@@ -81,6 +81,12 @@ def test_rows_in_any_order(results: list[PackedDirectory], data: st.DataObject) 
         assert taken.schema.metadata == expected.schema.metadata
 
 
+def test_a_negative_row(results: list[PackedDirectory]) -> None:
+    for packed in results:
+        with pytest.raises(IndexError, match="row -1 of"):
+            packed.take(np.array([0, -1]))
+
+
 def test_a_shard_without_a_column_that_the_manifest_names(folder: Path) -> None:
     Path("data.jsonl").write_text(random_ids(20))
     assert packer("pack", "data.jsonl", "-l", 64, "-o", "out", "-q").exit_code == 0
