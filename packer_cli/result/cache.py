@@ -8,7 +8,8 @@
 Content is compared with its digest when it is fetched, and again for a file without the seal of
 what was written here: the nanoseconds of its mtime are made from its name and the folder's id, and
 whoever writes to it later breaks them. The folder is never larger than the bound: before a file is
-fetched, those that were not used (their atime) for the longest time go. A shard may go while
+fetched, those that were not used (their atime) for the longest time go; manifests and side files a
+day later than shards. A shard may go while
 processes read it: what they have mapped stays theirs, and they ask `gone` now and then what to let
 go, so that the disk has it back.
 
@@ -47,6 +48,7 @@ _MOVE = "move them elsewhere, or choose another cache="
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _LOOK_SECONDS = 0.05  # between two looks at what another process fetches
 _SECOND = 1_000_000_000
+_KEPT_LONGER = 24 * 60 * 60  # s; manifests and side files, which take little and all need
 
 # Of this process. A copy of it (fork) shares locks, and would hold them when it is gone.
 _locked: set[int] = set()
@@ -105,10 +107,20 @@ class Cache:
         return self._holds(_name(kind, wanted.sha256), wanted.size)
 
     def _holds(self, name: str, size: int | None) -> bool:
-        status = self._inside.status(name)
-        if status is None or not stat.S_ISREG(status.st_mode) or size not in (None, status.st_size):
+        status = self._found(name, size)
+        if status is None:
             return False
         return self._seal(name, status.st_mtime_ns // _SECOND) == status.st_mtime_ns
+
+    def seems_to_hold(self, kind: str, wanted: Wanted) -> bool:
+        """Whether a file of that name and size is here, perhaps without a seal."""
+        return self._found(_name(kind, wanted.sha256), wanted.size) is not None
+
+    def _found(self, name: str, size: int | None) -> os.stat_result | None:
+        status = self._inside.status(name)
+        if status is None or not stat.S_ISREG(status.st_mode) or size not in (None, status.st_size):
+            return None
+        return status
 
     def _seal(self, name: str, second: int) -> int:
         """The mtime in ns, in this second, of a file that was written here."""
@@ -225,7 +237,7 @@ class Cache:
         used = sum(status.st_size for status in files.values())
         if self.limit is not None:
             whole = [name for name in files if name != LOCK and not name.endswith(PART)]
-            for victim in sorted(whole, key=lambda name: files[name].st_atime_ns):
+            for victim in sorted(whole, key=lambda name: _used_at(name, files[name])):
                 if used + size <= self.limit:
                     break
                 self._inside.unlink(victim)
@@ -363,6 +375,11 @@ def _round(number: int) -> int:
     return number // 1_000_000 * 1_000_000 or number
 
 
+def _used_at(name: str, status: os.stat_result) -> float:
+    """When a file was used last, in seconds; a small one counts for longer than shards do."""
+    return status.st_atime + (0 if name.startswith(SHARD) else _KEPT_LONGER)
+
+
 def _name(kind: str, sha256: str) -> str:
     return f"{kind}-{sha256}"
 
@@ -396,8 +413,8 @@ class Ahead:
 
     Threads begin when there is something to fetch, and end when there is not, so that copies of the
     process (fork) usually find none; a copy begins its own. They are daemons, and stop between two
-    requests when the process ends. What they cannot fetch they leave alone: whoever reads it asks
-    again, and gets the error.
+    requests when the process ends. What another process fetches, or has no room yet, they try again
+    later. What they cannot fetch they leave alone: whoever reads it asks again, and gets the error.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -435,15 +452,20 @@ class Ahead:
         for _ in range(more):
             threading.Thread(target=self._fetch, daemon=True, name="packer-ahead").start()
 
-    def _next(self) -> Wanted | None:
-        """What is to be fetched next; None ends the thread."""
+    def _next(self) -> tuple[Wanted, list[Wanted]] | None:
+        """What is to be fetched next, and the list it is of; None ends the thread."""
         with self._lock:
             if self._wanted and not _process_ends.is_set():
-                return self._wanted.pop(0)
+                return self._wanted.pop(0), self._wanted
             self._threads -= 1
             return None
 
     def _fetch(self) -> None:
-        while (one := self._next()) is not None:
+        while (taken := self._next()) is not None:
+            one, others = taken
             with suppress(PackerError, OSError):
-                self._cache.try_to_fetch(SHARD, one, _process_ends.is_set)
+                fetched = self._cache.try_to_fetch(SHARD, one, _process_ends.is_set)
+                if not fetched and not self._cache.seems_to_hold(SHARD, one):
+                    _process_ends.wait(_LOOK_SECONDS)
+                    with self._lock:
+                        others.append(one)  # which nobody reads once others are wanted

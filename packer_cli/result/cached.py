@@ -2,7 +2,7 @@
 
 Its manifest is fetched each time, and also kept in the cache by its digest, for processes that go
 on with a result that was opened. Shards are fetched when they are first read, or ahead of that
-(`ahead.py`). Every byte that is read was compared with the manifest, so an object that is replaced,
+(`foresight.py`). Every byte that is read was compared with the manifest, so an object that is replaced,
 damaged or cut short at the URL ends in an error, and never in other rows.
 """
 
@@ -228,7 +228,7 @@ def _keep(packed: CachedDirectory) -> None:
             f"{largest:,} bytes, and its manifest",
             "give more: all of a shard is fetched at once",
         )
-    missing = [shard for shard in shards if not packed.holds(shard)]
+    missing = [one for one in shards if not cache.seems_to_hold(SHARD, packed.wanted(one))]
     cache.check_space(sum(shard.bytes for shard in missing), sum(s.bytes for s in shards))
     packed.check_objects(missing)
     cache.put(KEPT_MANIFEST, packed.digest, content)

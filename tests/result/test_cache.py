@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import hashlib
 import json
@@ -463,7 +464,9 @@ def test_manifests_of_results_that_nobody_uses_go(packed: Path, url: str, place:
     """As when a result is packed anew every night."""
     result = opened(url, 120_000)
     for night in range(20):
-        result.cache.put("manifest", hashlib.sha256(bytes([night])).hexdigest(), bytes(20_000))
+        sha256 = hashlib.sha256(bytes([night])).hexdigest()
+        result.cache.put("manifest", sha256, bytes(20_000))
+        os.utime(result.cache.path(f"manifest-{sha256}"), (time.time() - 2 * 86400,) * 2)
         result.cache.touch([result.digest], "manifest")
     for number in range(len(result.facts.shards)):
         assert content(result, number) == content(open_packed(packed), number)
@@ -481,6 +484,28 @@ def test_the_manifest_of_a_result_that_is_opened_again_is_in_use(url: str) -> No
         os.utime(kept, (0, 0))
         open_cached(url, Cache(Path("cache").absolute(), 120_000), again)
         assert kept.stat().st_atime > 0
+
+
+def test_a_manifest_goes_after_the_shards(url: str) -> None:
+    """As long as it was used today."""
+    result = opened(url, 120_000)
+    hour_ago = time.time() - 3600
+    os.utime(result.cache.path(f"manifest-{result.digest}"), (hour_ago, hour_ago))
+    for number in range(len(result.facts.shards)):
+        content(result, number)
+    assert not result.holds(result.facts.shards[0])
+    assert f"manifest-{result.digest}" in files()
+
+
+def test_a_copy_of_a_cache_on_a_full_disk(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared, and takes no room."""
+    for number in range(len(opened(url).facts.shards)):
+        content(opened(url), number)
+    shutil.copytree("cache", "copy", copy_function=shutil.copyfile)
+    monkeypatch.setattr(Cache, "free", lambda self: 1000)
+    Bucket.requests.clear()
+    content(open_cached(url, Cache(Path("copy").absolute())), 0)
+    assert not shards_fetched()
 
 
 def test_what_is_mapped_stays_when_it_goes(packed: Path, url: str) -> None:
@@ -561,6 +586,18 @@ class TestAhead:
         ahead.follow(wanted[2 : 2 + fitting - 2], room)
         assert waited(lambda: not threads())
         assert all(map(result.holds, shards[:fitting]))
+
+    def test_what_another_process_fetches_is_tried_again(self, url: str) -> None:
+        result = opened(url)
+        wanted = result.wanted(result.facts.shards[0])
+        part = result.cache.path(f"shard-{wanted.sha256}.part")
+        with open(part, "w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            Ahead(result.cache).follow([wanted], 1 << 30)
+            time.sleep(0.2)
+            assert threads()
+            part.unlink()
+        assert waited(lambda: result.holds(result.facts.shards[0]))
 
     def test_an_error_is_left_to_who_reads(self, url: str, place: Path) -> None:
         result = opened(url)
