@@ -32,7 +32,8 @@ AHEAD_BYTES = 1 << 20
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000
 _MIB = 1 << 20
-TIMEOUT_SECONDS = 60  # of a request; s3fs has the same by itself
+TIMEOUT_SECONDS = 60  # of silence in a request; s3fs has the same by itself
+_TOTAL_SECONDS = 600  # of one over HTTP: 8 MiB, the largest range, at 14 KB/s
 _LOCAL = ("file", "local")
 # What stores call a state of an object, the surest first. Only the first found counts: a time
 # comes in seconds from one request and in milliseconds from another.
@@ -397,8 +398,8 @@ def _store(url: str) -> tuple[Any, str]:
 
 
 def _patience(protocols: str | tuple[str, ...]) -> dict[str, Any]:
-    """How long requests wait for a server that says nothing, where its package would wait longer
-    than `TIMEOUT_SECONDS`, and the user has not set it for fsspec.
+    """How long requests wait for a server that says nothing, or little, where its package would
+    wait longer than `TIMEOUT_SECONDS`, and the user has not set it for fsspec.
     """
     from fsspec.config import conf  # noqa: PLC0415 as above
 
@@ -407,7 +408,9 @@ def _patience(protocols: str | tuple[str, ...]) -> dict[str, Any]:
     if "http" in names:
         from aiohttp import ClientTimeout  # noqa: PLC0415 fsspec needs it for these
 
-        waits = ClientTimeout(sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)
+        waits = ClientTimeout(
+            total=_TOTAL_SECONDS, sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS
+        )
         options = {"client_kwargs": {"timeout": waits}}
     elif "gs" in names:
         options = {"requests_timeout": TIMEOUT_SECONDS}

@@ -2,8 +2,8 @@
 
 Its manifest is fetched each time, and also kept in the cache by its digest, for processes that go
 on with a result that was opened. Shards are fetched when they are first read, or ahead of that
-(`foresight.py`). Every byte that is read was compared with the manifest, so an object that is replaced,
-damaged or cut short at the URL ends in an error, and never in other rows.
+(`foresight.py`). Every byte that is read was compared with the manifest, so an object that is
+replaced, damaged or cut short at the URL ends in an error, and never in other rows.
 """
 
 from __future__ import annotations

@@ -10,12 +10,15 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -288,6 +291,32 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/out"
         with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout.*tried 3 times"):
             PackedDataset(url, cache="cache")
+
+
+def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never silent, and a request ends all the same."""
+    monkeypatch.setattr(storage, "_TOTAL_SECONDS", 0.3)
+    monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            for _ in range(100):
+                connection.sendall(b" ")
+                time.sleep(0.05)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                Thread(target=answer, args=server.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/out"
+        with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout"):
+            PackedDataset(url, cache="cache")
+        server.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_view_stays_local(proxy: s3_server.Proxy) -> None:
