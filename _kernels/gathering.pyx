@@ -12,6 +12,7 @@ ctypedef fused Position:
 ctypedef fused Value:
     int8_t
     int32_t
+    int64_t
 
 
 def first_absent(

@@ -20,6 +20,7 @@ import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -83,11 +84,14 @@ class Folder:
         return os.open(_plain(name), flags, 0o666, dir_fd=self.descriptor)
 
     def read(self, name: str) -> bytes | None:
-        """The content of a regular file; None for all else."""
+        """The content of a regular file; None for all else, and for one that goes just now."""
         if not self.is_file(name):
             return None
-        with open(self.open(name), "rb") as file:
-            return file.read()
+        try:
+            with open(self.open(name), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
 
     def rename(self, name: str, to: Folder, new: str) -> None:
         os.rename(_plain(name), _plain(new), src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
@@ -150,10 +154,15 @@ def _tell_times(file: os.stat_result, record: os.stat_result | None) -> bool:
 
 def file_digest(folder: Folder, name: str) -> str:
     """The sha256 of a regular file. Raises OSError."""
-    sha, buffer = hashlib.sha256(), memoryview(bytearray(_HASH_BYTES))
     with open(folder.open(name), "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            sha.update(buffer[:count])
+        return content_digest(file)
+
+
+def content_digest(file: FileIO) -> str:
+    """The sha256 of what an open file holds from where it stands. Raises OSError."""
+    sha, buffer = hashlib.sha256(), memoryview(bytearray(_HASH_BYTES))
+    while count := file.readinto(buffer):
+        sha.update(buffer[:count])
     return sha.hexdigest()
 
 

@@ -32,6 +32,8 @@ AHEAD_BYTES = 1 << 20
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000
 _MIB = 1 << 20
+TIMEOUT_SECONDS = 60  # of silence in a request; s3fs has the same by itself
+_TOTAL_SECONDS = 600  # of one over HTTP: 8 MiB, the largest range, at 14 KB/s
 _LOCAL = ("file", "local")
 # What stores call a state of an object, the surest first. Only the first found counts: a time
 # comes in seconds from one request and in milliseconds from another.
@@ -112,7 +114,9 @@ def kind(path: str) -> Literal["file", "folder"] | None:
         store.invalidate_cache()  # what an earlier run in this process has seen
         try:
             return "folder" if store.info(name)["type"] == "directory" else "file"
-        except FileNotFoundError:
+        except FileNotFoundError as error:  # fsspec says so, too, of a server that says nothing
+            if error.__cause__ and "timeout" in type(error.__cause__).__name__.lower():
+                raise error.__cause__ from None
             return None
 
 
@@ -389,7 +393,29 @@ def _store(url: str) -> tuple[Any, str]:
             "use one that fsspec has, such as s3, gs, hf or https; or copy it to a local path",
         ) from error
     # not url_to_fs: it takes "::" in a name for a chain of file systems
-    return system(**system._get_kwargs_from_urls(url)), cast("str", system._strip_protocol(url))
+    options = _patience(system.protocol) | system._get_kwargs_from_urls(url)
+    return system(**options), cast("str", system._strip_protocol(url))
+
+
+def _patience(protocols: str | tuple[str, ...]) -> dict[str, Any]:
+    """How long requests wait for a server that says nothing, or little, where its package would
+    wait longer than `TIMEOUT_SECONDS`, and the user has not set it for fsspec.
+    """
+    from fsspec.config import conf  # noqa: PLC0415 as above
+
+    names = (protocols,) if isinstance(protocols, str) else protocols
+    options: dict[str, Any] = {}
+    if "http" in names:
+        from aiohttp import ClientTimeout  # noqa: PLC0415 fsspec needs it for these
+
+        waits = ClientTimeout(
+            total=_TOTAL_SECONDS, sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS
+        )
+        options = {"client_kwargs": {"timeout": waits}}
+    elif "gs" in names:
+        options = {"requests_timeout": TIMEOUT_SECONDS}
+    chosen = {option for name in names for option in conf.get(name, {})}
+    return {option: value for option, value in options.items() if option not in chosen}
 
 
 @contextmanager

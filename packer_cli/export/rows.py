@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
@@ -17,7 +16,7 @@ from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.document_rules import lists_of, sound_batches, trained_flags
 from packer_cli.result.documents import documents_of, segments_in
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, first_line, rows_of, segments_of
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segments_of
 from packer_cli.result.recount import damage
 from packer_cli.result.shard_writer import rows_per_batch
 from packer_cli.result.shards import Shard
@@ -78,29 +77,20 @@ def batches(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> 
 
 def _in_order(packed: PackedDirectory, order: Int64, read: Read) -> Iterator[Any]:
     facts, step = packed.facts, rows_per_batch(packed.max_length)
-    stored = [batch for shard in facts.shards for batch in packed.stored(shard)]  # mapped
-    begins = np.cumsum([0, *(batch.num_rows for batch in stored)])
     size = sum(shard.bytes for shard in facts.shards)
     segments = tokens = 0
     for numbers in np.split(order, range(step, len(order), step)):
-        which = np.searchsorted(begins, numbers, side="right") - 1
-        places = zip(which.tolist(), (numbers - begins[which]).tolist(), strict=True)
-        some = pa.Table.from_batches([stored[at].slice(row, 1) for at, row in places])
-        for batch in _filled(packed, some.combine_chunks().to_batches()[0]):
-            if problem := damage(batch, packed):
-                raise DataError(f"{packed.path}: {problem}", PACK_AGAIN)
-            _, length, _ = segments_of(batch)
-            segments, tokens = segments + len(length), tokens + int(length.sum())
-            yield batch
+        try:
+            batch = packed.take(numbers)
+        except ValueError as error:
+            raise DataError(f"{packed.path}: {error}", PACK_AGAIN) from error
+        if problem := damage(batch, packed):
+            raise DataError(f"{packed.path}: {problem}", PACK_AGAIN)
+        _, length, _ = segments_of(batch)
+        segments, tokens = segments + len(length), tokens + int(length.sum())
+        yield batch
         read(size * len(numbers) // len(order))
     _compare(packed.path, facts, segments, tokens)
-
-
-def _filled(packed: PackedDirectory, stored: Any) -> Iterator[Any]:
-    try:
-        yield from packed.filled(stored)
-    except pa.ArrowException as error:
-        raise DataError(f"{packed.path}: {first_line(error)}", PACK_AGAIN) from error
 
 
 def shards(packed: PackedDirectory, read: Read) -> Iterator[Shard]:

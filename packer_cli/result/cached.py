@@ -2,33 +2,42 @@
 
 Its manifest is fetched each time, and also kept in the cache by its digest, for processes that go
 on with a result that was opened. Shards are fetched when they are first read, or ahead of that
-(`ahead.py`). Every byte that is read was compared with the manifest, so an object that is replaced,
-damaged or cut short at the URL ends in an error, and never in other rows.
+(`foresight.py`). Every byte that is read was compared with the manifest, so an object that is
+replaced, damaged or cut short at the URL ends in an error, and never in other rows.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result.cache import Cache
-from packer_cli.result.cache_folder import MANIFEST as KEPT_MANIFEST
-from packer_cli.result.cache_folder import SHARD, SIDE
+from packer_cli.records import Int64
+from packer_cli.result.cache import MANIFEST as KEPT_MANIFEST
+from packer_cli.result.cache import SHARD, SIDE, Cache
 from packer_cli.result.fetching import UPLOAD_AGAIN, Wanted, patiently
-from packer_cli.result.layout import MANIFEST
+from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.manifest_bytes import checksum
 from packer_cli.result.manifest_file import load
+from packer_cli.result.mapped import Mapped
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import Shard
+from packer_cli.result.squared_lengths import HEADER_BYTES
 
 _TRIES = 100
 _WITHOUT_LISTINGS = ("http", "https")
+_LOOK_SECONDS = 1.0  # between two looks at what is still in the cache
+# Of what is fetched, less than one part in so many is read: nearly every batch waits for shards.
+_WASTE, _TURNS = 20, 2
 
 
 class CachedDirectory(PackedDirectory):
@@ -38,13 +47,19 @@ class CachedDirectory(PackedDirectory):
         super().__init__(cache.folder, facts)
         self.url, self.cache = url, cache
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Of what the manifest says, whoever wrote it."""
         return checksum(self.manifest)
 
     def place_of(self, name: str) -> str:
         return storage.join(self.url, name)
+
+    @cached_property
+    def beside_shards(self) -> int:
+        """Bytes of what else of the result may be in the cache."""
+        sums = HEADER_BYTES + 8 * len(self) if SQUARED_LENGTHS in self.facts.side_files else 0
+        return len(msgspec.json.encode(self.manifest)) + sums
 
     def wanted(self, shard: Shard) -> Wanted:
         return Wanted(self.place_of(shard.file), shard.bytes, shard.sha256)
@@ -86,6 +101,56 @@ class CachedDirectory(PackedDirectory):
             f"cache: {self.cache.folder}: shards go before they are read", "give more cache_bytes"
         )
 
+    def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+        """Shards that have left the cache are let go, so that the disk has their space back, and an
+        order that makes the cache useless is a UsageError.
+        """
+        self._look()
+        self.cache.given += len(rows) * self._bytes / len(self)
+        found = super().gather(rows, columns)
+        self._used[np.searchsorted(self._ends, rows, side="right")] = True
+        return found
+
+    @cached_property
+    def _used(self) -> Any:
+        """bool[shards], which have been read since the last look."""
+        return np.zeros(len(self._ends), bool)
+
+    @cached_property
+    def _bytes(self) -> int:
+        return sum(shard.bytes for shard in self.facts.shards)
+
+    _looked = 0.0  # seconds
+
+    def _look(self) -> None:
+        """Tell the cache which shards are read, and let those go that it has removed."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        self.cache.touch([self.digest], KEPT_MANIFEST)
+        shards, mapped = self.facts.shards, self._mapped
+        self.cache.touch(shards[index].sha256 for index in np.flatnonzero(self._used))
+        self._used[:] = False
+        here = np.unique(np.searchsorted(self._ends, mapped.firsts, side="right")).tolist()
+        gone = {*self.cache.gone(shards[index].sha256 for index in here)}
+        if lost := [index for index in here if shards[index].sha256 in gone]:
+            ends = self._ends[lost]
+            self._mapped = mapped.without(ends - [shards[index].rows for index in lost], ends)
+
+    def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:
+        limit, fetched, read = self.cache.limit, self.cache.waited_for, self.cache.given
+        useless = limit is not None and fetched >= _TURNS * limit and fetched > _WASTE * read
+        if useless and not self.cache.planned:
+            raise UsageError(
+                f"{self.url}: {fetched:,} bytes of shards were fetched for {read:,.0f} bytes of "
+                f"rows: the order asks for other shards than the cache holds, cache_bytes is "
+                f"{limit:,}",
+                "shuffle with PackedSampler, or give cache_bytes="
+                f"{self._bytes * 101 // 100} or more",
+            )
+        return super()._with_shard_of(row, mapped)
+
     def check_size(self, shard: Shard) -> None:
         """Nothing: what is fetched is compared with the manifest."""
 
@@ -126,9 +191,8 @@ def open_cached(url: str, cache: Cache, digest: str | None = None) -> CachedDire
     read, or is another one than `digest` says; UsageError for a view, a cache that is somebody
     else's, or too small.
     """
-    if digest is not None and (content := cache.read(KEPT_MANIFEST, digest)) is not None:
-        facts = Manifest.of(msgspec.json.decode(content))
-        return CachedDirectory(url, facts, cache)
+    if digest is not None and (kept := _kept(cache, digest)) is not None:
+        return CachedDirectory(url, kept, cache)
     packed = CachedDirectory(url, patiently(lambda: load(url)), cache)
     if packed.facts.config.view:
         raise UsageError(
@@ -144,6 +208,15 @@ def open_cached(url: str, cache: Cache, digest: str | None = None) -> CachedDire
     return packed
 
 
+def _kept(cache: Cache, digest: str) -> Manifest | None:
+    """A manifest in the cache."""
+    try:
+        document = msgspec.json.decode(cache.read(KEPT_MANIFEST, digest) or b"")
+        return Manifest.of(document) if checksum(document) == digest else None
+    except (ValueError, AttributeError, RecursionError):
+        return None
+
+
 def _keep(packed: CachedDirectory) -> None:
     """Make sure that the cache can hold a result's shards, and keep its manifest."""
     cache, shards = packed.cache, packed.facts.shards
@@ -155,7 +228,7 @@ def _keep(packed: CachedDirectory) -> None:
             f"{largest:,} bytes, and its manifest",
             "give more: all of a shard is fetched at once",
         )
-    missing = [shard for shard in shards if not packed.holds(shard)]
+    missing = [one for one in shards if not cache.seems_to_hold(SHARD, packed.wanted(one))]
     cache.check_space(sum(shard.bytes for shard in missing), sum(s.bytes for s in shards))
     packed.check_objects(missing)
     cache.put(KEPT_MANIFEST, packed.digest, content)

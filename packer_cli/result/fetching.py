@@ -12,7 +12,7 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -72,28 +72,32 @@ def fetch(wanted: Wanted, descriptor: int, stopped: Callable[[], bool] = lambda:
     is another, even when it is fetched once more, and for whatever the store says; OSError for the
     file.
     """
-    for attempt in range(2):
+    try:
         try:
             return _fetched(wanted, descriptor, stopped)
         except DifferentError:  # replaced while it was fetched, perhaps
-            if attempt:
-                raise
-        except DataError as error:
-            if different := _different_size(wanted):
-                raise different from error
-            raise
-    raise AssertionError
+            return _fetched(wanted, descriptor, stopped)
+    except DifferentError:
+        raise
+    except DataError as error:
+        if different := _different_size(wanted):
+            raise different from error
+        raise
 
 
 def _fetched(wanted: Wanted, descriptor: int, stopped: Callable[[], bool]) -> bool:
     size = wanted.size or 0
-    sha, written = hashlib.sha256(), 0
-    for spans in _spans(size):
+    sha, at = hashlib.sha256(), 0
+    for first in range(0, size, _AT_ONCE * RANGE_BYTES):
         if stopped():
             return False
-        for block in _blocks(wanted.url, spans):
+        begins = range(first, min(first + _AT_ONCE * RANGE_BYTES, size), RANGE_BYTES)
+        for block in _blocks(wanted.url, [(b, min(b + RANGE_BYTES, size)) for b in begins]):
             sha.update(block)
-            written = _write(descriptor, block, written)
+            view = memoryview(block)
+            while view:
+                count = os.pwrite(descriptor, view, at)
+                view, at = view[count:], at + count
     if sha.hexdigest() != wanted.sha256:
         raise DifferentError(
             f"{wanted.url}: its sha256 is {sha.hexdigest()}, the manifest says {wanted.sha256}",
@@ -112,23 +116,6 @@ def _blocks(url: str, spans: list[tuple[int, int]]) -> Iterable[bytes]:
         if not _may_pass(error):
             raise
     return (patiently(partial(storage.ranges, url, [span]))[0] for span in spans)
-
-
-def _spans(size: int) -> Iterator[list[tuple[int, int]]]:
-    """All of an object in ranges, those of one list to be fetched at the same time."""
-    step = RANGE_BYTES * _AT_ONCE
-    for first in range(0, size, step):
-        last = min(first + step, size)
-        begins = range(first, last, RANGE_BYTES)
-        yield [(begin, min(begin + RANGE_BYTES, last)) for begin in begins]
-
-
-def _write(descriptor: int, block: bytes, at: int) -> int:
-    view = memoryview(block)
-    while view:
-        count = os.pwrite(descriptor, view, at)
-        view, at = view[count:], at + count
-    return at
 
 
 def _different_size(wanted: Wanted) -> DifferentError | None:

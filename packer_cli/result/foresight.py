@@ -8,6 +8,7 @@ by a bound that holds for every window of every epoch.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -16,8 +17,7 @@ import numpy as np
 
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64
-from packer_cli.result.ahead import Ahead
-from packer_cli.result.cache import Cache
+from packer_cli.result.cache import Ahead, Cache
 from packer_cli.result.cached import CachedDirectory
 from packer_cli.result.fetching import Wanted
 from packer_cli.result.reader import PackedDirectory
@@ -32,23 +32,25 @@ class Foresight:
 
     def __init__(self, results: Sequence[PackedDirectory], cache: Cache) -> None:
         self._cache, self._ahead = cache, Ahead(cache)
-        self._wanted: list[Wanted | None] = []
-        rows, sizes = [0], [0]
+        self._wanted: list[Wanted | None] = []  # None: a local shard
+        rows, sizes, beside = list[int](), [0], 0
         for result in results:
+            remote = result if isinstance(result, CachedDirectory) else None
+            beside += remote.beside_shards if remote else 0
             for shard in result.facts.shards:
-                remote = isinstance(result, CachedDirectory)
-                self._wanted.append(result.wanted(shard) if isinstance(result, CachedDirectory)
-                                    else None)  # fmt: skip
+                self._wanted.append(remote.wanted(shard) if remote else None)
                 rows.append(shard.rows)
                 sizes.append(shard.bytes if remote else 0)
-        self._ends: Int64 = np.cumsum(rows, dtype=np.int64)[1:]
+        self._ends: Int64 = np.cumsum(rows, dtype=np.int64)
         self._edges: Int64 = np.cumsum(sizes, dtype=np.int64)  # of bytes, before each shard
+        self.room = sys.maxsize if cache.limit is None else max(0, cache.limit - beside)
 
     def coming(self, rows: Int64) -> None:
         """Fetch the shards of these rows, in the order in which they need them."""
         shards, first = np.unique(np.searchsorted(self._ends, rows, side="right"), True)
         ordered = shards[np.argsort(first)].tolist()
-        self._ahead.follow([one for shard in ordered if (one := self._wanted[shard]) is not None])
+        wanted = [one for shard in ordered if (one := self._wanted[shard]) is not None]
+        self._ahead.follow(wanted, self.room)
 
     def check_order(
         self,
@@ -67,7 +69,7 @@ class Foresight:
         """
         if self._cache.limit is None:
             return
-        room, blocks = self._cache.room(), self._blocks(stages, block_rows)
+        room, blocks = self.room, self._blocks(stages, block_rows)
         need = largest_window(blocks, window_blocks * windows if shuffled else 1)
         need = min(need, int(self._edges[-1]))
         if need > room:

@@ -1,18 +1,26 @@
-"""Opening results of `packer pack`: packed directories and views."""
+"""Opening results of `packer pack`: packed directories and views; and several of them as one, whose
+rows follow one another: whether they go together, and what they are then.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from packer_cli import storage
+from packer_cli.config.columns import PAIR
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result.manifest import Manifest
+from packer_cli.result.layout import MANIFEST
+from packer_cli.result.manifest import Manifest, TrainingStage
 from packer_cli.result.manifest_file import load
-from packer_cli.result.reader import PackedDirectory
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
+from packer_cli.result.shards import digest
+from packer_cli.result.tokenized import open_tokenized
 from packer_cli.result.view import View
 
+WITH_THE_SAME = "pack them with the same options"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -40,10 +48,122 @@ def open_packed(path: str | os.PathLike[str], tokens: Paths | None = None) -> Pa
 
 
 def opened(path: Path, facts: Manifest, tokens: Paths | None = None) -> PackedDirectory:
-    """The same with its manifest read already, and without a look at its shards."""
+    """A result whose manifest was read already, without a look at its shards."""
     given = [tokens] if isinstance(tokens, str | os.PathLike) else list(tokens or ())
     if facts.config.view:
         return View(path, facts, given)
     if given:
         raise UsageError(f"--tokens: {path} is no view: it has its tokens itself", "leave it out")
     return PackedDirectory(path, facts)
+
+
+def check_alike(results: Sequence[PackedDirectory]) -> None:
+    """Raise DataError, naming both, for results whose rows do not go into one batch."""
+    first = results[0]
+    for other in results[1:]:
+        known = _properties(other)
+        for name, value in _properties(first).items():
+            if value != known.get(name, value):
+                raise DataError(
+                    f"{first.path} and {other.path} do not go together: {name} is {value} in the "
+                    f"first and {known[name]} in the second",
+                    WITH_THE_SAME,
+                )
+
+
+def _properties(packed: PackedDirectory) -> dict[str, object]:
+    """What rows of one batch must have in common, in words."""
+    tokenizer = packed.facts.tokenizer
+    return {
+        "max_length": packed.max_length,
+        **_form_of_answers(packed.facts),
+        "the label shift": packed.label_shift,
+        "the segment multiple": packed.segment_multiple,
+        "the tokenizer": f"{tokenizer.source}, sha256 {tokenizer.sha256}" if tokenizer else "none",
+    }
+
+
+def _form_of_answers(facts: Manifest) -> dict[str, object]:
+    """Of records of preference: pairs, each of two segments, or answers with a label."""
+    if PAIR not in facts.config.columns:
+        return {}
+    labels = facts.segments == facts.documents
+    return {"what the records are": "answers with a label" if labels else "pairs"}
+
+
+def fingerprint_of(facts: Manifest) -> str:
+    """The same for the same rows in the same order, wherever they lie."""
+    digests = "".join(shard.sha256 for shard in facts.shards)
+    if facts.config.view:  # whose shards hold no tokens
+        digests += "".join(one.sha256 for one in facts.inputs_now.values())
+    return sha256(digests.encode()).hexdigest()
+
+
+def joined_fingerprint(prints: Sequence[str]) -> str:
+    """The fingerprint of several results by theirs; of one its own."""
+    return prints[0] if len(prints) == 1 else sha256("".join(prints).encode()).hexdigest()
+
+
+def stages_of(packed: PackedDirectory) -> tuple[TrainingStage, ...]:
+    """A recipe's stages, which hold all rows; none without. Raises DataError where they do not
+    follow one another.
+    """
+    stages, ends = packed.facts.stages, 0
+    for stage in stages:
+        if stage.first_row != ends:
+            break
+        ends += stage.rows
+    else:
+        if not stages or ends == len(packed):
+            return tuple(stages)
+    raise DataError(
+        f"{packed.place_of(MANIFEST)}: its stages are not its {len(packed)} rows, one after "
+        "another",
+        PACK_AGAIN,
+    )
+
+
+def joined_stages(
+    stages: Sequence[Sequence[TrainingStage]], rows: Sequence[int]
+) -> tuple[TrainingStage, ...]:
+    """The stages of several results, each with so many rows, in turn: one without stages is one
+    stage, and none are none.
+    """
+    if not any(stages):
+        return ()
+    joined, first = [], 0
+    for its, count in zip(stages, rows, strict=True):
+        joined += [
+            TrainingStage(one.name, first + one.first_row, one.rows)
+            for one in its or [TrainingStage(None, 0, count)]
+        ]
+        first += count
+    return tuple(joined)
+
+
+def tokens_of_each(
+    paths: Sequence[str | os.PathLike[str]], tokens: Paths | None
+) -> list[Paths | None]:
+    """For each result, those of the tokenized directories that it is a view of; of a single result
+    all of them.
+
+    Raises UsageError for a directory that none of several is a view of.
+    """
+    given = [tokens] if isinstance(tokens, str | os.PathLike) else list(tokens or ())
+    if not given:
+        return [None for _ in paths]
+    if len(paths) == 1:
+        return [given]
+    digests = {os.fspath(one): digest(open_tokenized(one).path / MANIFEST)[1] for one in given}
+    wanted = []
+    for path in paths:
+        facts = load(path)
+        its = {one.sha256 for one in facts.inputs_now.values()} if facts.config.view else set()
+        wanted.append([name for name, sha256 in digests.items() if sha256 in its])
+    for name in digests:
+        if not any(name in its for its in wanted):
+            raise UsageError(
+                f"tokens: none of the results is a view of {name}",
+                "give the tokenized directories that the views were packed from",
+            )
+    return [its or None for its in wanted]

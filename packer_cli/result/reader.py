@@ -9,9 +9,9 @@ whose result is replaced while it is read gives the rows of the result that was 
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from struct import error as struct_error
 from struct import unpack_from
@@ -34,7 +34,8 @@ from packer_cli.records import Int64
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.manifest_file import load
-from packer_cli.result.shard_writer import column_type
+from packer_cli.result.mapped import PARTS, Lists, Mapped, in_parts
+from packer_cli.result.shard_writer import PADDED, column_type, fixed, ragged, schema
 from packer_cli.result.shards import MISSING, Shard, problem_of
 
 # Places of fields in Arrow's Message.fbs.
@@ -56,20 +57,30 @@ class PackedDirectory:
         self.segment_multiple = facts.config.segment_multiple
         self.label_shift = facts.config.label_shift
         self.max_segments_per_row = facts.config.max_segments_per_row
-        self._ends = list(accumulate(shard.rows for shard in facts.shards))
+        self._ends = np.cumsum([shard.rows for shard in facts.shards], dtype=np.int64)
 
     @property
     def manifest(self) -> dict[str, Any]:
         """manifest.json as it is: plain dicts and lists."""
         return self.facts.document
 
+    @property
+    def digest(self) -> str:
+        """What tells the result from others, as its manifest says."""
+        return str(self.facts.sha256)
+
     def __len__(self) -> int:
         """Rows in all shards."""
         return self.facts.rows
 
     def find(self, row: int) -> tuple[Shard, int]:
-        """The shard that holds a row counted over all shards, and the row's number in it."""
-        index = bisect_right(self._ends, row)
+        """The shard that holds a row counted over all shards, and the row's number in it.
+
+        Raises IndexError for a negative row, DataError for one that no shard has.
+        """
+        if row < 0:  # numpy would find it in the first shard
+            raise IndexError(f"row {row} of {len(self)}")
+        index = int(np.searchsorted(self._ends, row, side="right"))
         if index == len(self._ends):
             raise DataError(
                 f"{self.path / MANIFEST}: its total is {len(self)} rows, its shards hold "
@@ -77,7 +88,7 @@ class PackedDirectory:
                 "pack the data again",
             )
         shard = self.facts.shards[index]
-        return shard, row - (self._ends[index] - shard.rows)
+        return shard, row - (int(self._ends[index]) - shard.rows)
 
     def check_size(self, shard: Shard) -> None:
         """Raise DataError when a shard is missing or not as long as the manifest says."""
@@ -95,27 +106,115 @@ class PackedDirectory:
         """
         if isinstance(shard, dict):
             shard = msgspec.convert(shard, Shard)
-        return self._mapped(shard, self.read_batches)
+        with self._readable(shard):
+            for first, batch in self._numbered(shard):
+                yield from self.filled(batch, first)
 
     def stored(self, shard: Shard) -> Iterator[Any]:
         """The record batches of a shard as they are stored, mapped. Raises as `batches`."""
-        return self._mapped(shard, self.stored_batches)
+        with self._readable(shard):
+            for _, batch in self._numbered(shard):
+                yield batch
 
-    def _mapped(
-        self, shard: Shard, read: Callable[[Any], Generator[Any, None, int]]
-    ) -> Iterator[Any]:
-        path = self.place_of(shard.file)
+    def _numbered(self, shard: Shard) -> Iterator[tuple[int, Any]]:
+        """(number of its first row in the shard, record batch as it is stored)."""
+        first = 0
+        with self._map(shard) as source:
+            for batch in self.stored_batches(source):
+                yield first, batch
+                first += batch.num_rows
+        if first != shard.rows:
+            raise DataError(
+                f"{self.place_of(shard.file)}: holds {first} rows, the manifest says {shard.rows}",
+                PACK_AGAIN,
+            )
+
+    @contextmanager
+    def _readable(self, shard: Shard) -> Iterator[None]:
+        """Turn errors of Arrow and of the system in reading a shard into DataErrors."""
         try:
-            with self._map(shard) as source:
-                rows = yield from read(source)
+            yield
         except (pa.ArrowException, OSError) as error:
             raise self.replaced() or DataError(
-                f"{path}: not a readable shard: {first_line(error)}", PACK_AGAIN
+                f"{self.place_of(shard.file)}: not a readable shard: {first_line(error)}",
+                PACK_AGAIN,
             ) from error
-        if rows != shard.rows:
-            raise DataError(
-                f"{path}: holds {rows} rows, the manifest says {shard.rows}", PACK_AGAIN
-            )
+
+    def take(self, rows: Int64, columns: Sequence[str] | None = None) -> Any:
+        """Rows 0 <= row < len(self) as one complete record batch, copied, in the order given.
+
+        `columns`: only these of the manifest's. Raises as `gather`.
+        """
+        kinds = self._schema()
+        if columns is not None:
+            kept = [kinds.field(name) for name in kinds.names if name in columns]
+            kinds = pa.schema(kept, metadata=kinds.metadata)
+        return as_batch(self.gather(rows, kinds.names), kinds)
+
+    def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+        """Columns of rows 0 <= row < len(self), copied, in the order given: arrays [b, max_length],
+        or `Lists`. In place of `segments` there are its parts, each of which may also be named.
+
+        The shards of these rows stay mapped. Threads may share it. Raises DataError for a shard
+        that is missing or damaged, ValueError for a row that is damaged.
+        """
+        names = in_parts(columns) if "segments" in columns else columns
+        mapped = self._mapped  # the same to the end, whatever other threads map
+        while (absent := mapped.first_absent(rows)) >= 0:
+            mapped = self._mapped = self._with_shard_of(int(rows[absent]), mapped)
+        return self._gathered(mapped, rows, names)
+
+    def _gathered(self, mapped: Mapped, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+        return {name: mapped.gather(rows, name) for name in columns}
+
+    @cached_property
+    def _mapped(self) -> Mapped:
+        """What this process has mapped for `gather`."""
+        return self._nothing_mapped()
+
+    def _nothing_mapped(self) -> Mapped:
+        stored = self.stored_columns
+        return Mapped(
+            {name: PADDED[name] for name in stored if name in PADDED},
+            [name for name in stored if name not in PADDED],
+            self.max_length,
+        )
+
+    @cached_property
+    def stored_columns(self) -> list[str]:
+        """The columns that shards have."""
+        config = self.facts.config
+        return view_columns(config.columns) if config.view else list(config.columns)
+
+    def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:
+        """`mapped`, with the shard of a row added that it lacks."""
+        shard, within = self.find(row)
+        self.check_size(shard)  # the result may have been opened long ago
+        batches = list(self.stored(shard))
+        for batch in batches:
+            if absent := {*self.stored_columns} - {*batch.schema.names}:
+                raise DataError(
+                    f"{self.place_of(shard.file)}: has no column {min(absent)}, {MANIFEST} says "
+                    "it has",
+                    PACK_AGAIN,
+                )
+            said = metadata_of(batch.schema)
+            stated = said.get("label_shift", "none"), said.get("segment_multiple", 1)
+            if stated != (self.label_shift, self.segment_multiple):
+                raise DataError(
+                    f"{self.place_of(shard.file)}: says another label_shift or segment_multiple "
+                    f"than {MANIFEST}",
+                    PACK_AGAIN,
+                )
+        # packers before 0.2 gave shards of all results the same names
+        if shard.sha256[:16] not in shard.file and (error := self.replaced()):
+            raise error
+        return mapped.added(row - within, batches)
+
+    def _schema(self) -> Any:
+        """The Arrow schema of complete rows."""
+        sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
+        return schema(self.facts.config, self.facts.pad_token_id, sha256)
 
     def place_of(self, name: str) -> str:
         """Where a file of the result is, for messages."""
@@ -141,16 +240,6 @@ class PackedDirectory:
             f"{self.path}: was replaced by another result while it was read", "read it again"
         )
 
-    def read_batches(self, source: Any) -> Generator[Any, None, int]:
-        """The complete record batches of a shard's stream; returns their rows. Raises as
-        `stored_batches` and `filled`.
-        """
-        rows = 0
-        for stored in self.stored_batches(source):
-            yield from self.filled(stored, rows)
-            rows += stored.num_rows
-        return rows
-
     def filled(self, stored: Any, first_row: int = 0) -> Iterator[Any]:
         """A stored record batch, or some of its rows, made complete.
 
@@ -158,13 +247,13 @@ class PackedDirectory:
         """
         yield stored
 
-    def stored_batches(self, source: Any) -> Generator[Any, None, int]:
-        """The record batches of an Arrow stream, each safe to look into; returns their rows.
+    def stored_batches(self, source: Any) -> Iterator[Any]:
+        """The record batches of an Arrow stream, each safe to look into.
 
         Raises ArrowException or OSError for what no shard of this directory can hold: a stream
         may come from anywhere, so nothing is allocated by what it says of itself.
         """
-        messages, rows = pa.ipc.MessageReader.open_stream(source), 0
+        messages = pa.ipc.MessageReader.open_stream(source)
         try:
             first = messages.read_next_message()
             if first.type != "schema":  # Arrow would take its bytes for a schema, and crash
@@ -179,7 +268,7 @@ class PackedDirectory:
             try:
                 message = messages.read_next_message()
             except StopIteration:
-                return rows
+                return
             if message.type != "record batch":
                 raise pa.ArrowInvalid(f"a {message.type} message among the rows")
             if _is_compressed(message.metadata):
@@ -190,13 +279,12 @@ class PackedDirectory:
                 raise pa.ArrowInvalid("a record batch without rows")
             if any(map(_has_nulls, batch.columns)):
                 raise pa.ArrowInvalid("a null")
-            rows += batch.num_rows
             yield batch
 
     def _check_schema(self, schema: Any) -> None:
         metadata_of(schema)
         if self.facts.config.view:
-            names = view_columns(self.facts.config.columns)
+            names = self.stored_columns
             kinds = [column_type(name, self.max_length) for name in names]
             if (schema.names, schema.types) != (names, kinds):
                 raise pa.ArrowInvalid(
@@ -269,6 +357,19 @@ def rows_of(column: Any) -> npt.NDArray[Any]:
     flat = column.values.to_numpy()[column.offset * width : (column.offset + len(column)) * width]
     rows: npt.NDArray[Any] = flat.reshape(len(column), width)
     return rows
+
+
+def as_batch(columns: Mapping[str, Any], kinds: Any) -> Any:
+    """Columns as `PackedDirectory.gather` gives them, as a record batch of the schema `kinds`."""
+
+    def array(name: str) -> Any:
+        kind, values = kinds.field(name).type, columns.get(name)
+        if not isinstance(values, Lists | None):
+            return fixed(kind, values)
+        lists = [columns[part] for part in PARTS] if values is None else [values]
+        return ragged(kind, lists[0].ends.astype(np.int32), [one.values for one in lists])
+
+    return pa.RecordBatch.from_arrays([array(name) for name in kinds.names], schema=kinds)
 
 
 def ragged_of(column: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:

@@ -1,34 +1,59 @@
 """Views: rows that refer to documents of tokenized directories, read as rows of a packed directory.
 
 Every reader gets complete rows, which are those that the same command without --view would have
-written, byte for byte: they are filled from the mapped documents by the kernel that fills rows.
+written, byte for byte: the kernel that fills rows takes tokens from the mapped documents to their
+places. What references say is checked each time, since files may change while they are mapped.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from packer_cli import storage
-from packer_cli.config.columns import OF_SEGMENTS, PADDED_BOUNDARIES
+from packer_cli._kernels import filling, gathering
+from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.documents import segments_in
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import PackedDirectory
-from packer_cli.result.shard_writer import fixed, ragged, rows_per_batch, schema
+from packer_cli.result.mapped import PARTS, Lists, Mapped, in_parts
+from packer_cli.result.reader import PackedDirectory, as_batch
+from packer_cli.result.shard_writer import PADDED, rows_per_batch
 from packer_cli.result.shards import Shard, digest
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
 from packer_cli.result.tokenized_tokens import Tokens
-from packer_cli.result.view_rows import ViewRows
 
+_PROBLEMS = {
+    1: "cu_seqlens does not ascend from 0 to {} at most",
+    2: "segments are not as many as its boundaries less one",
+    3: "refers to a document that its tokenized directories do not have",
+    4: "refers to tokens beyond the end of a document",
+}
 _WHERE = "say where it is now: --tokens DIR, or tokens=[DIR] in Python"
+
+
+class Pieces(NamedTuple):
+    """The segments of b rows.
+
+    boundaries             `Lists` of b
+    row_offsets            int64[b + 1]: row i has the pieces row_offsets[i]:row_offsets[i + 1]
+    number, start, length  int64, int32, int32[p]: a piece's document, first token in it, tokens
+    address                int64[p], of its first token in memory
+    """
+
+    boundaries: Lists
+    row_offsets: Int64
+    number: Int64
+    start: Int32
+    length: Int32
+    address: Int64
 
 
 class View(PackedDirectory):
@@ -46,7 +71,6 @@ class View(PackedDirectory):
         super().__init__(path, facts)
         self.directories = _directories(path, facts, tokens)
         self._tokens, self._documents = Tokens(list(self.directories.values())), self._numbers()
-        self.rows = ViewRows(facts, self._tokens, self._documents)
 
     def _numbers(self) -> Int64:
         """int64[inputs, 2], the first document of each input over all, and how many there are."""
@@ -63,29 +87,30 @@ class View(PackedDirectory):
         """The complete record batches of a shard, each with the number of its trained tokens.
         Raises as `batches`.
         """
-        return self._mapped(shard, self._read_counted)
+        with self._readable(shard):
+            for first, stored in self._numbered(shard):
+                yield from self._counted(stored, first)
 
-    def _read_counted(self, source: Any) -> Generator[tuple[Any, int], None, int]:
-        rows = 0
-        for stored in self.stored_batches(source):
-            yield from self._counted(stored, rows)
-            rows += stored.num_rows
-        return rows
+    def _counted(self, stored: Any, first_row: int) -> Iterator[tuple[Any, int]]:
+        kinds, step = self._schema(), rows_per_batch(self.max_length)
+        mapped = self._nothing_mapped().added(first_row, [stored])
+        for begin in range(0, stored.num_rows, step):
+            end = min(begin + step, stored.num_rows)
+            rows = np.arange(first_row + begin, first_row + end)
+            columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
+            yield as_batch(columns, kinds), trained
 
     def segments(self, shard: Shard) -> Int64:
         """int64[4, segments] of a shard, see `documents.py`, without a look at their tokens.
         Raises as `batches`.
         """
-        return np.concatenate(list(self._mapped(shard, self._read_segments)), axis=1)
-
-    def _read_segments(self, source: Any) -> Generator[Int64, None, int]:
-        rows = 0
-        for stored in self.stored_batches(source):
-            numbers = np.arange(rows, rows + stored.num_rows)
-            self.rows.added(rows, [stored]).pieces(numbers)  # which checks them
-            yield segments_in(stored)
-            rows += stored.num_rows
-        return rows
+        found = []
+        with self._readable(shard):
+            for first, stored in self._numbered(shard):
+                mapped = self._nothing_mapped().added(first, [stored])
+                self._pieces(mapped, np.arange(first, first + stored.num_rows))  # which checks them
+                found.append(segments_in(stored))
+        return np.concatenate(found, axis=1)
 
     def taken(self, segments: Int64) -> tuple[Int32, Int32]:
         """(ids, labels) int32 of such segments, end to end; labels are unshifted."""
@@ -100,24 +125,53 @@ class View(PackedDirectory):
         labels[np.cumsum(length) - length] = IGNORED  # nothing predicts a segment's first token
         return ids, labels
 
-    def _counted(self, stored: Any, first_row: int) -> Iterator[tuple[Any, int]]:
-        sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
-        kinds = schema(self.facts.config, self.facts.pad_token_id, sha256)
-        rows, step = self.rows.added(first_row, [stored]), rows_per_batch(self.max_length)
-        for begin in range(0, stored.num_rows, step):
-            some = stored.slice(begin, step)
-            numbers = np.arange(first_row + begin, first_row + begin + some.num_rows)
-            values, trained = rows.fill(numbers, kinds.names)
-            columns = [
-                some.column(name)
-                if name in OF_SEGMENTS
-                else ragged(kinds.field(name).type, values[name][1].astype(np.int32),
-                            [values[name][0]])
-                if name in ("cu_seqlens", PADDED_BOUNDARIES)
-                else fixed(kinds.field(name).type, values[name])
-                for name in kinds.names
-            ]  # fmt: skip
-            yield pa.RecordBatch.from_arrays(columns, schema=kinds), trained
+    def _gathered(self, mapped: Mapped, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+        """Columns that are stored alone are not filled, nor checked."""
+        if all(name in self.stored_columns or name in PARTS for name in columns):
+            return super()._gathered(mapped, rows, columns)
+        return self._filled(mapped, rows, columns)[0]
+
+    def _filled(
+        self, mapped: Mapped, rows: Int64, columns: Sequence[str]
+    ) -> tuple[dict[str, Any], int]:
+        """(columns of rows that are mapped, how many tokens are trained on). Raises ArrowInvalid
+        for a row that is not sound.
+        """
+        config, found = self.facts.config, self._pieces(mapped, rows)
+        boundaries, ends = found.boundaries.values, found.boundaries.ends
+        out: dict[str, Any] = {name: np.empty((len(rows), self.max_length), kind)
+               for name, kind in PADDED.items() if name in columns}  # fmt: skip
+        padded = np.empty_like(boundaries) if config.segment_multiple > 1 else None
+        trained = filling.fill_rows(
+            None, self._tokens.trained_of(found.number, found.start, found.length), found.address,
+            found.length, np.arange(len(found.number)), found.row_offsets, self.max_length,
+            self.facts.pad_token_id,
+            out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
+            out.get("position_ids"), boundaries, np.empty(len(rows) + 1, np.int32),
+            config.label_shift == "pre", config.segment_multiple, padded, True,
+        )  # fmt: skip
+        out["cu_seqlens"] = found.boundaries
+        if padded is not None:
+            out[PADDED_BOUNDARIES] = Lists(padded, ends)
+        of_rows = {n: out[n] if n in out else mapped.gather(rows, n) for n in columns}
+        return of_rows, trained
+
+    def _pieces(self, mapped: Mapped, rows: Int64) -> Pieces:
+        """What b rows that are mapped refer to. Raises ArrowInvalid for one that is not sound."""
+        config, boundaries = self.facts.config, mapped.gather(rows, "cu_seqlens")
+        count = max(0, len(boundaries.values) - len(rows))
+        row_offsets = np.empty(len(rows) + 1, np.int64)
+        number, address = np.empty((2, count), np.int64)
+        start, length = np.empty((2, count), np.int32)
+        row, problem = gathering.find_pieces(
+            rows, mapped.firsts, mapped.segments, boundaries.values, boundaries.ends,
+            self._documents, self._tokens.spans.tokens, config.max_length,
+            config.segment_multiple, row_offsets, number, start, length, address,
+        )  # fmt: skip
+        if problem:
+            text = _PROBLEMS[problem].format(config.max_length)
+            raise pa.ArrowInvalid(f"row {rows[row]}: {text}")
+        return Pieces(boundaries, row_offsets, number, start, length, address)
 
 
 def _directories(

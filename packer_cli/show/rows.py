@@ -110,24 +110,16 @@ def pick(row: Row, segment: int) -> Segment:
 def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None) -> Row:
     """Find a row and take it apart. DataError when its shard is missing or damaged."""
     shard, shard_row = packed.find(index)
-    packed.check_size(shard)
     origins = origins or Origins(packed.facts)
-    before = 0
-    for stored in packed.stored(shard):  # only their metadata is read
-        if shard_row < before + stored.num_rows:
-            try:
-                (batch,) = packed.filled(stored.slice(shard_row - before, 1), shard_row)
-                segments = list(_segments(batch, packed.facts, origins))
-            except (ValueError, KeyError, pa.ArrowException) as error:
-                place = f"{packed.path / shard.file}: row {shard_row}"
-                raise DataError(f"{place}: is damaged: {error}", PACK_AGAIN) from error
-            used = sum(len(segment.ids) for segment in segments)
-            return Row(index, shard.file, shard_row, segments, packed.max_length - used)
-        before += stored.num_rows
-    raise DataError(
-        f"{packed.path / shard.file}: holds {before} rows, the manifest says {shard.rows}",
-        PACK_AGAIN,
-    )
+    try:
+        batch = packed.take(np.array([index]))
+        segments = list(_segments(batch, packed.facts, origins))
+    except (ValueError, KeyError, pa.ArrowException) as error:
+        place = f"{packed.path / shard.file}: row {shard_row}"
+        reason = str(error).removeprefix(f"row {index}: ")  # it has another number in its shard
+        raise DataError(f"{place}: is damaged: {reason}", PACK_AGAIN) from error
+    used = sum(len(segment.ids) for segment in segments)
+    return Row(index, shard.file, shard_row, segments, packed.max_length - used)
 
 
 def _segments(batch: Any, manifest: Manifest, origins: Origins) -> Iterator[Segment]:

@@ -25,9 +25,12 @@ except ModuleNotFoundError as error:
     raise ImportError(needs_extra("packer_cli.torch", "torch")) from error
 
 from packer_cli.torch.collate import (
+    PackedBatch,
     block_mask_collate,
     flash_attn_collate,
     flex_block_mask,
+    pack_result_to_tensors,
+    packed_collate_fn,
     padded_collate,
     separate_collate,
     varlen_collate,
@@ -35,9 +38,12 @@ from packer_cli.torch.collate import (
 from packer_cli.torch.dataset import PackedDataset
 from packer_cli.torch.device import to_device
 from packer_cli.torch.isolation import check_isolation
-from packer_cli.torch.logps import answer_logps, token_logps
-from packer_cli.torch.packed_batch import PackedBatch, pack_result_to_tensors, packed_collate_fn
-from packer_cli.torch.preference import preference_collate, unpaired_collate
+from packer_cli.torch.preference import (
+    answer_logps,
+    preference_collate,
+    token_logps,
+    unpaired_collate,
+)
 from packer_cli.torch.sampler import PackedSampler
 from packer_cli.torch.streaming import PackingIterableDataset
 

@@ -16,21 +16,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from packer_cli import storage
 from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.records import Int32, Int64
 from packer_cli.result.cache import Cache
+from packer_cli.result.cached import open_cached
 from packer_cli.result.foresight import Foresight
-from packer_cli.result.joined import joined_fingerprint, joined_stages, tokens_of_each
-from packer_cli.result.manifest import TrainingStage
-from packer_cli.result.opening import Paths
+from packer_cli.result.layout import MANIFEST
+from packer_cli.result.manifest import Manifest, TrainingStage
+from packer_cli.result.mapped import Lists
+from packer_cli.result.opening import (
+    WITH_THE_SAME,
+    Paths,
+    check_alike,
+    fingerprint_of,
+    joined_fingerprint,
+    joined_stages,
+    open_packed,
+    stages_of,
+    tokens_of_each,
+)
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
 from packer_cli.result.squared_lengths import squared_lengths
-from packer_cli.torch.cached_rows import CachedRows
-from packer_cli.torch.joined import check_alike, joined_batches
-from packer_cli.torch.result_rows import ResultRows
+from packer_cli.result.view import View
 from packer_cli.torch.rows import SOURCE, RowBatch
+
+SHIFTED = "shift_labels"
 
 
 class PackedDataset:
@@ -82,18 +96,17 @@ class PackedDataset:
             raise UsageError("PackedDataset: got no path", "give the --output of packer pack")
         kept = _cache_of(paths, cache, cache_bytes)
         its_tokens = tokens_of_each(paths, tokens)
-        self._parts = [_rows_of(*one, kept) for one in zip(paths, its_tokens, strict=True)]
-        check_alike(self._parts, with_columns=columns is None)
+        self._parts = [_Part(*one, kept) for one in zip(paths, its_tokens, strict=True)]
+        _check_alike(self._parts, with_columns=columns is None)
         self.columns = self._chosen(columns)
-        for part in self._parts:
-            part.columns = self.columns
-            if tokenizer_sha256 is not None:
+        if tokenizer_sha256 is not None:
+            for part in self._parts:
                 _check_tokenizer(part, tokenizer_sha256)
 
     @cached_property
     def foresight(self) -> Foresight | None:
         """What a sampler tells which rows come next; None where all results are local."""
-        caches = [part.cache for part in self._parts if isinstance(part, CachedRows)]
+        caches = [part.cache for part in self._parts if part.cache is not None]
         return Foresight([part.packed for part in self._parts], caches[0]) if caches else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,7 +120,7 @@ class PackedDataset:
     @property
     def fingerprint(self) -> str:
         """The same for the same rows in the same order, wherever they lie."""
-        return joined_fingerprint([part.fingerprint for part in self._parts])
+        return joined_fingerprint([fingerprint_of(part.facts) for part in self._parts])
 
     @property
     def max_length(self) -> int:
@@ -119,14 +132,15 @@ class PackedDataset:
         """The names that the column `source` counts: of the recipe's sources, in its order. Of
         joined results each name is there once. Empty without a recipe.
         """
-        return tuple(dict.fromkeys(name for part in self._parts for name in part.sources))
+        return tuple(dict.fromkeys(one.name for part in self._parts for one in part.facts.sources))
 
     @cached_property
     def stages(self) -> tuple[TrainingStage, ...]:
         """The stages of a recipe (name, first_row, rows), which follow one another; empty where
         there are none. Of joined results those of each in turn, where one without is one stage.
         """
-        return joined_stages([part.stages for part in self._parts], list(map(len, self._parts)))
+        found = [stages_of(part.packed) for part in self._parts]
+        return joined_stages(found, list(map(len, self._parts)))
 
     @property
     def squared_lengths(self) -> Int64:
@@ -157,11 +171,11 @@ class PackedDataset:
         """The rows with these numbers, copied into one tensor for each column."""
         wanted = self._numbers_of(rows)
         if len(self._parts) == 1:
-            return self._parts[0].gather(wanted)
+            return self._parts[0].gather(wanted, self.columns)
         numbers, parts = self._places(wanted)
         taken = [(part, np.flatnonzero(parts == part)) for part in np.unique(parts).tolist()]
         batches = [self._gathered(part, numbers[places]) for part, places in taken]
-        return joined_batches(batches, [places for _, places in taken])
+        return RowBatch.joined(batches, [places for _, places in taken])
 
     def _numbers_of(self, rows: Sequence[int]) -> Int64:
         """Rows as numbers from 0 on. Raises IndexError."""
@@ -185,19 +199,19 @@ class PackedDataset:
 
     def _gathered(self, part: int, rows: Int64) -> RowBatch:
         """Rows of one of several results, whose sources have the numbers of all."""
-        batch = self._parts[part].gather(rows)
-        if SOURCE in batch.ragged:
-            batch.ragged[SOURCE] = batch.ragged[SOURCE].mapped(self._among_all[part])
+        batch = self._parts[part].gather(rows, self.columns)
+        if (own := batch.ragged.get(SOURCE)) is not None:
+            batch.ragged[SOURCE] = Lists(self._among_all[part][own.values], own.ends)
         return batch
 
     @cached_property
     def _among_all(self) -> list[Int32]:
         """Of each result, the numbers of its sources among all."""
-        return [np.array([self.sources.index(name) for name in part.sources], np.int32)
+        return [np.array([self.sources.index(one.name) for one in part.facts.sources], np.int32)
                 for part in self._parts]  # fmt: skip
 
     def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        present = self._parts[0].columns_present()
+        present = self._parts[0].columns
         if columns is None:
             return present
         if isinstance(columns, str):
@@ -206,10 +220,7 @@ class PackedDataset:
             raise UsageError(f"columns: is empty; the directory has {', '.join(present)}")
         for part in self._parts:
             for name in columns:
-                if name == SOURCE:
-                    part.check_sources()
-                elif name not in part.columns_present():
-                    raise one_of("columns", name, part.columns_present())
+                part.check_column(name)
         both = [PADDED_BOUNDARIES] if "cu_seqlens" in columns else []
         always = [name for name in (*both, PAIR, SIDE) if name in present]
         return tuple(dict.fromkeys([*columns, *always]))
@@ -241,22 +252,138 @@ def _cache_of(
     return Cache(storage.local(cache, "a cache is a local directory").absolute(), cache_bytes)
 
 
-def _rows_of(path: str | os.PathLike[str], tokens: Paths | None, cache: Cache | None) -> ResultRows:
-    name = os.fspath(path)
-    if cache is None or not storage.is_url(name):
-        return ResultRows(path, tokens)
-    if tokens:
-        raise UsageError(f"tokens: {name} is no view: it has its tokens itself", "leave it out")
-    return CachedRows(name.rstrip("/"), cache)
+class _Part:
+    """One result of a dataset, opened once in each process. It pickles as its path."""
+
+    def __init__(self, path: str | os.PathLike[str], tokens: Paths | None, cache: Cache | None):
+        name = os.fspath(path)
+        self.cache = cache if storage.is_url(name) else None
+        if self.cache is not None and tokens:
+            raise UsageError(f"tokens: {name} is no view: it has its tokens itself", "leave it out")
+        # absolute: shards are mapped later, perhaps by a worker elsewhere
+        self.path: Path | str = (
+            storage.local(path, "rows are only read from local directories").absolute()
+            if self.cache is None
+            else name.rstrip("/")
+        )
+        self._tokens, self._digest = tokens, ""
+        packed = self.packed
+        self._digest = packed.digest
+        if isinstance(packed, View):
+            self._tokens = [one.path.absolute() for one in packed.directories.values()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {n: self.__dict__[n] for n in ("path", "cache", "_tokens", "_digest")}
+
+    @cached_property
+    def packed(self) -> PackedDirectory:
+        if self.cache is not None:
+            return open_cached(str(self.path), self.cache, self._digest or None)
+        packed = open_packed(self.path, self._tokens)
+        if self._digest not in ("", packed.digest):
+            raise DataError(
+                f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
+                "open it again; pack into a new directory while one is in use",
+            )
+        return packed
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    @property
+    def facts(self) -> Manifest:
+        return self.packed.facts
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that rows may get, but for `source`."""
+        return tuple(name for name in self.facts.config.columns if name != "segments")
+
+    def check_column(self, name: str) -> None:
+        """Raise UsageError where rows cannot have a column."""
+        if name != SOURCE:
+            if name not in self.columns:
+                raise one_of("columns", name, self.columns)
+        elif not self.facts.sources:
+            raise UsageError(
+                f"columns: {SOURCE!r}: {self.path} has no sources, since no recipe made it",
+                "leave it out, or pack a recipe",
+            )
+        elif "segments" not in self.facts.config.columns:
+            raise UsageError(
+                f"columns: {SOURCE!r}: {self.path} was packed without the column segments, by "
+                "which sources are found",
+                "leave it out, or pack again with that column",
+            )
+
+    def gather(self, rows: Int64, columns: Sequence[str]) -> RowBatch:
+        """Rows 0 <= row < len(self), copied into one tensor for each column."""
+        if SOURCE in columns:
+            columns = ["file" if name == SOURCE else name for name in columns]
+        try:
+            found = self.packed.gather(rows, columns)
+        except ValueError as error:  # changed while it was mapped
+            raise DataError(f"{self.path}: {error}", PACK_AGAIN) from error
+        fixed, ragged = {}, {}
+        for name, values in found.items():
+            if name == "file":
+                ragged[SOURCE] = Lists(self._sources_of(values.values), values.ends)
+            elif isinstance(values, Lists):
+                ragged[name] = values
+            else:
+                shifted = name == "labels" and self.packed.label_shift == "pre"
+                fixed[SHIFTED if shifted else name] = torch.from_numpy(values)
+        return RowBatch(fixed, ragged)
+
+    @cached_property
+    def _source_of_input(self) -> Int32:
+        """int32[inputs + 1], the number of each input's source; -1: none."""
+        numbers = np.full(len(self.facts.inputs) + 1, -1, np.int32)
+        for number, one in enumerate(self.facts.sources):
+            numbers[slice(*one.inputs)] = number
+        return numbers
+
+    def _sources_of(self, inputs: Int32) -> Int32:
+        """The numbers of the sources of inputs. Raises DataError for one of no source."""
+        known = self._source_of_input
+        sources = known[np.clip(inputs, -1, len(known) - 1)]
+        if len(sources) and sources.min() < 0:
+            raise DataError(
+                f"{self.path}: a segment is of input {inputs[sources < 0][0]}, which no source in "
+                f"{MANIFEST} has",
+                PACK_AGAIN,
+            )
+        return sources
 
 
-def _check_tokenizer(part: ResultRows, expected: str) -> None:
+def _check_alike(parts: Sequence[_Part], *, with_columns: bool) -> None:
+    """Raise DataError, naming both, for results of which no batch can be made.
+
+    `with_columns`: also where one has a column that another lacks. Pairs and other rows never go
+    together.
+    """
+    check_alike([part.packed for part in parts])
+    first = parts[0]
+    for other in parts[1:]:
+        unlike = {*first.columns} ^ {*other.columns}
+        if not with_columns:
+            unlike &= {PAIR, SIDE}
+        if unlike:
+            name = min(unlike)
+            has, lacks = (first, other) if name in first.columns else (other, first)
+            raise DataError(
+                f"{has.path} has a column {name}, {lacks.path} has none",
+                f"name columns that all have: columns=[...]; or {WITH_THE_SAME}",
+            )
+
+
+def _check_tokenizer(part: _Part, expected: str) -> None:
     if not re.fullmatch("([0-9a-fA-F]{64})?", expected):
         raise UsageError(
             f"tokenizer_sha256: {expected!r} is not a digest",
             "sha256sum tokenizer.json prints it",
         )
-    tokenizer = part.packed.facts.tokenizer
+    tokenizer = part.facts.tokenizer
     if tokenizer is None:
         description = "was packed from token ids, without a tokenizer"
     elif tokenizer.sha256 == expected.lower():

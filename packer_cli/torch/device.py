@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from packer_cli.errors import UsageError
-from packer_cli.torch.packed_batch import PackedBatch
+from packer_cli.torch.collate import PackedBatch
 
 # What losses and embeddings index by. Boundaries stay int32, as FlashAttention takes them.
 _WIDENED = ("input_ids", "labels", "shift_labels", "position_ids")

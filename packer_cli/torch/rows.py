@@ -13,48 +13,11 @@ from packer_cli._kernels import gathering
 from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import Int32, Int64
+from packer_cli.result.mapped import Lists
 from packer_cli.result.reader import PACK_AGAIN
 
 SOURCE = "source"
 RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE, PAIR, SIDE)
-
-
-@dataclass(frozen=True)
-class Lists:
-    """b lists of different lengths, end to end.
-
-    values  int32[k]
-    ends    int64[b + 1]: list i is values[ends[i]:ends[i + 1]]
-    """
-
-    values: Int32
-    ends: Int64
-
-    @classmethod
-    def of(cls, lists: Sequence[Any]) -> Lists:
-        arrays = [np.asarray(one, np.int32) for one in lists]
-        ends = np.cumsum([0, *map(len, arrays)])
-        return cls(np.concatenate(arrays) if arrays else np.empty(0, np.int32), ends)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Lists], order: Int64) -> Lists:
-        """List order[0], order[1], ... of all lists of `parts`."""
-        sizes = np.concatenate([np.diff(one.ends) for one in parts])
-        begins = (np.cumsum(sizes) - sizes)[order]
-        ends = np.concatenate([[0], np.cumsum(sizes[order])])
-        places = np.arange(ends[-1]) + np.repeat(begins - ends[:-1], sizes[order])
-        return cls(np.concatenate([one.values for one in parts])[places], ends)
-
-    def mapped(self, table: Int32) -> Lists:
-        """The same lists with table[value] for each value."""
-        return Lists(table[self.values], self.ends)
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def __getitem__(self, index: int) -> Int32:
-        place = range(len(self))[index]
-        return self.values[self.ends[place] : self.ends[place + 1]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +32,24 @@ class RowBatch:
 
     columns: dict[str, Any]
     ragged: dict[str, Lists]
+
+    @classmethod
+    def joined(cls, batches: Sequence[RowBatch], places: Sequence[Int64]) -> RowBatch:
+        """The rows of several batches of alike columns, those of each in its places."""
+        if len(batches) == 1:
+            return batches[0]
+        order = np.argsort(np.concatenate(places))
+        columns = {}
+        for name, values in batches[0].columns.items():
+            together = np.empty((len(order), *values.shape[1:]), values.numpy().dtype)
+            for batch, rows in zip(batches, places, strict=True):
+                together[rows] = batch.columns[name].numpy()  # a quarter of the time of torch's
+            columns[name] = torch.from_numpy(together)
+        ragged = {
+            name: Lists.joined([batch.ragged[name] for batch in batches], order)
+            for name in batches[0].ragged
+        }
+        return cls(columns, ragged)
 
     def __len__(self) -> int:
         return len(next(iter((self.columns or self.ragged).values())))

@@ -21,9 +21,10 @@ from packer_cli.config.strategies import canonical_name, keeps_order
 from packer_cli.errors import DataError, UsageError
 from packer_cli.packing.plan import PackPlan
 from packer_cli.packing.sequences import pack_sequences
-from packer_cli.torch.packed_batch import batch_of_rows, documents_of
-from packer_cli.torch.ranks import share_of_ranks
-from packer_cli.torch.rows import Lists, RowBatch
+from packer_cli.result.mapped import Lists
+from packer_cli.torch.collate import batch_of_rows, documents_of
+from packer_cli.torch.rows import RowBatch
+from packer_cli.torch.sampler import share_of_ranks
 
 
 class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is not typed here

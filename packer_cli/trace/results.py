@@ -12,15 +12,16 @@ import numpy as np
 
 from packer_cli.errors import UsageError
 from packer_cli.records import Int64
-from packer_cli.result.joined import (
+from packer_cli.result.opening import (
+    Paths,
     check_alike,
     fingerprint_of,
     joined_fingerprint,
     joined_stages,
+    open_packed,
     stages_of,
     tokens_of_each,
 )
-from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.origins import Origin, Origins
 from packer_cli.result.view import View
 from packer_cli.trace.rows import segments_of_rows

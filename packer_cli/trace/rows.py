@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError
@@ -25,41 +24,18 @@ def segments_of_rows(packed: PackedDirectory, numbers: Int64) -> tuple[Int64, In
     """Of n rows of a result (int64[4, s] segments as in `documents.py`, int64[n + 1] the first of
     each row). File, position and start are 0 where the result does not have them.
 
-    Every shard is gone through once. Raises DataError for what is missing or damaged.
+    Raises DataError for what is missing or damaged.
     """
-    found: dict[int, Int64] = {}
-    before = 0
-    for shard in packed.facts.shards:
-        wanted = np.unique(numbers[(numbers >= before) & (numbers < before + shard.rows)]) - before
-        if len(wanted):
-            packed.check_size(shard)
-            first = 0
-            for stored in packed.stored(shard):
-                inside = wanted[(wanted >= first) & (wanted < first + stored.num_rows)]
-                if len(inside):
-                    rows = _some_rows(stored, inside - first)
-                    _check(packed, shard.file, rows, inside)
-                    segments, ends = segments_in(rows), segments_of(rows)[2]
-                    pieces = np.split(segments, ends[1:-1], axis=1)
-                    found |= dict(zip((before + inside).tolist(), pieces, strict=True))
-                first += stored.num_rows
-                if first > wanted[-1]:
-                    break
-        before += shard.rows
     if len(numbers) == 0:
         return np.empty((4, 0), np.int64), np.zeros(1, np.int64)
-    each = [found[number] for number in numbers.tolist()]
-    return np.concatenate(each, axis=1), np.cumsum([0, *(one.shape[1] for one in each)])
+    names = [name for name in _COLUMNS if name in packed.stored_columns]
+    rows = packed.take(numbers, names)
+    _check(packed, rows, numbers)
+    return segments_in(rows), segments_of(rows)[2]
 
 
-def _some_rows(stored: Any, rows: Int64) -> Any:
-    """Some rows of a stored record batch, with the columns that say what segments are."""
-    names = [name for name in _COLUMNS if name in stored.schema.names]
-    return stored.select(names).take(pa.array(rows))
-
-
-def _check(packed: PackedDirectory, shard: str, rows: Any, numbers: Int64) -> None:
-    """Raise DataError for the first of some rows of a shard that breaks a rule."""
+def _check(packed: PackedDirectory, rows: Any, numbers: Int64) -> None:
+    """Raise DataError for the first of some rows that breaks a rule."""
     limits = RowLimits.of(packed.facts)
     if isinstance(packed, View):  # which places segments begin at does not matter
         limits = replace(limits, segment_multiple=1)
@@ -67,7 +43,8 @@ def _check(packed: PackedDirectory, shard: str, rows: Any, numbers: Int64) -> No
     if not broken and "segments" in rows.schema.names:
         broken = broken_sources(rows, np.arange(len(packed.facts.inputs)))
     if broken:
-        place = f"{packed.path / shard}: row {numbers[broken[0].row]}"
+        shard, row = packed.find(int(numbers[broken[0].row]))
+        place = f"{packed.path / shard.file}: row {row}"
         raise DataError(f"{place}: is damaged: {broken[0].rule}{broken[0].detail}", PACK_AGAIN)
 
 

@@ -27,7 +27,7 @@ from packer_cli.torch import (
     unpaired_collate,
     varlen_collate,
 )
-from packer_cli.torch import logps as scoring
+from packer_cli.torch import preference as scoring
 
 pytestmark = pytest.mark.filterwarnings("ignore", "error:::packer_cli")
 PAIRS = [Pair([1, 2], [3, 4], [5]), Pair([6], [7], [8, 9])]

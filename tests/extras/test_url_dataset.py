@@ -7,14 +7,18 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -25,13 +29,13 @@ from s3fs import S3FileSystem
 from support import packer
 from torch.utils.data import DataLoader
 
-from packer_cli import open_packed
+from packer_cli import open_packed, storage
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result import fetching
-from packer_cli.result.ahead import Ahead
+from packer_cli.result import cached, fetching
+from packer_cli.result.cache import Ahead
 from packer_cli.result.foresight import largest_window
 from packer_cli.steps.order import Order
-from packer_cli.torch import PackedDataset, PackedSampler, cached_rows, padded_collate
+from packer_cli.torch import PackedDataset, PackedSampler, padded_collate
 
 L = 64
 URL = "s3://bucket/some/out"
@@ -279,6 +283,42 @@ class TestFaults:
             dataset[-1]
 
 
+def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request has a timeout, and there are only so many."""
+    monkeypatch.setattr(storage, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/out"
+        with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout.*tried 3 times"):
+            PackedDataset(url, cache="cache")
+
+
+def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never silent, and a request ends all the same."""
+    monkeypatch.setattr(storage, "_TOTAL_SECONDS", 0.3)
+    monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            for _ in range(100):
+                connection.sendall(b" ")
+                time.sleep(0.05)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                Thread(target=answer, args=server.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/out"
+        with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout"):
+            PackedDataset(url, cache="cache")
+        server.shutdown(socket.SHUT_RDWR)
+
+
 def test_a_view_stays_local(proxy: s3_server.Proxy) -> None:
     Path("data.jsonl").write_text('{"input_ids": [1, 2, 3]}\n')
     assert packer("tokenize", "data.jsonl", "-o", "tokens", "-q").exit_code == 0
@@ -302,7 +342,9 @@ class TestRoom:
         self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch, workers: int
     ) -> None:
         """That is no waste: its sampler's order fits, whoever fetches the shards."""
-        monkeypatch.setattr(Ahead, "follow", lambda self, wanted: None)  # as if it were too slow
+        monkeypatch.setattr(
+            Ahead, "follow", lambda self, wanted, room: None
+        )  # as if it were too slow
         dataset = PackedDataset(URL, cache="cache", cache_bytes=150_000)
         both = dataset, PackedDataset(packed)
         share = {"rank": 0, "world_size": 64, "block_rows": 16, "window_blocks": 2}
@@ -315,7 +357,7 @@ class TestRoom:
         self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Or the disk would not have its space back."""
-        monkeypatch.setattr(cached_rows, "_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(cached, "_LOOK_SECONDS", 0.0)
         dataset, local = (
             PackedDataset(URL, cache="cache", cache_bytes=100_000),
             PackedDataset(packed),
@@ -327,7 +369,7 @@ class TestRoom:
         (kept,) = Path("cache").rglob("manifest-*")
         os.utime(kept, (0, 0))
         dataset[0]
-        assert kept.stat().st_mtime > 0  # what is read needs its manifest, however old that is
+        assert kept.stat().st_atime > 0  # what is read needs its manifest, however old that is
         maps, here = Path("/proc/self/maps").read_text().splitlines(), str(Path("cache").absolute())
         mapped = {line.split()[-2] for line in maps if "(deleted)" in line and here in line}
         assert len(mapped) <= 1  # the one that made room for the last
@@ -336,8 +378,8 @@ class TestRoom:
         self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """While one lets go of shards, others gather from them."""
-        monkeypatch.setattr(cached_rows, "_LOOK_SECONDS", 0.0)
-        monkeypatch.setattr(cached_rows, "_TURNS", 1000)  # each has an order of its own
+        monkeypatch.setattr(cached, "_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(cached, "_TURNS", 1000)  # each has an order of its own
         dataset = PackedDataset(URL, cache="cache", cache_bytes=200_000)
         local = PackedDataset(packed)
 

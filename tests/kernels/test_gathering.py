@@ -57,7 +57,7 @@ def test_rows_are_copied_from_their_spans(
         gathering.gather_rows(int64(rows), int64(firsts), addresses, width, out)
 
 
-@given(spans(), st.integers(0, 100), st.sampled_from([np.int32, np.int8]))
+@given(spans(), st.integers(0, 100), st.sampled_from([np.int64, np.int32, np.int8]))
 def test_lists_are_copied_from_their_spans(
     problem: tuple[list[int], list[int], list[int]], seed: int, kind: Any
 ) -> None:

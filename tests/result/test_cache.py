@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import hashlib
+import json
 import multiprocessing
 import os
 import shutil
 import signal
+import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,9 +28,9 @@ from support import packer, random_ids
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result import fetching
-from packer_cli.result.ahead import Ahead
-from packer_cli.result.cache import Cache
+from packer_cli.ownership import Folder
+from packer_cli.result import cache, fetching
+from packer_cli.result.cache import Ahead, Cache
 from packer_cli.result.cached import CachedDirectory, open_cached
 from packer_cli.result.foresight import Foresight
 from packer_cli.result.reader import PackedDirectory
@@ -268,6 +272,12 @@ class TestFaults:
         with pytest.raises(DataError, match="changed since the dataset was opened"):
             open_cached(url, Cache(Path("cache").absolute()), digest)
 
+    def test_fewer_rows_in_shards_than_in_all(self, url: str, place: Path) -> None:
+        said = json.loads((place / "manifest.json").read_text())
+        (place / "manifest.json").write_text(json.dumps(said | {"rows": said["rows"] + 5}))
+        with pytest.raises(DataError, match=r"its total is .* rows, its shards"):
+            opened(url).take(np.array([said["rows"] + 4]))
+
     def test_no_result(self, url: str, place: Path) -> None:
         (place / "manifest.json").unlink()
         with pytest.raises(DataError, match=r"has no manifest\.json"):
@@ -328,26 +338,104 @@ class TestForeignFiles:
         assert (inside / "notes").read_text() == "mine"
 
 
-def test_who_waits_for_room_takes_none(url: str) -> None:
-    """Or processes would wait for each other for ever, where what is no shard fills the cache."""
-    result = opened(url)
-    wanted = [result.wanted(shard) for shard in result.facts.shards[:2]]
-    cache = Cache(result.cache.folder, result.cache.used() + min(one.size or 0 for one in wanted))
-    cache.put("side", hashlib.sha256().hexdigest(), b"1")
-    errors: list[str] = []
+class TestTrust:
+    """Nothing is read that this cache has not written, unless its content is right."""
 
-    def read() -> None:
+    @pytest.fixture
+    def shard(self, url: str) -> Path:
+        """Shard 0 in the cache."""
+        result = opened(url)
+        content(result, 0)
+        return result.cache.path(f"shard-{result.facts.shards[0].sha256}")
+
+    @pytest.mark.parametrize("keeps_times", [False, True])
+    def test_flipped_bytes_are_fetched_again(
+        self, packed: Path, url: str, shard: Path, keeps_times: bool
+    ) -> None:
+        status = shard.stat()
+        whole = shard.read_bytes()
+        shard.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
+        if keeps_times:  # to the second, as archives do
+            os.utime(shard, (status.st_atime, int(status.st_mtime)))
+        assert content(opened(url), 0) == content(open_packed(packed), 0)
+        assert shard.read_bytes() == whole
+
+    def test_the_right_content_is_not_fetched_again(self, url: str, shard: Path) -> None:
+        os.utime(shard)
+        Bucket.requests.clear()
+        for _ in range(2):
+            content(opened(url), 0)
+        assert not shards_fetched()
+
+    @pytest.mark.parametrize("kind", ["shard", "manifest"])
+    def test_a_file_that_goes_while_it_is_looked_at(
+        self, packed: Path, url: str, shard: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another process makes room: it is fetched again, as if it had gone before."""
+
+        def goes(called: Callable[..., Any]) -> Callable[..., Any]:
+            def do(*given: Any) -> Any:
+                for path in shard.parent.glob(f"{kind}-{64 * '?'}"):
+                    path.unlink()
+                return called(*given)
+
+            return do
+
+        os.utime(shard)
+        result = opened(url)
+        if kind == "shard":
+            monkeypatch.setattr(cache, "content_digest", goes(cache.content_digest))
+        else:
+            monkeypatch.setattr(Folder, "open", goes(Folder.open))
+        again = open_cached(url, Cache(Path("cache").absolute()), result.digest)
+        assert content(again, 0) == content(open_packed(packed), 0)
+
+    def test_where_times_have_no_nanoseconds_everything_is_compared(
+        self, packed: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        utime = os.utime
+
+        def coarse(path: Any, ns: tuple[int, int], **more: Any) -> None:
+            utime(path, ns=(ns[0], ns[1] // 10**9 * 10**9), **more)
+
+        monkeypatch.setattr(os, "utime", coarse)
+        for _ in range(2):
+            result = opened(url)
+            assert content(result, 0) == content(open_packed(packed), 0)
+        (fetched,) = Counter(shards_fetched()).values()
+        assert fetched == -(-result.facts.shards[0].bytes // 2000)  # once
+
+    def test_a_kept_manifest_with_other_content(self, url: str) -> None:
+        result = opened(url)
+        kept = result.cache.path(f"manifest-{result.digest}")
+        kept.write_bytes(kept.read_bytes().replace(b'"rows":', b'"sowr":'))
+        again = open_cached(url, Cache(Path("cache").absolute()), result.digest)
+        assert again.facts == result.facts
+
+    @pytest.mark.parametrize("mode", [0o775, 0o757])
+    def test_a_folder_in_which_others_may_write(self, url: str, shard: Path, mode: int) -> None:
+        shard.parent.chmod(mode)
+        with pytest.raises(UsageError, match="others may write in it") as caught:
+            opened(url)
+        assert f"chmod go-w {shard.parent}" in caught.value.tip
+        shard.parent.chmod(0o755)
+        content(opened(url), 0)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+    def test_a_folder_of_somebody_else(self, url: str, shard: Path) -> None:
+        os.chown(shard.parent.parent, 12345, -1)
+        with pytest.raises(UsageError, match="belongs to another user"):
+            opened(url)
+
+    def test_a_umask_that_lets_groups_write(self, url: str) -> None:
+        before = os.umask(0o002)
         try:
-            cache.local("shard", wanted[0])
-        except UsageError as error:
-            errors.append(error.message)
-
-    reader = threading.Thread(target=read, daemon=True)
-    with cache._begun(f"shard-{wanted[1].sha256}", wanted[1].size):  # another, which waits
-        reader.start()
-        reader.join(20)
-        assert len(errors) == 1
-        assert "are needed for a shard and what goes with it" in errors[0]
+            content(opened(url), 0)
+        finally:
+            os.umask(before)
+        content(opened(url), 0)
+        (shard,) = Path("cache").rglob("shard-*")
+        assert [stat.S_IMODE(one.stat().st_mode) for one in shard.parents[:2]] == [0o700, 0o700]
 
 
 def test_two_results_share_a_cache(packed: Path, url: str, place: Path) -> None:
@@ -373,22 +461,20 @@ def test_what_is_not_used_goes_first(url: str) -> None:
 
 
 def test_manifests_of_results_that_nobody_uses_go(packed: Path, url: str, place: Path) -> None:
-    """As when a result is packed anew every night: they would fill the cache, a few at a time."""
+    """As when a result is packed anew every night."""
     result = opened(url, 120_000)
     for night in range(20):
-        manifest = hashlib.sha256(bytes([night]))
-        result.cache.put("manifest", manifest.hexdigest(), bytes(20_000))
-        kept = list(Path("cache").rglob("manifest-*"))
-        assert len(kept) <= 6  # all of the room
-        for path in kept:
-            if result.digest not in path.name:
-                os.utime(path, (0, 0))
-        room = result.cache.room()
-        assert room > 110_000
+        sha256 = hashlib.sha256(bytes([night])).hexdigest()
+        result.cache.put("manifest", sha256, bytes(20_000))
+        os.utime(result.cache.path(f"manifest-{sha256}"), (time.time() - 2 * 86400,) * 2)
+        result.cache.touch([result.digest], "manifest")
     for number in range(len(result.facts.shards)):
         assert content(result, number) == content(open_packed(packed), number)
+        result.cache.touch([result.digest], "manifest")
     assert sum(files().values()) - files()["owner.json"] <= 120_000
-    assert f"manifest-{result.digest}" in files()
+    assert [name for name in files() if name.startswith("manifest")] == [
+        f"manifest-{result.digest}"
+    ]
 
 
 def test_the_manifest_of_a_result_that_is_opened_again_is_in_use(url: str) -> None:
@@ -397,7 +483,29 @@ def test_the_manifest_of_a_result_that_is_opened_again_is_in_use(url: str) -> No
         (kept,) = Path("cache").rglob(f"manifest-{digest}")
         os.utime(kept, (0, 0))
         open_cached(url, Cache(Path("cache").absolute(), 120_000), again)
-        assert kept.stat().st_mtime > 0
+        assert kept.stat().st_atime > 0
+
+
+def test_a_manifest_goes_after_the_shards(url: str) -> None:
+    """As long as it was used today."""
+    result = opened(url, 120_000)
+    hour_ago = time.time() - 3600
+    os.utime(result.cache.path(f"manifest-{result.digest}"), (hour_ago, hour_ago))
+    for number in range(len(result.facts.shards)):
+        content(result, number)
+    assert not result.holds(result.facts.shards[0])
+    assert f"manifest-{result.digest}" in files()
+
+
+def test_a_copy_of_a_cache_on_a_full_disk(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared, and takes no room."""
+    for number in range(len(opened(url).facts.shards)):
+        content(opened(url), number)
+    shutil.copytree("cache", "copy", copy_function=shutil.copyfile)
+    monkeypatch.setattr(Cache, "free", lambda self: 1000)
+    Bucket.requests.clear()
+    content(open_cached(url, Cache(Path("copy").absolute())), 0)
+    assert not shards_fetched()
 
 
 def test_what_is_mapped_stays_when_it_goes(packed: Path, url: str) -> None:
@@ -470,22 +578,32 @@ class TestAhead:
         result = opened(url, 120_000)
         shards, ahead = result.facts.shards, Ahead(result.cache)
         wanted = [result.wanted(shard) for shard in shards]
-        room, fitting = result.cache.room(), 0
-        for shard in shards:
-            room -= shard.bytes
-            fitting += room >= 0
+        room = 120_000 - result.beside_shards
+        fitting = int((np.cumsum([shard.bytes for shard in shards]) <= room).sum())
         assert 3 < fitting < len(shards)
-        ahead.follow(wanted)
+        ahead.follow(wanted, room)
         assert waited(lambda: all(map(result.holds, shards[:fitting])))
-        ahead.follow(wanted[2 : 2 + fitting - 2])
+        ahead.follow(wanted[2 : 2 + fitting - 2], room)
         assert waited(lambda: not threads())
         assert all(map(result.holds, shards[:fitting]))
+
+    def test_what_another_process_fetches_is_tried_again(self, url: str) -> None:
+        result = opened(url)
+        wanted = result.wanted(result.facts.shards[0])
+        part = result.cache.path(f"shard-{wanted.sha256}.part")
+        with open(part, "w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            Ahead(result.cache).follow([wanted], 1 << 30)
+            time.sleep(0.2)
+            assert threads()
+            part.unlink()
+        assert waited(lambda: result.holds(result.facts.shards[0]))
 
     def test_an_error_is_left_to_who_reads(self, url: str, place: Path) -> None:
         result = opened(url)
         shards = result.facts.shards
         (place / shards[1].file).unlink()
-        Ahead(result.cache).follow([result.wanted(shard) for shard in shards])
+        Ahead(result.cache).follow([result.wanted(shard) for shard in shards], 1 << 30)
         assert waited(lambda: not threads())
         assert [result.holds(shard) for shard in shards].count(False) == 1
         with pytest.raises(DataError, match="no such file"):
@@ -505,7 +623,7 @@ class TestAhead:
         Bucket.disturb = staticmethod(disturb)
         ahead = Ahead(result.cache)
         wanted = [result.wanted(shard) for shard in result.facts.shards]
-        ahead.follow(wanted)
+        ahead.follow(wanted, 1 << 30)
         assert begun.wait(30)
         number = len(wanted) - 1  # which no thread has begun
         expected = content(open_packed(packed), number)
@@ -513,7 +631,7 @@ class TestAhead:
         def copy() -> None:
             go_on.set()  # its own
             assert content(result, number) == expected
-            ahead.follow(wanted[5:])
+            ahead.follow(wanted[5:], 1 << 30)
             os._exit(7)
 
         child = FORK.Process(target=copy)
@@ -551,7 +669,7 @@ class TestForesight:
         Foresight([enough], enough.cache).check_order([], 16, 1, shuffled=False)
 
     def test_a_word_about_what_is_fetched_often(self, url: str) -> None:
-        result = opened(url, 100_000)
+        result = opened(url, 110_000)
         with pytest.warns(UserWarning, match="an epoch fetches shards about"):
             Foresight([result], result.cache).check_order([], 2, 2)
 

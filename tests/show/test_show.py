@@ -203,8 +203,8 @@ def test_directories_without_a_result(packed: Path) -> None:
     assert_error(packer("show", "out"), 1, "out: has no manifest.json")
 
 
-def change_shard(change: Callable[[dict[str, Any]], None], **metadata: str) -> None:
-    """Rewrite the only shard: `change` its columns as lists, and the schema's metadata."""
+def change_shard(change: Callable[[dict[str, Any]], None], **metadata: object) -> None:
+    """Rewrite the only shard: `change` its columns as lists, and what it and the manifest say."""
     (path,) = Path("out").glob("shard-*.arrow")
     with pa.ipc.open_stream(path.read_bytes()) as reader:
         table = reader.read_all()
@@ -220,6 +220,7 @@ def change_shard(change: Callable[[dict[str, Any]], None], **metadata: str) -> N
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
     rewrite(lambda manifest: manifest["shards"][0].update(bytes=path.stat().st_size))
+    rewrite(lambda manifest: manifest["config"].update(metadata, columns=list(columns)))
 
 
 @pytest.mark.parametrize(
@@ -252,8 +253,7 @@ def test_segments_that_begin_at_multiples(packed: Path) -> None:
         columns["cu_seqlens_padded"] = [[0, 8, 16], *columns["cu_seqlens"][1:]]
 
     before = show()
-    change_shard(spread)
-    rewrite(lambda manifest: manifest["config"].update(segment_multiple=8))
+    change_shard(spread, segment_multiple=8)
     assert show() == before
     change_shard(lambda columns: columns["cu_seqlens_padded"].__setitem__(0, [0, 12, 20]))
     assert_error(packer("show", "out"), 1, "cu_seqlens_padded is not cu_seqlens in multiples of 8")
