@@ -176,6 +176,10 @@ class AssistantSpans:
         """
         if not self._prompted:
             return spans
+        if spans is not None and self._template.prompt_is_constant:
+            asks = self._prompt
+            start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
+            return _from_prompt(spans, text, turn, start, exact=start == turn.start + len(asks))
         before = messages[:number]
         try:
             prompt = self._template.render(before, tools, add_generation_prompt=True).text
@@ -186,13 +190,9 @@ class AssistantSpans:
                 start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
         except RefusedError:
             return spans
-        if not text[turn.start : start].strip():
-            return spans
         if spans is not None:
-            first, *others = spans
-            exact = start == len(prompt)
-            return [(start if exact else max(first[0], start), max(start, first[1])), *others]
-        if holds_others:
+            return _from_prompt(spans, text, turn, start, exact=start == len(prompt))
+        if holds_others or not text[turn.start : start].strip():
             return None
         try:
             after = self._template.render(messages[: number + 1], tools).text
@@ -299,6 +299,16 @@ class AssistantSpans:
             if message.get("role") != ASSISTANT and not in_tags.isdisjoint(marks):
                 return f"its {{% generation %}} tags hold words of role {message.get('role')}"
         return None
+
+
+def _from_prompt(
+    spans: list[Span], text: str, turn: Turn, start: int, *, exact: bool
+) -> list[Span]:
+    """The spans of a turn whose prompt ends at `start`; `exact`: as far as it goes."""
+    if not text[turn.start : start].strip():
+        return spans
+    first, *others = spans
+    return [(start if exact else max(first[0], start), max(start, first[1])), *others]
 
 
 def _keep(known: dict[Any, Any], structure: Any, told: Any) -> None:

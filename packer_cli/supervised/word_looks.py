@@ -29,10 +29,12 @@ _SPELLED = ("find", "rfind", "index", "rindex", "count", "startswith", "endswith
 _TOLD = ("find", "rfind", "index", "rindex", "count", "startswith", "endswith")  # are no words
 _TRIMMED = ("strip", "lstrip", "rstrip")
 _WRITTEN = ("upper", "lower", "title", "capitalize", "join", "items", "keys", "values", "format")
+_ALTERED = ("upper", "lower", "title", "capitalize", "swapcase", "casefold", "join", "format")
+_COUNTED = ("index", "index0", "revindex", "revindex0", "length")  # of loops
 _LENGTHS = ("length", "count")
 _CHOOSING = ("selectattr", "rejectattr")
 _DEEP_FILTERS = ("select", "reject", "sort", "unique", "groupby", "min", "max", "sum", "wordcount",
-                 "truncate", "batch", "slice", "int", "float", "dictsort")  # fmt: skip
+                 "truncate", "batch", "slice", "int", "float")  # fmt: skip
 _TESTS = ("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "boolean",
           "true", "false", "number", "integer", "float", "callable", "sameas")  # fmt: skip
 _EQUAL = ("equalto", "eq", "==", "ne", "!=")
@@ -145,6 +147,8 @@ class _Analysis:
     words     names of variables, and of what namespaces hold, with words in them
     lists     those that are lists of messages or calls, or pieces of a text
     records   those that are messages or calls
+    altered   those of words in other case, or joined
+    built     those of words that are put together with others
     constants texts of variables that are only ever set to one
     outside   variables that words are compared with, and that the template does not set
     """
@@ -152,7 +156,7 @@ class _Analysis:
     def __init__(self, given: str, own: set[str]) -> None:
         self._own, self.outside = own, set[str]()
         self.words, self.lists = {given}, {"messages", "tools"}
-        self.records = set[str]()
+        self.records, self.altered, self.built = set[str](), set[str](), set[str]()
         self.constants: dict[str, set[str]] = {}
         self.changing = set[str]()
         self.macros: dict[str, list[str]] = {}
@@ -160,7 +164,15 @@ class _Analysis:
 
     @property
     def size(self) -> int:
-        sets = self.words, self.lists, self.records, self.macros, self.changing
+        sets = (
+            self.words,
+            self.lists,
+            self.altered,
+            self.built,
+            self.macros,
+            self.changing,
+            self.records,
+        )
         return sum(map(len, sets))
 
     # -- Statements
@@ -181,6 +193,7 @@ class _Analysis:
             case nodes.For():
                 if self._of(node.iter):
                     self._set(node.target)
+                    self.deep |= not self._is_list(node.iter) and _counts_characters(node)
                 if isinstance(node.target, nodes.Name) and self._is_records(node.iter):
                     self.records.add(node.target.name)
                 if node.test is not None:
@@ -188,6 +201,10 @@ class _Analysis:
                 self.visit_all([*node.body, *node.else_])
             case nodes.Assign():
                 self._assign(node)
+            case nodes.With():
+                for target, value in zip(node.targets, node.values, strict=True):
+                    self._assign(nodes.Assign(target, value))
+                self.visit_all(node.body)
             case nodes.AssignBlock():
                 self._set(node.target)
                 self.visit_all(node.body)
@@ -220,6 +237,10 @@ class _Analysis:
                 self.records.add(target.name)
         if self._of(value):
             self._set(target)
+            if self._is_altered(value, built=False):
+                self.altered.add(_place_of(target))
+            elif self._is_altered(value, whole=True):
+                self.built.add(_place_of(target))
 
     def _set(self, target: nodes.Node) -> None:
         if isinstance(target, nodes.NSRef):
@@ -309,7 +330,9 @@ class _Analysis:
         of_words = self._any(node.args)
         if node.name in _EQUAL and node.args and (words or of_words):
             self._look_for(node.args[0] if words else node.node)
+            self.deep |= self._is_altered(node, whole=_constant(node.args) != "")
         elif node.name == "in" and node.args and (words or of_words):
+            self.deep |= self._is_altered(node)
             self._look_in(node.node, node.args[0], words=words, of_words=of_words)
         elif words and node.name not in _TESTS:
             self.deep = True
@@ -323,6 +346,9 @@ class _Analysis:
                 left = operand.expr
                 continue
             words, of_words = self._of(left), self._of(right)
+            if (words or of_words) and "" not in (_constant([left]), _constant([right])):
+                whole = operand.op in ("eq", "ne")
+                self.deep |= self._is_altered(left if words else right, whole=whole)
             if operand.op in ("in", "notin"):
                 self._look_in(left, right, words=words, of_words=of_words)
             elif (words or of_words) and operand.op in ("eq", "ne"):
@@ -374,11 +400,13 @@ class _Analysis:
             return any(of_words)
         words, name = self._of(node.node.node), node.node.attr
         if not words:
+            self.deep |= any(of_words) and name not in (*_WRITTEN, "append")
             return any(of_words)
         if name == "get" and node.args and isinstance(key := _constant(node.args[:1]), str):
             return self._item(node.node.node, key) or any(of_words)
         if name in _SPELLED and node.args:
             self._look_for(node.args[0])
+            self.deep |= self._is_altered(node.node.node)
             return name not in _TOLD
         if name in _TRIMMED:
             characters = _constant(node.args[:1]) if node.args else ""
@@ -386,6 +414,30 @@ class _Analysis:
         elif name not in _WRITTEN and name != "append":
             self.deep = True
         return True
+
+    def _is_altered(self, node: nodes.Node, *, whole: bool = False, built: bool = True) -> bool:
+        """Whether words are not as the record has them: a text in them may not be in that.
+
+        `whole`: whether the value is compared as a whole; if it is only looked into, what variables
+        have around words makes no difference, as in `<think>` with a thought. `built`: whether
+        words put together count.
+        """
+        match node:
+            case nodes.Concat() | nodes.Add() if built:
+                return True
+            case nodes.Filter() if node.name in _ALTERED:
+                return True
+            case nodes.Call() if getattr(node.node, "attr", None) in _ALTERED:
+                return True
+            case nodes.Name() | nodes.Getattr():
+                place = _place_of(node)
+                if place in self.altered or (whole and place in self.built):
+                    return True
+            case nodes.Getitem():  # not its index
+                return self._is_altered(node.node, whole=whole, built=built)
+        return any(
+            self._is_altered(one, whole=whole, built=built) for one in node.iter_child_nodes()
+        )
 
     def _is_record(self, node: Any) -> bool:
         """Whether it is a message, a tool or a call: no text in any case."""
@@ -415,6 +467,20 @@ class _Analysis:
         return False
 
 
+def _counts_characters(node: nodes.For) -> bool:
+    """Whether a loop may count the characters of a text: it asks for no field of what it goes over,
+    as of a part of content, nor for names along with values, and it counts.
+    """
+    name = _name_of(node.target)
+    fields: Iterable[Any] = node.find_all((nodes.Getattr, nodes.Getitem))
+    counts = node.find(nodes.NSRef) is not None
+    for field in fields:
+        if _name_of(field.node) == name:
+            return False
+        counts |= _name_of(field.node) == "loop" and getattr(field, "attr", "") in _COUNTED
+    return name is not None and counts
+
+
 def _only_refuses(node: nodes.If) -> bool:
     """Whether a condition decides whether the conversation is refused, and nothing else."""
     if node.elif_ or node.else_:
@@ -434,6 +500,15 @@ def _is_blank(node: Any) -> bool:
 
 def _name_of(node: Any) -> str | None:
     return node.name if isinstance(node, nodes.Name) else None
+
+
+def _place_of(node: Any) -> str:
+    """The name of a variable, or of what a namespace holds; "" for others."""
+    if isinstance(node, nodes.NSRef):
+        return f"{node.name}.{node.attr}"
+    if isinstance(node, nodes.Getattr):
+        return f"{_name_of(node.node)}.{node.attr}"
+    return _name_of(node) or ""
 
 
 def _constant(given: list[Any]) -> Any:

@@ -72,14 +72,47 @@ TEMPLATES = {
     "by a field": _mode("messages[0].name == 'ann'"),
     "by a flag": _mode("messages[0].brief"),
     "by a name in the header": _mode("messages[0].name", "<{{ messages[0].name }}>"),
+    "by a name's length": _mode("messages[0].name | length > 3"),
+    "by a weight": _mode("messages[0].weight == 1"),
+    "by a weight, the message left out": _mode("false").replace(
+        "<|{{ m.role }}|>", "{% if m.role == 'system' and m.weight %}{{ m.name }}{% continue %}"
+        "{% endif %}<|{{ m.role }}|>", 1,
+    ),
+    "by the number of tools": _mode("tools and tools | length > 1"),
+    "by the type of a tool": _mode("tools and tools[0].function.parameters.type == 'object'"),
+    "by a number in a tool": _mode("tools and tools[0].function.parameters.most == 3"),
+    "by an argument of a call": _mode(
+        "i > 2 and messages[i - 2].tool_calls "
+        "and messages[i - 2].tool_calls[0].function.arguments.hide"
+    ),
+    "in any case": _mode("'be kind' in messages[0].content | lower"),
+    "in any case, by a method": _mode("messages[0].content.upper().startswith('JA')"),
+    "in any case, by a variable": "{% set first = messages[0].content | lower %}"
+    + _mode("'be kind' in first"),
+    "by a word with a name": "{% with c = messages[0].content %}" + _mode("'ja' in c")
+    + "{% endwith %}",
+    "by words put together": _mode("('x' ~ messages[0].content) == 'xja'"),
+    "by words joined": _mode("'ja' in messages[:1] | map(attribute='content') | join('|')"),
+    "by a table of words": _mode("{'ja': true}.get(messages[0].content)"),
+    "by counting characters": "{% set ns = namespace(n=0) %}{% for c in messages[0].content %}"
+    "{% set ns.n = ns.n + 1 %}{% endfor %}" + _mode("ns.n > 12"),
     "by reasoning far away": _mode(
         "messages[:i] | selectattr('reasoning_content') | list | length"
     ),
     "by calls far away": _mode("messages[:i] | selectattr('tool_calls') | list | length"),
+    "by what changed": "{% set ns = namespace(same=false) %}{% for m in messages[:2] %}"
+    "{% if not loop.changed(m.content) %}{% set ns.same = true %}{% endif %}{% endfor %}"
+    + _mode("ns.same and i > 1"),
     "by distance": "{% set ns = namespace(last=-9) %}" + _mode("i - ns.last > 2").replace(
         "<|{{ m", "{% if 'ja' in m.content %}{% set ns.last = i %}{% endif %}<|{{ m", 1
     ),
 }  # fmt: skip
+
+
+_TOOLS = [
+    {"type": "function", "function": {"name": "f", "parameters": {"type": kind, "most": most}}}
+    for kind in ("object", "string") for most in (2, 3)
+]  # fmt: skip
 
 
 def talks(count: int, seed: int) -> list[Json]:
@@ -107,21 +140,28 @@ def talks(count: int, seed: int) -> list[Json]:
             if rng.random() < 0.2:
                 more["reasoning_content"] = text()
             if rng.random() < 0.2:
+                arguments = rng.choice(({}, {"hide": True}, {"hide": False}))
                 more["tool_calls"] = [
-                    {"type": "function", "function": {"name": "f", "arguments": {}}}
+                    {"type": "function", "function": {"name": "f", "arguments": arguments}}
                 ]
             messages += [user(text()), assistant(text(), **more)]
         if rng.random() < 0.3:
             messages[0]["name"] = rng.choice(("ann", "anna", "bob"))
         if rng.random() < 0.3:
             messages[0]["brief"] = rng.random() < 0.5
+        if rng.random() < 0.3:
+            messages[0]["weight"] = rng.choice((0, 1))
         made.append(chat(*messages))
+        if rng.random() < 0.3:
+            made[-1]["tools"] = rng.choices(_TOOLS, k=rng.choice((1, 2)))
     return made
 
 
 @cache
 def _compiled(template: str) -> Any:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = json.dumps
     return environment.from_string(template)
 
@@ -131,7 +171,8 @@ def oracle(template: str, record: Json) -> str:
 
     def text(count: int, *, prompt: bool = False) -> str:
         messages = record["messages"][:count]
-        return str(_compiled(template).render(messages=messages, add_generation_prompt=prompt))
+        given = {"messages": messages, "tools": record.get("tools")}
+        return str(_compiled(template).render(**given, add_generation_prompt=prompt))
 
     shown, at = "", 0
     whole = text(len(record["messages"]))
