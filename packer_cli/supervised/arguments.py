@@ -22,7 +22,6 @@ from packer_cli.errors import UsageError, nearest
 from packer_cli.supervised.chat_template import environment
 from packer_cli.supervised.messages import MalformedError, kind_of
 from packer_cli.supervised.template_variables import read_from_outside
-from packer_cli.supervised.word_looks import mentions_in
 
 PASSED = ("messages", "tools", "add_generation_prompt")
 _OWN = "_packer_"
@@ -124,12 +123,6 @@ def reads_of(source: str) -> Reads:
     for name, is_asked in _uses(tree, asked=False):
         (asked if is_asked else used).add(name)
     return Reads(read, read & (asked - used))
-
-
-@lru_cache(maxsize=8)
-def mentions_of(source: str) -> frozenset[str]:
-    """All names of attributes and all texts in a template: it reads no key but these."""
-    return mentions_in(environment(computes=False).parse(source))
 
 
 def _uses(node: nodes.Node, *, asked: bool) -> Iterator[tuple[str, bool]]:

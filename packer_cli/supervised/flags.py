@@ -23,8 +23,8 @@ _TRAINED = ("weight", "train", "training", "loss", "loss_weight")
 _MASKED = ("masking", "masked")
 DETAIL = "train_detail"
 FLAGS = (*_TRAINED, *_MASKED)
-_OF_TRAINING = frozenset((*FLAGS, DETAIL))
-_CONTEXT = "train"
+CONTEXT = "\0context"  # a note of packer, and no field of the record
+_OF_TRAINING = frozenset((*FLAGS, DETAIL, CONTEXT))
 _EDGES = ("begin_offset", "end_offset")
 _Message = dict[str, Any]
 _Range = tuple[int, int]
@@ -37,7 +37,7 @@ class Noted(list[dict[str, Any]]):
 def without_notes(message: _Message) -> _Message:
     """The message as its chat template gets it: with what the record has, and no more."""
     if is_context(message):
-        message = {key: value for key, value in message.items() if key != _CONTEXT}
+        message = {key: value for key, value in message.items() if key != CONTEXT}
     if isinstance(message.get(DETAIL), Noted):
         message = {key: value for key, value in message.items() if key != DETAIL}
     return message
@@ -45,7 +45,7 @@ def without_notes(message: _Message) -> _Message:
 
 def as_context(message: _Message) -> _Message:
     """The same message, not trained on by the choice of the user, which no flag can say."""
-    return message | {_CONTEXT: None}
+    return message | {CONTEXT: True}
 
 
 def any_flags(messages: Iterable[Mapping[str, Any]]) -> bool:
@@ -54,8 +54,8 @@ def any_flags(messages: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def is_context(message: Mapping[str, Any]) -> bool:
-    """Whether `as_context` made it. Messages as they are parsed have no nulls; their parts may."""
-    return message.get(_CONTEXT, 1) is None
+    """Whether `as_context` made it."""
+    return CONTEXT in message
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from packer_cli._kernels.looking import is_plain
 from packer_cli.config.field_tips import key_options, written
 from packer_cli.errors import named
 from packer_cli.supervised.flags import (
+    CONTEXT,
     DETAIL,
     FLAGS,
     as_context,
@@ -46,8 +47,8 @@ _PARSED = frozenset(("function_call", "tool_calls", *REASONING, *FLAGS, DETAIL))
 
 # What packer reads of a message, and names that tie calls to results.
 KNOWN_KEYS = frozenset(
-    ("role", "content", *REASONING, *FLAGS, DETAIL, "tool_calls", "function_call", "tool_call_id",
-     "name", "id")
+    ("role", "content", *REASONING, *FLAGS, DETAIL, CONTEXT, "tool_calls", "function_call",
+     "tool_call_id", "name", "id")
 )  # fmt: skip
 
 

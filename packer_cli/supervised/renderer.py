@@ -12,7 +12,7 @@ import msgspec
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import ARGUMENTS
 from packer_cli.errors import InternalError, UsageError
-from packer_cli.supervised.arguments import mentions_of, reads_of
+from packer_cli.supervised.arguments import reads_of
 from packer_cli.supervised.chat_template import ChatTemplate, RefusedError, Rendering
 from packer_cli.supervised.edges import Span, common_prefix
 from packer_cli.supervised.flags import DETAIL, any_flags, is_context, is_trained, without_notes
@@ -228,7 +228,7 @@ class Renderer:
             if not message.keys() <= KNOWN_KEYS:
                 names += [
                     f"messages.{key}"
-                    for key in message.keys() - KNOWN_KEYS - mentions_of(source)
+                    for key in message.keys() - KNOWN_KEYS - self._template.mentions
                     if f'"{key}"' not in text
                 ]
         if conversation.arguments:

@@ -214,6 +214,12 @@ _ASKED, _SAID = user("Hi"), assistant("Yes")
 _AGAIN = [_ASKED, assistant("No"), user("Bye"), _SAID]
 
 
+def test_a_template_gets_the_flags_of_records(folder: Any) -> None:
+    record = {"messages": [_ASKED, assistant("No", train=True), _SAID]}
+    [text] = pack_marked([record], "--train-on", "final", template=WHOLE_MESSAGES)
+    assert '{"role": "assistant", "content": "No", "train": true}' in text
+
+
 @pytest.mark.parametrize(
     ("record", "options"),
     [

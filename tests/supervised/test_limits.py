@@ -160,11 +160,18 @@ def test_verify_is_held_to_the_limits_too(folder: Path, monkeypatch: pytest.Monk
     assert result.exit_code == 0, (result.stdout, result.stderr)
 
 
-def test_a_conversation_of_many_messages_keeps_to_the_limit(folder: Path) -> None:
+LOOKS_FOR_A_WORD = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if '?' in m.content %}{% endif %}{{ m.content }}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [TAGS, LOOKS_FOR_A_WORD])
+def test_a_conversation_of_many_messages_keeps_to_the_limit(folder: Path, template: str) -> None:
     """Time grows with its length, not with the square of it."""
     turns = [(user(f"{i}?"), assistant(f"{i}!")) for i in range(30_000)]
     write([chat(*(message for turn in turns for message in turn))])
-    how = options(TAGS, "--overlong", "truncate", "--max-seconds-per-record", 5)
+    how = options(template, "--overlong", "truncate", "--max-seconds-per-record", 5)
     assert packer("pack", "data.jsonl", *how).exit_code == 0
 
 
