@@ -214,6 +214,8 @@ KINDS = {
     ),
     "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
 }
+# Fields that no shape requires.
+OPTIONAL = frozenset(own for kind in KINDS.values() for own in kind.optional) - {"prompt"}
 # Records of preference are pairs, or single answers with a label, which only --shape asks for.
 _FORMS = {
     PREFERENCE: (

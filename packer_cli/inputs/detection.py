@@ -12,7 +12,15 @@ from packer_cli import storage
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.field_tips import options_for, role_options, written
 from packer_cli.config.pair_rules import refuse_labels_among_pairs
-from packer_cli.config.shapes import MESSAGE_KEYS, PREFERENCE, Shape, find_shape, joined, may_hold
+from packer_cli.config.shapes import (
+    MESSAGE_KEYS,
+    OPTIONAL,
+    PREFERENCE,
+    Shape,
+    find_shape,
+    joined,
+    may_hold,
+)
 from packer_cli.errors import DamagedInputError, DataError, PackerError
 from packer_cli.inputs.formats import beginning, holds_documents, reader_for
 from packer_cli.records import InputFile
@@ -127,6 +135,7 @@ def _shape_of(
         return None  # the unit that reads it leaves it out
     if fields is None:
         return None
+    fields = [*fields, *_held_later(file, fields, config)]
     there = {own: name for own, name in config.renamed.items() if may_hold(fields, name)}
     try:
         shape = _found(file, fields, config, config.renamed)
@@ -147,6 +156,25 @@ def _shape_of(
     if shape.kind in ("prompt-completion", PREFERENCE) and reader.holds_tokens:
         return replace(shape, of_messages=_pairs_messages(file, shape, config))
     return shape
+
+
+def _held_later(file: InputFile, fields: list[str], config: DocumentConfig) -> list[str]:
+    """Columns of optional fields, as --field maps them, that only other records at the file's
+    beginning have.
+    """
+    columns = [name for own, name in config.renamed.items()
+               if own in OPTIONAL and not may_hold(fields, name)]  # fmt: skip
+    if not columns or not fields:
+        return []
+    own = {f"field_{number}": name for number, name in enumerate(columns)}
+    every = Shape("messages", {"messages": fields[0], **own})
+    found = set[str]()
+    with suppress(PackerError):
+        part = beginning(file, _BEGINNING)
+        for records in reader_for(file.format).read(file, part, every, config, peek=True):
+            for values in records.fields or []:
+                found.update(own[one] for one in own if values.get(one) is not None)
+    return sorted(found)
 
 
 def _found(

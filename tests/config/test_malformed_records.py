@@ -62,10 +62,6 @@ MALFORMED = {
         {"instruction": None, "output": "a"},
         "field 'instruction' is null",
     ),
-    "input is a list": (
-        {"instruction": "a", "input": [], "output": "a"},
-        "field 'input' is a list",
-    ),
     "output is an object": ({"instruction": "a", "output": {}}, "field 'output' is an object"),
 }
 

@@ -459,6 +459,14 @@ def test_a_field_is_for_the_files_that_have_it(folder: Path) -> None:
     assert_error(done, 1, "a.jsonl: records have no 'chose'; fields found: question, answer")
 
 
+def test_a_field_that_the_first_record_lacks(folder: Path) -> None:
+    records = [ASKED, ASKED | {"more": {"about": "A passage."}}]
+    passage = "Say hi.\nA passage.⟦Hello<eos>⟧"
+    assert pack_marked(records, "--field", "context=more.about") == [PAIR, passage]
+    wrong = run(records, "--field", "context=more.abuot")
+    assert_error(wrong, 1, "records have no 'more.abuot'; fields found: question, answer")
+
+
 @pytest.mark.parametrize(
     ("record", "text"),
     [
