@@ -19,10 +19,13 @@ from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized, opened, shape_of
 from packer_cli.plan.outcome import estimated, grown_documents
 from packer_cli.plan.run import Plan, plan, plan_files
-from packer_cli.plan.untokenized import held, lessened, samples_of
+from packer_cli.plan.sample import weight_of
+from packer_cli.plan.untokenized import Sample, held, lessened, samples_of
 from packer_cli.records import Notify
 from packer_cli.run.chosen import Chosen
 from packer_cli.run.recipe import Raw, rows_of, tokenized_before, untokenized
+
+_MOST_BYTES = 256 << 20  # of raw text that is read whole into memory
 
 
 def plan_recipe(
@@ -52,6 +55,18 @@ def plan_recipe(
     ]  # fmt: skip
 
 
+def _refuse_large(samples: Sequence[Sample]) -> None:
+    """Raise UsageError for more raw text than is to be held in memory beside a directory."""
+    size = sum(weight_of(unit.slices) for one in samples for unit in one.units)
+    if size > _MOST_BYTES:
+        raise UsageError(
+            f"{samples[0].run.files[0].path}: not tokenized yet, beside a source that is a "
+            f"tokenized directory: {size >> 20:,} MB of raw text would be read into memory, "
+            f"expected at most {_MOST_BYTES >> 20} MB",
+            "run packer tokenize first, and name its output directories in the recipe",
+        )
+
+
 def _estimated(
     recipe: Recipe,
     directories: list[list[str]],
@@ -66,6 +81,10 @@ def _estimated(
     every = [one for its in directories for one in its]
     is_mixed = len(every) > len(raw)  # of a directory, no sample can be taken
     samples = samples_of(recipe, raw, 1.0 if is_mixed else sample, notify, warn)
+    if is_mixed:
+        _refuse_large(samples)
+    if is_mixed and sample is not None and sample < 1:
+        warn("warning: --sample is not followed: a source is a tokenized directory, so all is read")
     share = min(one.weight for one in samples)
     units = sum(len(one.units) for one in samples), sum(len(one.run.units) for one in samples)
     whole = "everything, and is exact" if share == 1 else f"{share:.1%}, and is an estimate"

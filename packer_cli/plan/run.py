@@ -249,7 +249,7 @@ def _check(config: PackConfig, counts: Sequence[tuple[Counts, int]]) -> None:
                 f"{one.encoded_tokens} tokens were encoded, but {one.tokens} placed, "
                 f"{one.truncated_tokens} truncated and {one.dropped_tokens} dropped"
             )
-        bad += one.rejected_records // copies
+        bad += -(-one.rejected_records // copies)  # files that are left out count once
         records += (one.documents + one.empty_documents + one.dropped_documents) // copies
     unused = total.looked_at_characters, total.unused
     if reason := why_too_much_unused(config.max_unused, *unused):

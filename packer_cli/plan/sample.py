@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeVar
@@ -64,8 +64,12 @@ class Part:
     @property
     def weight(self) -> float:
         """Bytes of text that are read, about."""
+        return self.weight_of({one.file for one in self.unit.slices})
+
+    def weight_of(self, files: Container[int]) -> float:
+        """Bytes of text that are read of some inputs, about."""
         each = zip(self.unit.slices, self.share or [1.0] * len(self.unit.slices), strict=True)
-        return sum(one.weight * min(share, 1.0) for one, share in each)
+        return sum(one.weight * min(share, 1.0) for one, share in each if one.file in files)
 
 
 def weight_of(slices: Sequence[Slice]) -> int:

@@ -92,7 +92,7 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Par
     `part`: what is read of the unit. It is planned as often as makes up the unit, or a small one.
     """
     reader = PartReader(job.read, part)
-    job = replace(job, read=reader)
+    job = replace(job, read=reader, is_sample=not part.is_whole)
     rejections, read, documents = Unkept(unit, job), Counts(), Documents()
     silent = replace(job, progress=Progress(0, show=False))
     # the tokens of all configurations together would be counted as progress
@@ -122,13 +122,13 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Par
     weight, copies = float(part.unit_weight), 1
     if not part.is_whole and reader.weight:  # none where all is damaged
         enough = min(weight, max(unit_bytes_of(config, 0) for config in configs))
-        weight = reader.weight
+        weight = reader.weight + part.weight_of(job.damaged)
         copies = max(round(enough / weight), 1)
     for batch in repeated(kept, copies):
         for one in rows:
             one.add(batch)
     planned = [
-        _closed(one, writer, scaled(read, copies))
+        _closed(one, writer, _times(read, copies))
         for one, writer in zip(rows, writers, strict=True)
     ]
     return UnitPlan(unit.index, weight * copies, copies, documents.times(copies), planned)
@@ -148,6 +148,17 @@ def scaled(counts: Counts, factor: float) -> Counts:
         for index, one in counts.files.items()
     }
     return replace(counts, **figures)
+
+
+def _times(read: Counts, copies: int) -> Counts:
+    """What was read so many times; files that are left out are so once."""
+    again = read.rejected_files * (copies - 1)
+    more = scaled(read, copies)
+    return replace(
+        more,
+        rejected_records=more.rejected_records - again,
+        rejected_files=more.rejected_files - again,
+    )
 
 
 def _closed(rows: UnitRows, writer: _Unwritten, read: Counts) -> Planned:

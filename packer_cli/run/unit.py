@@ -50,6 +50,7 @@ class Job:
     tokenized  where the inputs are tokenized directories; `read` and `encode` are not used then
     folder     where a unit's files are written
     damaged    why inputs, by index, cannot be decoded: a unit is made without them
+    is_sample  of units, parts of files are read: others need not have found the same damage
     """
 
     files: Sequence[InputFile]
@@ -64,6 +65,7 @@ class Job:
     stop: threading.Event = field(default_factory=threading.Event)
     tokenized: TokenizedInputs | None = None
     damaged: Mapping[int, str] = field(default_factory=dict)
+    is_sample: bool = False
 
     @property
     def pad_token_id(self) -> int:
@@ -134,9 +136,13 @@ def documents_of(
         stretches |= job.tokenized.stretches(unit)
         job.progress.read(sum(part.weight for part in unit.slices), 0)
         return
+    left_out = set[int]()
     for part in unit.slices:
         file = job.files[part.file]
+        if part.file in left_out:  # a sample has several slices of it
+            continue
         if part.file in job.damaged:
+            left_out.add(part.file)
             rejections.leave_out(file, job.damaged[part.file])
             for figures in (counts, counts.file(file.index)):
                 figures.rejected_records += 1
@@ -168,7 +174,7 @@ def _decoded(file: InputFile, part: Slice, job: Job) -> Iterator[Records]:
         check_unchanged(file)  # a file being written to looks cut short; that is the cause
         if job.config.on_error == "fail" or file.path == STDIN:
             raise
-        if not part.is_whole:  # other units may have packed the rest of it
+        if not (part.is_whole or job.is_sample):  # other units may have packed the rest of it
             raise DataError(
                 f"{error.message}; only files that one work unit reads are skipped",
                 "fetch or write it again, leave it out, or give --unit-bytes more than it has",

@@ -300,6 +300,24 @@ def test_a_damaged_file_in_a_sample_is_one_bad_record(folder: Path) -> None:
     assert sample["rows"] == pytest.approx(exact["rows"], rel=0.05)
 
 
+def test_a_sample_leaves_out_a_damaged_file_as_packing_does(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(*[600] * 8_000))
+    texts = [random.Random(i).randbytes(2_000).hex() for i in range(2_000)]
+    pq.write_table(pa.table({"text": texts}), "b.parquet", row_group_size=100)
+    data, groups = bytearray(Path("b.parquet").read_bytes()), pq.read_metadata("b.parquet")
+    for group in range(groups.num_row_groups):
+        column = groups.row_group(group).column(0)
+        at = column.dictionary_page_offset or column.data_page_offset
+        data[at : at + 40] = b"\xff" * 40
+    Path("b.parquet").write_bytes(data)
+    options = ["-l", "512", "-t", "bytes", "--on-error", "skip", "--unit-bytes", "20M"]
+    exact = planned("a.jsonl", "b.parquet", *options)["outcomes"][0]
+    sample = planned("a.jsonl", "b.parquet", *options, "--sample", "40%")["outcomes"][0]
+    assert sample["share_read"] < 1
+    assert sample["rejected_files"] == exact["rejected_files"] == 1
+    assert abs(sample["rows"] - exact["rows"]) < 3 * sample["standard_errors"]["rows"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -153,11 +153,20 @@ def test_a_sample_of_what_was_never_tokenized_is_an_estimate() -> None:
         assert one["share_asked"] == pytest.approx(its["share_asked"], abs=0.03)
 
 
-def test_sources_of_which_one_is_tokenized_and_one_is_not() -> None:
+def test_sources_of_which_one_is_tokenized_and_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     done = packer("tokenize", "web", "-t", "bytes", "-q", "-o", "tokens")
     assert done.exit_code == 0
     Path("mix.toml").write_text(RECIPE.replace('["web"]', '["tokens"]'))
-    (outcome,) = planned("mix.toml", "--sample", "30%")["outcomes"]
+    (outcome,) = planned("mix.toml")["outcomes"]
+    sampled = packer("plan", "mix.toml", "--sample", "30%", "--json", "-q")
+    assert "warning: --sample is not followed: a source is a tokenized directory" in sampled.stderr
+    assert json.loads(sampled.stdout)["outcomes"] == [outcome]
+    monkeypatch.setattr("packer_cli.plan.recipe._MOST_BYTES", 1000)
+    refused = packer("plan", "mix.toml", "--sample", "30%", "-q")
+    assert_error(refused, 2, "code.jsonl: not tokenized yet, beside a source that is a tokenized")
+    assert "tip: run packer tokenize first" in refused.stderr
     _pack()
     _assert_same(outcome, _stats("mix-packed-512"))
 
