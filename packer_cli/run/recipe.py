@@ -302,7 +302,7 @@ class _Job:
             raise UsageError(f"was tokenized otherwise: {error.message}", tip) from error
         if update.changed:
             raise UsageError(
-                f"{to}: its inputs, its files or the limits have changed since they were tokenized",
+                f"{to}: its inputs have changed, or its files or limits, since they were tokenized",
                 f"run {again} --update, which tokenizes what is new, has changed or is lost",
             )
 
