@@ -48,7 +48,7 @@ _MOVE = "move them elsewhere, or choose another cache="
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _LOOK_SECONDS = 0.05  # between two looks at what another process fetches
 _SECOND = 1_000_000_000
-_KEPT_LONGER = 24 * 60 * 60  # s; manifests and side files, which take little and all need
+_KEPT_LONGER = 24 * 60 * 60 * _SECOND  # manifests and side files: they take little, all need them
 
 # Of this process. A copy of it (fork) shares locks, and would hold them when it is gone.
 _locked: set[int] = set()
@@ -375,9 +375,9 @@ def _round(number: int) -> int:
     return number // 1_000_000 * 1_000_000 or number
 
 
-def _used_at(name: str, status: os.stat_result) -> float:
-    """When a file was used last, in seconds; a small one counts for longer than shards do."""
-    return status.st_atime + (0 if name.startswith(SHARD) else _KEPT_LONGER)
+def _used_at(name: str, status: os.stat_result) -> int:
+    """When a file was used last, in ns; a manifest or a side file counts as used a day later."""
+    return status.st_atime_ns + (0 if name.startswith(SHARD) else _KEPT_LONGER)
 
 
 def _name(kind: str, sha256: str) -> str:

@@ -330,7 +330,7 @@ def test_a_view_stays_local(proxy: s3_server.Proxy) -> None:
 
 class TestRoom:
     def test_an_order_that_does_not_fit(self, proxy: s3_server.Proxy) -> None:
-        dataset = PackedDataset(URL, cache="cache", cache_bytes=100_000)
+        dataset = PackedDataset(URL, cache="cache", cache_bytes=60_000)
         with pytest.raises(UsageError, match="would be fetched over and over") as caught:
             PackedSampler(dataset)
         assert "give cache_bytes=" in caught.value.tip
