@@ -206,10 +206,10 @@ class Cache:
 
     @contextmanager
     def _begun(self, name: str, size: int) -> Iterator[int | None]:
-        """The `.part` of a file, locked, with room for `size` bytes; None when another process has
-        it, or has just had it, and while others fetch what takes the room.
+        """Open the `.part` of a file, locked and with room for `size` bytes. Gives None when
+        another process fetches or has just fetched the file, or others fetch what takes the room.
 
-        It is removed unless it has been renamed to its name at the end.
+        At the end it is removed, unless it was renamed. OSErrors become DataErrors.
         """
         part = name + PART
         with explained(self.path(name)), ExitStack() as stack:
@@ -225,7 +225,7 @@ class Cache:
             self._inside.unlink(part)
 
     def _is(self, name: str, descriptor: int) -> bool:
-        """Whether the name is still that of an open file."""
+        """Whether an open file still has this name."""
         status = self._inside.status(name)
         return status is not None and os.path.samestat(status, os.fstat(descriptor))
 
@@ -312,7 +312,7 @@ class Cache:
         return status.f_bavail * status.f_frsize
 
     def touch(self, digests: Iterable[str], kind: str = SHARD) -> None:
-        """Files that are used: those named last go last."""
+        """Mark files as used now, so that others go first, and of these the first named."""
         now = time.time_ns()
         for place, sha256 in enumerate(digests):
             name = _name(kind, sha256)
