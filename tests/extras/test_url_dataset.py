@@ -295,7 +295,7 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never silent, and a request ends all the same."""
-    monkeypatch.setattr(storage, "_TOTAL_SECONDS", 0.3)
+    monkeypatch.setattr(storage, "_TOTAL_SECONDS", 1.0)
     monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
 
     def answer(connection: socket.socket) -> None:
