@@ -48,7 +48,7 @@ _MOVE = "move them elsewhere, or choose another cache="
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _LOOK_SECONDS = 0.05  # between two looks at what another process fetches
 _SECOND = 1_000_000_000
-_KEPT_LONGER = 24 * 60 * 60  # s; manifests and side files, which take little and all need
+_KEPT_LONGER = 24 * 60 * 60 * _SECOND  # manifests and side files: they take little, all need them
 
 # Of this process. A copy of it (fork) shares locks, and would hold them when it is gone.
 _locked: set[int] = set()
@@ -206,10 +206,10 @@ class Cache:
 
     @contextmanager
     def _begun(self, name: str, size: int) -> Iterator[int | None]:
-        """The `.part` of a file, locked, with room for `size` bytes; None when another process has
-        it, or has just had it, and while others fetch what takes the room.
+        """Open the `.part` of a file, locked and with room for `size` bytes. Gives None when
+        another process fetches or has just fetched the file, or others fetch what takes the room.
 
-        It is removed unless it has been renamed to its name at the end.
+        At the end it is removed, unless it was renamed. OSErrors become DataErrors.
         """
         part = name + PART
         with explained(self.path(name)), ExitStack() as stack:
@@ -225,7 +225,7 @@ class Cache:
             self._inside.unlink(part)
 
     def _is(self, name: str, descriptor: int) -> bool:
-        """Whether the name is still that of an open file."""
+        """Whether an open file still has this name."""
         status = self._inside.status(name)
         return status is not None and os.path.samestat(status, os.fstat(descriptor))
 
@@ -312,7 +312,7 @@ class Cache:
         return status.f_bavail * status.f_frsize
 
     def touch(self, digests: Iterable[str], kind: str = SHARD) -> None:
-        """Files that are used: those named last go last."""
+        """Mark files as used now, so that others go first, and of these the first named."""
         now = time.time_ns()
         for place, sha256 in enumerate(digests):
             name = _name(kind, sha256)
@@ -375,9 +375,9 @@ def _round(number: int) -> int:
     return number // 1_000_000 * 1_000_000 or number
 
 
-def _used_at(name: str, status: os.stat_result) -> float:
-    """When a file was used last, in seconds; a small one counts for longer than shards do."""
-    return status.st_atime + (0 if name.startswith(SHARD) else _KEPT_LONGER)
+def _used_at(name: str, status: os.stat_result) -> int:
+    """When a file was used last, in ns; a manifest or a side file counts as used a day later."""
+    return status.st_atime_ns + (0 if name.startswith(SHARD) else _KEPT_LONGER)
 
 
 def _name(kind: str, sha256: str) -> str:

@@ -57,7 +57,7 @@ class CachedDirectory(PackedDirectory):
 
     @cached_property
     def beside_shards(self) -> int:
-        """Bytes of what else of the result may be in the cache."""
+        """How many bytes its manifest and side files may take in the cache."""
         sums = HEADER_BYTES + 8 * len(self) if SQUARED_LENGTHS in self.facts.side_files else 0
         return len(msgspec.json.encode(self.manifest)) + sums
 
@@ -102,8 +102,8 @@ class CachedDirectory(PackedDirectory):
         )
 
     def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
-        """Shards that have left the cache are let go, so that the disk has their space back, and an
-        order that makes the cache useless is a UsageError.
+        """Gather rows, and now and then unmap shards that have left the cache, so that the disk has
+        their space back. Raises UsageError for an order that makes the cache useless.
         """
         self._look()
         self.cache.given += len(rows) * self._bytes / len(self)

@@ -70,7 +70,10 @@ class Mapped:
         self._hold(np.empty((2 + len(fixed) + sum(sizes), 0), np.int64), [])
 
     def _hold(self, table: Int64, batches: list[Any]) -> None:
-        """`table` int64[lines, spans]: first rows, the first after them, then `_addresses`."""
+        """Set what is mapped: the batches, and where their columns are.
+
+        table  int64[lines, spans]: the first row of each, the first row after it, `_addresses`
+        """
         self._table, self._batches = table, batches  # which own the memory
         lines = iter(table)
         self.firsts: Int64 = next(lines)

@@ -295,7 +295,7 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never silent, and a request ends all the same."""
-    monkeypatch.setattr(storage, "_TOTAL_SECONDS", 0.3)
+    monkeypatch.setattr(storage, "_TOTAL_SECONDS", 1.0)
     monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
 
     def answer(connection: socket.socket) -> None:
@@ -330,7 +330,7 @@ def test_a_view_stays_local(proxy: s3_server.Proxy) -> None:
 
 class TestRoom:
     def test_an_order_that_does_not_fit(self, proxy: s3_server.Proxy) -> None:
-        dataset = PackedDataset(URL, cache="cache", cache_bytes=100_000)
+        dataset = PackedDataset(URL, cache="cache", cache_bytes=60_000)
         with pytest.raises(UsageError, match="would be fetched over and over") as caught:
             PackedSampler(dataset)
         assert "give cache_bytes=" in caught.value.tip
