@@ -43,6 +43,9 @@ class DocumentsConfig(Struct, frozen=True, kw_only=True):
     train_on: str | None = "all"
     input_format: str | None = None
     fields: list[tuple[str, str]] = []
+    roles: list[tuple[str, str]] = []
+    template_args: list[tuple[str, str]] = []
+    turn_end: list[str] = []
     turns: str = "all"
 
 
@@ -57,6 +60,7 @@ class Config(DocumentsConfig, frozen=True, kw_only=True):
     label_shift: str = "none"
     max_segments_per_row: _Length | None = None
     view: bool = False
+    mixture: dict[str, Any] | None = None
 
 
 class Tokenizer(Struct, frozen=True):
@@ -338,7 +342,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
     @property
     def side(self) -> str | None:
         """Which side of a recipe's split it is, if it has one."""
-        mixture = self.document["config"].get("mixture") or {}
+        mixture = self.config.mixture or {}
         is_split = any(mixture.get(f"validation_{how}") for how in ("share", "documents"))
         return str(mixture["part"]) if is_split else None
 
