@@ -122,7 +122,7 @@ def _shape_of(
     lacking: dict[str, DataError],
     damage: list[DamagedInputError],
 ) -> Shape | None:
-    """Of the first record of a file; None when it has none. OUT unused, lacking, damage."""
+    """The shape of a file's first record; None when it has none. OUT unused, lacking, damage."""
     if file.index in known:
         return known[file.index]
     reader = reader_for(file.format)

@@ -196,7 +196,7 @@ def _grown(one: PlannedSource, factor: float) -> PlannedSource:
 
 
 def grown_documents(documents: Documents, factor: float) -> Documents:
-    """Of `factor` times as many."""
+    """Figures of `factor` times as many documents."""
     counts = round(documents.count * factor), round(documents.tokens * factor)
     return Documents(*counts, np.rint(documents.length * factor).astype(np.int64))
 

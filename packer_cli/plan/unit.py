@@ -135,7 +135,7 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Par
 
 
 def scaled(counts: Counts, factor: float) -> Counts:
-    """Those of `factor` times as many records; attention costs between rows are not scaled."""
+    """Counts of `factor` times as many records; attention costs between rows are not scaled."""
     figures: dict[str, Any] = {}
     for item in fields(Counts):
         value = getattr(counts, item.name)

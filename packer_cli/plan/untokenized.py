@@ -140,7 +140,7 @@ def held(
 
 
 def lessened(mixture: Mixture, share: float) -> Mixture:
-    """The same recipe for a share of all its documents."""
+    """A recipe for a share of all its documents."""
 
     def part(tokens: int | None) -> int | None:
         return None if tokens is None else max(1, round(tokens * share))

@@ -45,7 +45,7 @@ def fill_histogram(row_tokens: Int64, max_length: int | Int64) -> Int64:
 
 
 def share_from(histogram: Sequence[int], least: float) -> float | None:
-    """Of rows in such a histogram, with at least this share; None of none."""
+    """Share of the rows in such a histogram with at least this share; None of none."""
     first = round(least * (ROW_FILL_BUCKETS - 1))
     return sum(histogram[first:]) / sum(histogram) if sum(histogram) else None
 
@@ -88,7 +88,7 @@ def _unpacked(text: str) -> Int64:
 
 
 def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
-    """Of many different names, the rest is counted as one. INOUT totals."""
+    """Add counts of names; of many different ones, the rest is counted as one. INOUT totals."""
     for name, number in sorted(more.items()):
         one = name if name in totals or len(totals) < _MOST_UNREAD else OTHERS
         totals[one] = totals.get(one, 0) + number

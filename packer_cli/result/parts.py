@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from packer_cli.errors import from_os_error
+from packer_cli.errors import PackerError, from_os_error
 from packer_cli.result.layout import PART, unnamed_shard
 from packer_cli.result.shards import Shard
 
@@ -71,6 +71,39 @@ class Parts:
             (sink, _), self._open = self._open, None
             with suppress(OSError):
                 sink.close()
+
+
+class LazyFile:
+    """A file that is there once something is written to it. `path`: None until then.
+
+    Raises DataError, which names the file, where it cannot be written.
+    """
+
+    def __init__(self, name: Path) -> None:
+        self._name = name
+        self._file: Any = None
+        self.path: Path | None = None
+
+    def write(self, data: Any) -> None:
+        """Append bytes, or a buffer of them."""
+        try:
+            if self._file is None:
+                self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115
+            self._file.write(data)
+        except OSError as error:
+            raise from_os_error(error, self._name, "write") from error
+
+    def close(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.close()
+        except OSError as error:
+            raise from_os_error(error, self._name, "write") from error
+
+    def abandon(self) -> None:
+        """Let go of the file after a failure."""
+        with suppress(PackerError):  # the failure itself is the one to report
+            self.close()
 
 
 class ShardParts(Parts):

@@ -28,7 +28,7 @@ def sources_as_json(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def by_source(manifest: Manifest) -> list[dict[str, Any]]:
-    """Of every source, the sum of each figure that the manifest has for its inputs."""
+    """Sums, for every source, of each figure that the manifest has for its inputs."""
     listed, counts = manifest.document["inputs"], []
     for one in manifest.sources:
         own = listed[slice(*one.inputs)]

@@ -51,7 +51,7 @@ class Warned(NamedTuple):
 
 
 def warnings_of(manifest: Result) -> list[Warned]:
-    """Those of a result, the gravest first."""
+    """Warnings of a result, the gravest first."""
     dropped = _dropped(manifest) if isinstance(manifest, Manifest) else ()
     return [
         *dropped, *_left_out(manifest), *_copies(manifest), *_unused(manifest),

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from packer_cli.durable import written
-from packer_cli.errors import DataError, InternalError, PackerError, from_os_error
+from packer_cli.errors import DataError, InternalError, from_os_error
 from packer_cli.records import Int64
 from packer_cli.result.layout import SQUARED_LENGTHS
 from packer_cli.result.manifest import Manifest
+from packer_cli.result.parts import LazyFile
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.shards import Shard
 from packer_cli.result.squared_lengths import counted, header, squared_lengths
@@ -28,33 +29,14 @@ from packer_cli.run.directory import Claim
 from packer_cli.run.replacing import earlier_result
 
 
-class UnitSums:
-    """Takes those of one unit as its rows are written. `path`: of their file, if there are any."""
+class UnitSums(LazyFile):
+    """Takes the sums of one unit as its rows are written."""
 
     def __init__(self, folder: Path, unit: int) -> None:
-        self._name = folder / squared_lengths_name(unit)
-        self._file: Any = None
-        self.path: Path | None = None
+        super().__init__(folder / squared_lengths_name(unit))
 
     def add(self, sums: Int64) -> None:
-        try:
-            if self._file is None:
-                self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115
-            self._file.write(sums.astype("<i8", copy=False).data)
-        except OSError as error:
-            raise from_os_error(error, self._name, "write") from error
-
-    def close(self) -> None:
-        try:
-            if self._file is not None:
-                self._file.close()
-        except OSError as error:
-            raise from_os_error(error, self._name, "write") from error
-
-    def abandon(self) -> None:
-        """Let go of the file after a failure."""
-        with suppress(PackerError):  # the failure itself is the one to report
-            self.close()
+        self.write(sums.astype("<i8", copy=False).data)
 
 
 def join(claim: Claim, shards: Sequence[Shard], kept: set[int]) -> None:

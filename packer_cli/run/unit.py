@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from packer_cli.config.documents import DocumentConfig
 from packer_cli.config.shapes import Shape
-from packer_cli.errors import DamagedInputError, DataError, Interrupted, PackerError, from_os_error
+from packer_cli.errors import DamagedInputError, DataError, Interrupted
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.input_files import check_unchanged
@@ -36,6 +35,7 @@ from packer_cli.records import (
     record_position,
 )
 from packer_cli.result.counts import Counts
+from packer_cli.result.parts import LazyFile
 from packer_cli.result.shards import Shard
 from packer_cli.run.commits import rejected_name
 from packer_cli.tokenization.encoding import Encode, Read
@@ -203,14 +203,12 @@ def refuse_longer(
     raise DataError(f"{file.path}, {place}: the {what} {length} tokens, {most_is} {most}", tip)
 
 
-class Rejections:
+class Rejections(LazyFile):
     """Bad records: the first ends the run, or each becomes a line of the unit's own file."""
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
+        super().__init__(job.folder / rejected_name(unit.index))
         self._job = job
-        self._name = job.folder / rejected_name(unit.index)
-        self._file: Any = None
-        self.path: Path | None = None
 
     def add(self, file: InputFile, bad: list[BadRecord]) -> None:
         if self._job.config.on_error == "fail":
@@ -224,24 +222,7 @@ class Rejections:
         self._keep(file, [BadRecord(-1, reason)])
 
     def _keep(self, file: InputFile, bad: list[BadRecord]) -> None:
-        try:
-            if self._file is None:
-                self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115
-            for record in bad:
-                position = record.position if record.position >= 0 else None  # the whole file
-                line = {"file": file.path, "position": position, "reason": record.reason}
-                self._file.write(msgspec.json.encode(line) + b"\n")
-        except OSError as error:
-            raise from_os_error(error, self._name, "write") from error
-
-    def close(self) -> None:
-        try:
-            if self._file is not None:
-                self._file.close()
-        except OSError as error:
-            raise from_os_error(error, self._name, "write") from error
-
-    def abandon(self) -> None:
-        """Let go of the file after a failure."""
-        with suppress(PackerError):  # the failure itself is the one to report
-            self.close()
+        for record in bad:
+            position = record.position if record.position >= 0 else None  # the whole file
+            line = {"file": file.path, "position": position, "reason": record.reason}
+            self.write(msgspec.json.encode(line) + b"\n")
